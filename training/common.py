@@ -1,0 +1,90 @@
+"""What every training stage shares: a time budget, a schedule over it and resumable checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+class Budget:
+    """Wall-clock budget that survives restarts: elapsed seconds are stored with the checkpoint."""
+
+    def __init__(self, minutes: float, elapsed: float = 0.0):
+        self.total = 60 * minutes
+        self._start = time.monotonic() - elapsed
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def fraction(self) -> float:
+        return min(1.0, self.elapsed / self.total)
+
+
+def cosine(fraction: float, warmup: float = 0.02, floor: float = 0.02) -> float:
+    """Learning-rate factor: linear warm-up, then a cosine down to ``floor``."""
+    if fraction < warmup:
+        return max(fraction / warmup, 0.01)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
+
+
+class WeightAverage:
+    """Exponential moving average of a module's parameters; what is shipped."""
+
+    def __init__(self, module: nn.Module, decay: float):
+        self.decay = decay
+        self.shadow = {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for key, value in module.state_dict().items():
+            self.shadow[key].lerp_(value, 1 - decay)
+
+
+def save(path: Path, state: dict) -> None:
+    """Write a checkpoint so that a kill in the middle leaves the previous one intact."""
+    torch.save(state, path.with_suffix(".tmp"))
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def load(path: Path) -> dict | None:
+    return torch.load(path, weights_only=True) if path.exists() else None
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised by Newton-Schulz (Jordan et al., 2024), for 2-D weights."""
+
+    def __init__(self, parameters, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.01):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                buffer = state.setdefault("momentum", torch.zeros_like(p))
+                buffer.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]))
+                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
+
+
+def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
+    """Nearest semi-orthogonal matrix, roughly, by a quintic Newton-Schulz iteration."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
