@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""The two commands of the README, with all their own set-up; needs Python 3.10 or newer and nothing else.
+
+    python3 dev.py demo               generate a picture with the bundled model and measure the speed-up
+    python3 dev.py test [options]     run the whole test suite (options go to pytest)
+
+The first run makes a virtual environment in ``.venv``; later runs start at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
+TESTS = ["pytest", "hypothesis", "scipy"]  # the extra "test" of pyproject.toml
+
+CAPTION = "A red house with a brown roof beside a tall green tree on a sunny day."
+PICTURE = Path("output") / "demo.png"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command named on the command line and return its exit code."""
+    if sys.version_info < (3, 10):
+        return _fail(f"Python 3.10 or newer is needed, and this is {sys.version.split()[0]}.")
+    command, rest = (arguments or [""])[0], arguments[1:]
+    try:
+        if command == "demo" and not rest:
+            return demo()
+        if command == "test":
+            return test(rest)
+    except SetUpError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("Interrupted.", 130)
+    print(__doc__.strip())
+    return 0 if command in ("-h", "--help") else 2
+
+
+def demo() -> int:
+    """Generate one picture with the bundled model, with and without speculation, and print the speed-up."""
+    environment("demo", requirements())
+    _say(f'Generating "{CAPTION}", once with ADT-Tree and once plainly.')
+    return _run("-m", "adt_core", "generate", "--compare", "--prompt", CAPTION, "--output", str(PICTURE))
+
+
+def test(options: list[str]) -> int:
+    """Run the whole test suite; ``options`` go to pytest."""
+    environment("test", [*requirements(), *TESTS])
+    return _run("-m", "pytest", *options)
+
+
+class SetUpError(Exception):
+    """The environment could not be made; the message says what to do."""
+
+
+def requirements() -> list[str]:
+    """The packages of requirements.txt."""
+    lines = (line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
+
+
+def environment(purpose: str, packages: list[str]) -> None:
+    """Make ``.venv`` and install ``packages`` into it, unless that has been done with the same list."""
+    wanted = hashlib.sha256("\n".join([sys.version, TORCH, *packages]).encode()).hexdigest()
+    marker = VENV / f"ready-for-{purpose}"
+    if PYTHON.exists() and marker.exists() and marker.read_text() == wanted:
+        return
+    started = time.monotonic()
+    if not PYTHON.exists():
+        _say("Setting up, once: a virtual environment in .venv")
+        _make_venv()
+    _pip("PyTorch, which is large", [TORCH])
+    _pip(", ".join(packages), [TORCH, *packages])  # torch again, so that nothing replaces it
+    marker.write_text(wanted)
+    _say(f"The environment is ready after {time.monotonic() - started:.0f} s.")
+
+
+def _make_venv() -> None:
+    """Make the virtual environment with a pip in it, also where Debian has taken ``ensurepip`` out of Python."""
+    shutil.rmtree(VENV, ignore_errors=True)
+    bundled_pip = importlib.util.find_spec("ensurepip") is not None
+    try:
+        _quietly("-m", "venv", *([] if bundled_pip else ["--without-pip"]), str(VENV))
+        if not bundled_pip:
+            _quietly("-m", "pip", "--python", str(PYTHON), "install", "pip")
+    except SetUpError as error:
+        shutil.rmtree(VENV, ignore_errors=True)
+        raise SetUpError(f"Python's venv module does not work here; on Debian or Ubuntu, 'apt install python3-venv' brings it. {error}") from None
+
+
+def _pip(what: str, packages: list[str]) -> None:
+    _say(f"Installing {what} ...")
+    _quietly("-m", "pip", "install", "--disable-pip-version-check", *packages, python=str(PYTHON))
+
+
+def _quietly(*arguments: str, python: str = sys.executable) -> None:
+    """Run Python: on a terminal its output passes by in one line, and the end of it is shown if it fails."""
+    command = [python, *arguments]
+    said: deque[str] = deque(maxlen=12)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+        for line in process.stdout:
+            said.append(line.rstrip())
+            _passing(said[-1])
+    _passing("")
+    if process.returncode:
+        raise SetUpError("\n".join([f"'python {' '.join(arguments)}' failed:", *said]))
+
+
+def _passing(line: str) -> None:
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{line[:width]:{width}}\r", end="", flush=True)
+
+
+def _run(*arguments: str) -> int:
+    """Run the environment's Python from the top of the repository, with this terminal."""
+    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the child gets it too, and says what it has to say
+            continue
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _fail(line: str, code: int = 1) -> int:
+    print(line, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
