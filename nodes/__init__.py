@@ -1,0 +1,16 @@
+"""The ComfyUI side of the pack: sockets, schemas and memory management. All tensor maths is in ``adt_core``."""
+
+from comfy_api.v0_0_2 import ComfyExtension, io
+
+from . import folders
+from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
+from .sampler import ADTTreeSampler
+from .settings import ADTTreeSettings
+
+
+class ADTTreeExtension(ComfyExtension):
+    """Everything that ComfyUI registers for this pack."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        folders.register()
+        return [ADTTreeModelLoader, ADTTreeDrafterLoader, ADTTreeSettings, ADTTreeSampler]

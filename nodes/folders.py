@@ -1,0 +1,116 @@
+"""Which checkpoints the loader nodes offer: the bundled one, then what lies in ComfyUI's model folders.
+
+The lists are made anew for every ``/object_info`` and every validated prompt, so directory listings and
+configurations are remembered by modification time: an unchanged tree costs one ``stat`` per directory.
+"""
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Callable, Iterator
+
+import folder_paths
+
+from ..adt_core.errors import AdtError
+
+BUNDLED = "bundled"
+MODELS = "ar_image_models"
+DRAFTERS = "ar_image_drafters"
+
+# Folders of other packs in which a whole transformers checkpoint may already lie; they are only read.
+_SHARED = ("LLM", "diffusers")
+_DEPTH = 3  # <folder>/<organisation>/<model>, and one level of the user's own
+
+
+def register() -> None:
+    """Add ``models/ar_image`` and ``models/ar_image_drafters`` to ComfyUI's folders, after those of the user's
+    ``extra_model_paths.yaml``, which names them by the keys ``ar_image_models`` and ``ar_image_drafters``."""
+    folder_paths.add_model_folder_path(MODELS, os.path.join(folder_paths.models_dir, "ar_image"))
+    folder_paths.add_model_folder_path(DRAFTERS, os.path.join(folder_paths.models_dir, "ar_image_drafters"))
+
+
+def models() -> dict[str, str]:
+    """Name -> path of every model that can be chosen; the bundled one comes first."""
+    return _choices([*_roots(MODELS), *(root for key in _SHARED for root in _roots(key))], _is_chameleon)
+
+
+def drafters() -> dict[str, str]:
+    """Name -> path of every drafter that can be chosen; the bundled one comes first."""
+    return _choices(_roots(DRAFTERS), lambda config: True)
+
+
+def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
+    """The path behind a chosen name; an :class:`AdtError` if it has gone since the list was made."""
+    if name not in choices:
+        raise AdtError(
+            f"{what}: '{name}' is no longer in any folder registered for '{key}'; put it back, or press R and choose another."
+        )
+    return choices[name]
+
+
+def fingerprint(path: str) -> str:
+    """Changes when the checkpoint's files do, so that a replaced checkpoint is loaded again."""
+    if path == BUNDLED:
+        return BUNDLED
+    with os.scandir(path) as entries:
+        return repr(sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file()))
+
+
+def _roots(key: str) -> list[str]:
+    if key in folder_paths.folder_names_and_paths:
+        return folder_paths.get_folder_paths(key)
+    return [os.path.join(folder_paths.models_dir, key)]
+
+
+def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]:
+    found = {BUNDLED: BUNDLED}
+    for root in roots:
+        for folder in _checkpoints(root, _DEPTH):
+            config = os.path.join(folder, "config.json")
+            if wanted(_read_config(config, _mtime(config))):
+                name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
+                found.setdefault(Path(name).as_posix(), folder)
+    return found
+
+
+def _checkpoints(folder: str, depth: int) -> Iterator[str]:
+    """Folders at or below this one that hold a ``config.json``; not what lies inside such a folder."""
+    is_checkpoint, children = _listing(folder, _mtime(folder))
+    if is_checkpoint:
+        yield folder
+    elif depth > 0:
+        for child in children:
+            yield from _checkpoints(child, depth - 1)
+
+
+def _mtime(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=4096)
+def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...]]:
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name.lower())
+    except OSError:
+        return False, ()
+    folders = tuple(e.path for e in found if e.is_dir() and not e.name.startswith("."))
+    return any(e.name == "config.json" and e.is_file() for e in found), folders
+
+
+@lru_cache(maxsize=256)
+def _read_config(path: str, mtime: int) -> dict:
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _is_chameleon(config: dict) -> bool:
+    names = [config.get("model_type"), *(config.get("architectures") or [])]
+    return any("chameleon" in str(name).lower() for name in names)

@@ -1,0 +1,89 @@
+"""What the nodes need from ComfyUI while they run: memory management, cancelling, progress and previews."""
+
+import time
+from typing import Callable, Sequence
+
+import comfy.model_management as mm
+import comfy.utils
+import torch
+from comfy.cli_args import LatentPreviewMethod, args
+from comfy.model_patcher import ModelPatcher
+from PIL import Image
+from server import PromptServer
+
+from ..adt_core.errors import AdtError
+
+# Raises ComfyUI's own exception once the user has pressed Cancel. The engine takes it as ``check`` and lets
+# whatever it raises pass; in newer versions that is a BaseException.
+check_cancelled = mm.throw_exception_if_processing_interrupted
+
+
+class ADTTreeWeights(torch.nn.Module):
+    """Holds a module for a ModelPatcher, which writes attributes such as ``device`` onto what it manages.
+
+    ComfyUI logs the name of this class when it loads the weights.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+
+
+def manage(module: torch.nn.Module) -> ModelPatcher:
+    """Put a module's weights under ComfyUI's memory management.
+
+    A plain ``ModelPatcher``: the newer dynamic one streams the layers of ``comfy.ops``, which these are not.
+    """
+    return ModelPatcher(ADTTreeWeights(module), load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
+
+
+def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.device:
+    """Bring the weights to the device on which they run, making room for ``memory_required`` more bytes.
+
+    Returns that device. Raises AdtError if ComfyUI left weights behind, as it does under ``--novram``.
+    """
+    mm.load_models_gpu(list(patchers), memory_required=memory_required, force_full_load=True)
+    for patcher in patchers:
+        if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
+            size = patcher.model_size() / 2**30
+            raise AdtError(
+                f"The model's weights ({size:.1f} GB) are not all on {patcher.load_device}, where they are needed at once; "
+                "start ComfyUI without --novram, or with --cpu."
+            )
+    return patchers[0].load_device
+
+
+class Progress:
+    """The bar, the preview and the line of text of one run, no oftener than a person can follow.
+
+    A preview costs a pass through the codec, so it may take a fifth of the time at most.
+    """
+
+    _BAR, _PREVIEW, _SHARE = 0.1, 0.4, 4.0
+
+    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
+        self._total, self._node_id, self._preview = total, node_id, preview
+        self._bar = comfy.utils.ProgressBar(total)
+        self._next_bar = 0.0
+        self._next_preview = time.monotonic() + self._PREVIEW
+        self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
+
+    def update(self, done: int, text: str) -> None:
+        """Report ``done`` of the total; raises ComfyUI's exception when the run was cancelled."""
+        now = time.monotonic()
+        if now < self._next_bar and done < self._total:
+            return
+        self._next_bar = now + self._BAR
+        image = None
+        if self._wants_preview and now >= self._next_preview and done < self._total:
+            image = ("JPEG", self._preview(), args.preview_size)
+            after = time.monotonic()
+            self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))
+        self._bar.update_absolute(done, self._total, image)
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Show a line of text under the node, in the tab that queued the prompt."""
+        server = getattr(PromptServer, "instance", None)
+        if server is not None and server.client_id is not None:
+            server.send_progress_text(text, self._node_id, server.client_id)

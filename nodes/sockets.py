@@ -1,0 +1,30 @@
+"""The pack's own socket types and what travels on them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from comfy.model_patcher import ModelPatcher
+from comfy_api.v0_0_2 import io
+
+ModelSocket = io.Custom("ADT_MODEL")
+DrafterSocket = io.Custom("ADT_DRAFTER")
+SettingsSocket = io.Custom("ADT_SETTINGS")
+TraceSocket = io.Custom("ADT_TRACE")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target model. ``patcher`` manages its transformer, ``codec`` its image tokeniser."""
+
+    target: Any
+    patcher: ModelPatcher
+    codec: ModelPatcher
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter and the target that it was loaded for."""
+
+    drafter: Any
+    patcher: ModelPatcher
+    target: Any

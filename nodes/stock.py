@@ -1,0 +1,169 @@
+"""The CLIP and VAE objects that ComfyUI's own nodes call.
+
+``CLIP Text Encode`` turns text into a CONDITIONING that only our sampler can read; ``VAE Decode`` and
+``VAE Encode``, tiled or not, go through the model's image tokeniser. A LATENT carries codebook vectors
+``[B, C, h, w]`` in float32, so that stock latent nodes can crop, flip or mix it, and every vector becomes
+the nearest code again when it is decoded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management as mm
+import torch
+from comfy.model_patcher import ModelPatcher
+from torch import Tensor
+
+from ..adt_core.errors import AdtError
+from .runtime import check_cancelled, load
+
+_PROMPT = "adt_tree_prompt"
+_NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as our CLIP hands it on. The text is what counts: each model reads it with its own tokenizer."""
+
+    text: str
+    ids: tuple[int, ...]
+
+    def __getitem__(self, stream):
+        raise AdtError(f"CLIP: an ADT-Tree prompt has no '{stream}' stream of tokens; use the plain CLIP Text Encode (Prompt) node.")
+
+
+class PromptTensor(torch.Tensor):
+    """Token ids as the tensor of a CONDITIONING: it can be looked at and copied, but not calculated with.
+
+    Other samplers, and nodes that blend embeddings, fail on it with a sentence instead of a wrong shape.
+    """
+
+    _ALLOWED = {"__get__", "__repr__", "numel", "element_size", "size", "dim", "clone", "detach", "to", "cpu", "tolist"}
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func.__name__ not in cls._ALLOWED:
+            raise AdtError(
+                "This CONDITIONING comes from an ADT-Tree Model Loader's CLIP and holds text, not an embedding: connect it "
+                "straight to an ADT-Tree Sampler (leave its negative empty rather than zeroing one), and use the CLIP of "
+                "their own checkpoint for other samplers."
+            )
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class _Stock:
+    """Says which stock nodes an object is for when another one asks it for something that it has not."""
+
+    kind = use = ""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"The {self.kind} of an ADT-Tree Model Loader has no '{name}': it works with {self.use}.")
+
+
+class TextEncoder(_Stock):
+    """What ``CLIP Text Encode`` needs of a CLIP. It has no weights: the model itself reads the tokens."""
+
+    kind, use = "CLIP", "the CLIP Text Encode (Prompt) node"
+
+    def __init__(self, target: Any):
+        self.target = target
+
+    def tokenize(self, text: str, *_, **__) -> Prompt:
+        """Check the length of a prompt; no text at all is the row that guidance compares with."""
+        ids = self.target.encode_prompt(text) if text.strip() else self.target.unconditional_prompt()
+        return Prompt(text, tuple(ids))
+
+    def encode_from_tokens_scheduled(self, tokens: Prompt, *_, **__) -> list:
+        """``[[tensor, dict]]``, as every CONDITIONING is; the prompt itself is in the dict."""
+        tensor = torch.tensor(tokens.ids, dtype=torch.float32).reshape(1, -1, 1)
+        return [[tensor.as_subclass(PromptTensor), {_PROMPT: tokens}]]
+
+
+def read_prompt(conditioning: list, name: str) -> Prompt:
+    """The prompt in one of our CONDITIONINGs; AdtError, naming the input, if it is not exactly one of ours."""
+    if not conditioning or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
+        raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_NOT_OURS}")
+    if len(conditioning) > 1:
+        raise AdtError(f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_NOT_OURS}")
+    changes = sorted(set(conditioning[0][1]) - {_PROMPT})
+    if changes:
+        raise AdtError(
+            f"{name}: a node between CLIP Text Encode and the ADT-Tree Sampler has set {', '.join(changes)}, "
+            "which this kind of model cannot follow; connect the two directly."
+        )
+    return conditioning[0][1][_PROMPT]
+
+
+class ImageTokenizer(_Stock):
+    """What ``VAE Decode``, ``VAE Encode`` and their tiled variants need of a VAE.
+
+    Args:
+        patcher: manages the model's VQ codec.
+        downsample: pixels per token side.
+    """
+
+    kind, use = "VAE", "the VAE Decode and VAE Encode nodes, tiled or not"
+
+    def __init__(self, patcher: ModelPatcher, downsample: int):
+        self.patcher, self.downsample = patcher, downsample
+
+    @property
+    def latent_channels(self) -> int:
+        return self.patcher.model.module.codebook.shape[1]
+
+    def spacial_compression_decode(self) -> int:
+        return self.downsample
+
+    spacial_compression_encode = spacial_compression_decode
+
+    def temporal_compression_decode(self) -> None:
+        return None
+
+    def decode(self, samples: Tensor, *_, **__) -> Tensor:
+        """Codebook vectors [B, C, h, w] -> IMAGE [B, H, W, 3], float32 in 0..1."""
+        if samples.ndim != 4 or samples.shape[1] != self.latent_channels:
+            raise AdtError(
+                f"samples: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
+                f"{self.latent_channels} channels ([batch, {self.latent_channels}, rows, columns]); decode it with the VAE of "
+                "the checkpoint that made it, or connect an ADT-Tree Sampler."
+            )
+        codec, device = self._load(samples.shape[2] * samples.shape[3] * self.downsample**2)
+        images = []
+        for vectors in samples.split(1):  # one by one: memory does not grow with the batch, and no image depends on it
+            pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
+            images.append(to_image(pixels).to(mm.intermediate_device()))
+        return torch.cat(images)
+
+    def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:
+        """The same as :meth:`decode`; the codec looks at the whole image at once."""
+        return self.decode(samples)
+
+    def encode(self, pixels: Tensor, *_, **__) -> Tensor:
+        """IMAGE [B, H, W, 3 or 4] in 0..1 -> codebook vectors [B, C, h, w], float32. Alpha is dropped, and what
+        exceeds a multiple of the token's side is cropped evenly, as the stock VAEs do."""
+        height, width = (side - side % self.downsample for side in pixels.shape[1:3])
+        if pixels.ndim != 4 or pixels.shape[3] < 3 or not height or not width:
+            raise AdtError(
+                f"pixels: this IMAGE has the shape {list(pixels.shape)}, but [batch, height, width, 3 or 4 colours] of at least "
+                f"{self.downsample} by {self.downsample} pixels is needed; resize or convert it first."
+            )
+        top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
+        pixels = pixels[:, top : top + height, left : left + width, :3].movedim(-1, 1) * 2 - 1
+        codec, device = self._load(height * width)
+        codes = [codec.encode(one.to(device, torch.float32), check=check_cancelled) for one in pixels.split(1)]
+        return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
+
+    def encode_tiled(self, pixels: Tensor, *_, **__) -> Tensor:
+        """The same as :meth:`encode`."""
+        return self.encode(pixels)
+
+    def _load(self, pixels: int) -> tuple[Any, torch.device]:
+        codec = self.patcher.model.module
+        # At full resolution a residual block keeps about eight float32 maps of ``base_channels`` alive.
+        device = load([self.patcher], memory_required=pixels * codec.config.base_channels * 8 * 4)
+        return codec, device
+
+
+def to_image(pixels: Tensor) -> Tensor:
+    """Pixels [B, 3, H, W] in -1..1 -> IMAGE [B, H, W, 3], float32 in 0..1."""
+    return (pixels.float().movedim(1, -1) / 2 + 0.5).clamp(0, 1)

