@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adt_core.models.vq import VQConfig, VQModel
 
-from .common import Budget, WeightAverage, cosine, load, save
+from .common import Budget, WeightAverage, cosine, load, muon_and_adam, save, step_all
 from .data import example
 
 CONFIG = VQConfig(embed_dim=12, num_embeddings=1024, latent_channels=64, resolution=128,
@@ -31,7 +31,7 @@ HELD_OUT_SEED = 2
 class Codebook:
     """Keeps ``quantize.embedding`` at the running means of the vectors assigned to each code."""
 
-    def __init__(self, model: VQModel, generator: torch.Generator, decay: float = 0.985):
+    def __init__(self, model: VQModel, generator: torch.Generator, decay: float = 0.98):
         self.weight, self.decay, self.generator = model.quantize.embedding.weight.data, decay, generator
         self.count, self.total = torch.ones(len(self.weight)), self.weight.clone()
         self.ready = False
@@ -56,9 +56,9 @@ class Codebook:
         """One moving-average step from ``vectors`` [M, C] and their ``codes`` [M]; restarts dead codes."""
         self.count.mul_(self.decay).index_add_(0, codes, torch.full((len(codes),), 1 - self.decay))
         self.total.mul_(self.decay).index_add_(0, codes, vectors * (1 - self.decay))
-        dead = self.count < 0.03
-        self.total[dead] = self._draw(vectors, int(dead.sum())) * 0.3
-        self.count[dead] = 0.3
+        dead = self.count < 0.12
+        self.total[dead] = self._draw(vectors, int(dead.sum())) * 0.4
+        self.count[dead] = 0.4
         self.weight.copy_(self.total / self.count[:, None])
 
 
@@ -109,7 +109,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25)
-    parser.add_argument("--lr", type=float, default=2e-3)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images = np.load(args.data / "images.npy", mmap_mode="r")
@@ -120,11 +119,12 @@ def main() -> None:
     model.quantize.embedding.weight.requires_grad_(False)
     codebook = Codebook(model, generator)
     average = WeightAverage(model, 0.995)
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], args.lr, (0.9, 0.98), weight_decay=1e-4)
+    optimisers = muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3)
     budget, step = Budget(args.minutes, state["elapsed"] if state else 0.0), state["step"] if state else 0
     if state:
         model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        for optimiser, saved_state in zip(optimisers, state["optimisers"]):
+            optimiser.load_state_dict(saved_state)
         average.shadow = state["average"]
         codebook.count, codebook.total, codebook.ready = state["count"], state["total"], state["ready"]
     rng, vectors, saved = np.random.default_rng([7, step]), [], budget.elapsed
@@ -143,21 +143,16 @@ def main() -> None:
             q, commitment = quantise(model, z, codebook)
         y = model.decoder(model.post_quant_conv(q))
         loss = reconstruction_loss(y, x) + 0.1 * commitment + 1e-3 * z.pow(2).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimiser.param_groups:
-            group["lr"] = args.lr * cosine(fraction)
-        optimiser.step()
+        step_all(optimisers, loss, cosine(fraction))
         average.update(model, step)
         step += 1
-        if step % 50 == 0:
+        if step % 25 == 0:
             psnr = -10 * torch.log10(((y.detach() - x) / 2).pow(2).mean()).item()
             print(f"step {step} {fraction:.3f} loss {loss.item():.4f} psnr {psnr:.2f} commit {commitment.item():.4f}", flush=True)
         if budget.elapsed - saved > 150 or budget.fraction >= 1:
             saved = budget.elapsed
             weights = {**average.shadow, "quantize.embedding.weight": codebook.weight.clone()}
-            save(args.out / "codec.pt", {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "average": average.shadow,
+            save(args.out / "codec.pt", {"model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers], "average": average.shadow,
                                          "count": codebook.count, "total": codebook.total, "ready": codebook.ready,
                                          "weights": weights, "step": step, "elapsed": budget.elapsed})
             print(f"held out: {evaluate(weights)}", flush=True)

@@ -59,7 +59,8 @@ def load(path: Path) -> dict | None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by Newton-Schulz (Jordan et al., 2024), for 2-D weights."""
+    """Momentum whose update is orthogonalised by Newton-Schulz (Jordan et al., 2024), for weight matrices
+    (convolutions are flattened to [out, in * k * k])."""
 
     def __init__(self, parameters, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.01):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -73,9 +74,9 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[p]
                 buffer = state.setdefault("momentum", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]))
-                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
-                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
+                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]).flatten(1))
+                scale = max(1.0, update.shape[0] / update.shape[1]) ** 0.5
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.view_as(p), alpha=-group["lr"] * scale)
 
 
 def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
@@ -88,3 +89,28 @@ def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
+
+
+def muon_and_adam(model: nn.Module, muon_lr: float, adam_lr: float, not_muon: tuple[str, ...] = ()) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for vectors, embeddings and whatever ``not_muon`` names."""
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            is_matrix = p.ndim >= 2 and "embed" not in name and not any(part in name for part in not_muon)
+            (matrices if is_matrix else others).append(p)
+    optimisers = [Muon(matrices, lr=muon_lr), torch.optim.AdamW(others, adam_lr, (0.9, 0.98), weight_decay=0.0)]
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["peak"] = group["lr"]
+    return optimisers
+
+
+def step_all(optimisers: list[torch.optim.Optimizer], loss: Tensor, factor: float) -> None:
+    """One optimisation step at ``factor`` times the peak learning rates."""
+    for optimiser in optimisers:
+        optimiser.zero_grad()
+    loss.backward()
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["lr"] = group["peak"] * factor
+        optimiser.step()

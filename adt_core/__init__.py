@@ -1,0 +1,27 @@
+"""ADT-Tree: lossless tree speculation for visual autoregressive image models.
+
+Public API, loaded on first use so that importing the package costs nothing:
+``load_target``, ``load_drafter``, ``Sampling``, ``Drafting``, ``Decoding``, ``Trace``, ``AdtError``.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "AdtError": "errors",
+    "Sampling": "sampling",
+    "Drafting": "shape",
+    "Decoding": "decode",
+    "Trace": "trace",
+    "Round": "trace",
+    "load_target": "models.chameleon",
+    "Target": "models.chameleon",
+    "load_drafter": "drafters.eagle",
+    "EagleDrafter": "drafters.eagle",
+}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,201 @@
+"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``inspect`` says what a checkpoint is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from .errors import AdtError
+from .shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
+from .version import VERSION
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
+DRAFTING = tuple(field.name for field in fields(Drafting))
+REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING)
+"""The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
+
+LATER_COMMANDS = ("benchmark", "train-drafter")
+LATER_OPTIONS = ("--lantern-k", "--lantern-delta", "--lantern-lambda", "--max-substitution")
+
+
+class UsageError(AdtError):
+    """The command line itself is wrong: exit code 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parse(argv)
+        return options.run(options)
+    except KeyboardInterrupt:
+        return _failed("Interrupted. What had been finished is kept, and nothing is half-written.", 130)
+    except Exception as error:
+        if "--debug" in argv:
+            traceback.print_exc()
+        return _failed(f"error: {_sentence(error)}", 2 if isinstance(error, UsageError) else 1)
+
+
+def _failed(line: str, code: int) -> int:
+    print(line, file=sys.stderr)
+    return code
+
+
+def _sentence(error: Exception) -> str:
+    """What to tell the user about an error, in one line."""
+    said = " ".join(str(error).split())
+    if isinstance(error, AdtError):
+        return said
+    if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
+        return "too little memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}."
+    return f"unexpected {type(error).__name__}: {said} (--debug shows where)"
+
+
+# ---- arguments -----------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Options can't be abbreviated, and errors are exceptions."""
+
+    def __init__(self, **settings):
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> None:
+        raise UsageError(message)
+
+
+class _Later(argparse.Action):
+    """An option of a later version."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        raise UsageError(f"{option_string} is not available in this version ({VERSION}).")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
+    if argv and argv[0] in LATER_COMMANDS:
+        raise UsageError(f"the command {argv[0]} is not available in this version ({VERSION}).")
+    parser, generating = _parsers()
+    options = parser.parse_args(argv)
+    if options.run is generate and options.from_png:
+        from .images import read_settings
+
+        saved = read_settings(Path(options.from_png))
+        _check_noise(options.from_png, saved.get("noise_version"))
+        generating.set_defaults(**{name: saved[name] for name in REMADE if name in saved})
+        options = parser.parse_args(argv)
+    return options
+
+
+def _check_noise(path: str, version: object) -> None:
+    from .sampling import NOISE_VERSION
+
+    if version != NOISE_VERSION:
+        raise AdtError(f"{path} was drawn with noise version {version}, and this version of ADT-Tree draws version {NOISE_VERSION}: it can't be made again.")
+
+
+def _parsers() -> tuple[_Parser, _Parser]:
+    """The whole parser, and that of ``generate``."""
+    parser = _Parser(prog="python -m adt_core", description="Visual autoregressive image models, several times faster, the same image.")
+    parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    make = commands.add_parser("generate", parents=[common], help="generate pictures", description="Generate pictures from text.")
+    _add_generate(make)
+    make.set_defaults(run=generate, image_index=0)
+    look = commands.add_parser("inspect", parents=[common], help="say what a checkpoint is", description="Say what a checkpoint is, without loading it.")
+    look.add_argument("path", metavar="PATH", help="folder of a target or a drafter, or 'bundled'")
+    look.add_argument("--json", action="store_true", help="print JSON")
+    look.set_defaults(run=inspect)
+    return parser, make
+
+
+def _add_generate(parser: _Parser) -> None:
+    default = {field.name: field.default for field in fields(Drafting)}
+    what = parser.add_argument_group("what to draw").add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT", help="what the picture shows")
+    what.add_argument("--prompts", metavar="FILE", help="a text file with one prompt per line")
+    what.add_argument("--from-png", metavar="FILE", help="make the image in this PNG again; other options change its settings")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
+    add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
+    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter (default: %(default)s)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights; in float32 and wider, speculation keeps the image (default: %(default)s)")
+
+    add = parser.add_argument_group("drafting; none of it changes the image").add_argument
+    add("--method", type=_method, default=default["method"], help=f"{', '.join(METHODS)} (default: %(default)s)")
+    add("--proposal", choices=PROPOSALS, default=default["proposal"], help="how drafts are chosen (default: %(default)s)")
+    add("--depth", type=int, metavar="D", default=default["depth"], help="depth of the draft tree, or of ADT-Tree's first (default: %(default)s)")
+    add("--width", type=int, metavar="K", default=default["width"], help="children per node, or ADT-Tree's first number (default: %(default)s)")
+    add("--nodes", type=int, metavar="N", default=default["nodes"], help="drafts that are checked per round at most (default: %(default)s)")
+    add("--init", choices=INITS, default=default["init"], help="which neighbour a tree of ADT-Tree starts from (default: %(default)s)")
+    add("--wrap", choices=WRAPS, default=default["wrap"], help="where it starts from in a new row (default: %(default)s)")
+    for name in DRAFTING[DRAFTING.index("wrap") + 1 :]:
+        add(f"--{name.replace('_', '-')}", type=type(default[name]), metavar="X", default=default[name], help="a constant of adt_core.Drafting (default: %(default)s)")
+    for name in LATER_OPTIONS:
+        add(name, action=_Later, help=argparse.SUPPRESS)
+
+    add = parser.add_argument_group("sampling").add_argument
+    add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
+    add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
+    add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
+    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of total mass P only; 1 is off (default: %(default)s)")
+    add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
+
+    add = parser.add_argument_group("results").add_argument
+    add("--output", metavar="FILE.png", type=Path, required=True, help="the picture; several become FILE-0001.png, ...")
+    add("--tokens", metavar="FILE.json", type=Path, help="write the codebook indices of each picture, row by row")
+    add("--trace", metavar="FILE.json", type=Path, help="write what happened in each round")
+    add("--report", metavar="FILE.json", type=Path, help="write the run's figures")
+    add("--compare", action="store_true", help="decode plainly too, with the same seed, and print the speed-up")
+
+
+def _method(name: str) -> str:
+    if name == "auto" or name.startswith("static:"):
+        raise argparse.ArgumentTypeError(f"{name} is not available in this version ({VERSION}); choose one of {', '.join(METHODS)}.")
+    if name not in METHODS:
+        raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose one of {', '.join(METHODS)}.")
+    return name
+
+
+def _drafter(path: str) -> str:
+    if "jacobi" in path.split("+"):
+        raise argparse.ArgumentTypeError(f"{path} is not available in this version ({VERSION}); give 'bundled' or the folder of a drafter.")
+    return path
+
+
+# ---- commands ------------------------------------------------------------
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Make the pictures and files that ``options`` ask for, and print one line about the run."""
+    from . import generation
+
+    try:
+        plan = generation.plan(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, DRAFTING)))
+    except AdtError as error:
+        raise UsageError(str(error)) from error
+    print(generation.run(plan))
+    return 0
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Print what the checkpoint at ``options.path`` is."""
+    import json
+
+    from . import inspection
+
+    found = inspection.inspect(options.path)
+    print(json.dumps(found, indent=2) if options.json else "\n\n".join(map(inspection.as_text, found)))
+    return 0

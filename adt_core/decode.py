@@ -1,0 +1,220 @@
+"""The round loop: draft, verify, accept. Plain loops over a :class:`Decoding` give progress, preview and cancel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from .drafters.eagle import EagleDrafter, EagleProposer
+from .errors import AdtError
+from .models.chameleon import Target
+from .models.decoder import KVCache, Rows, rope_tables
+from .sampling import NOISE_VERSION, Sampling, guide, noise_table, process_logits
+from .shape import Drafting, TreeShape, make_policy
+from .trace import ImageRound, Round, Trace
+from .tree import DraftTree
+from .verify import Verdict, verify_exact
+
+Check = Callable[[], None]
+
+
+class Decoding:
+    """Generation of one batch of images, one round (one target forward) at a time.
+
+    Iterate over it once; each step yields a :class:`Round`. ``codes`` [B, T] int64 on the CPU holds what is
+    decided so far, -1 elsewhere. Same seed, any method: same codes (up to floating-point near ties).
+
+    prompts: token ids of each image's conditional row. negatives: ids of the rows that guidance pushes away
+    from; None for the unconditional row. image_indices: index of each image within its prompt's batch, part
+    of the noise key. drafter: needed by every method but ``autoregressive``. check: called often; may raise to
+    cancel. Raises AdtError for settings that don't fit together.
+    """
+
+    def __init__(self, target: Target, prompts: list[list[int]], *, negatives: list[list[int]] | None = None,
+                 sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: EagleDrafter | None = None,
+                 image_indices: list[int] | None = None, check: Check | None = None):
+        if not prompts:
+            raise AdtError("batch size is 0; ask for at least one image.")
+        if drafting.method != "autoregressive" and drafter is None:
+            raise AdtError(f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
+        if negatives is not None and len(negatives) != len(prompts):
+            raise AdtError(f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none.")
+        self.target, self.sampling, self.drafting = target, sampling, drafting
+        self._drafter = drafter if drafting.method != "autoregressive" else None
+        self._check = check
+        self._indices = image_indices if image_indices is not None else [0] * len(prompts)
+        self._rows_ids = list(prompts)
+        if sampling.guidance != 1:
+            self._rows_ids += negatives or [target.unconditional_prompt()] * len(prompts)
+        self.images, (self._grid_rows, self._columns) = len(prompts), target.grid
+        self.length = self._grid_rows * self._columns
+        longest = max(map(len, self._rows_ids))
+        if longest + self.length > target.decoder.config.max_positions:
+            raise AdtError(f"prompt is {longest} tokens long, and {target.name} has room for "
+                           f"{target.decoder.config.max_positions - self.length}; shorten it.")
+        shape = (drafting.depth_max, drafting.width_max) if drafting.method == "adt-tree" else (drafting.depth, drafting.width)
+        drafts = 0 if self._drafter is None else max(drafting.nodes, shape[0] * shape[1])
+        self._slots = longest + self.length + drafts + 1
+        self.codes = torch.full((self.images, self.length), -1)
+        decoder = target.decoder
+        self.trace = Trace(
+            {"method": drafting.method, "proposal": drafting.proposal, "seed": sampling.seed, "device": str(decoder.embedding.device),
+             "dtype": str(decoder.dtype).removeprefix("torch."), "noise_version": NOISE_VERSION,
+             "sampling": asdict(sampling), "drafting": asdict(drafting)}, target.grid, self.images)
+
+    # ---- what callers read -----------------------------------------------------------------
+
+    @property
+    def total_tokens(self) -> int:
+        return self.images * self.length
+
+    @property
+    def done_tokens(self) -> int:
+        return int((self.codes >= 0).sum())
+
+    def grid_codes(self) -> Tensor:
+        """Codes as [B, rows, columns] int64."""
+        return self.codes.view(self.images, self._grid_rows, self._columns)
+
+    def memory_required(self) -> int:
+        """Bytes of KV caches, noise and the largest activations of a forward."""
+        config, decoder = self.target.decoder.config, self.target.decoder
+        rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
+        caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
+        if self._drafter is not None:
+            caches += KVCache.num_bytes(self._drafter.config, rows, self._slots, itemsize)
+        noise = self.images * self.length * self.target.num_codes * 4
+        tokens = max(max(map(len, self._rows_ids)), self.drafting.nodes + 1)
+        return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
+
+    # ---- decoding --------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Round]:
+        with torch.inference_mode():
+            yield from self._rounds()
+
+    def _rounds(self) -> Iterator[Round]:
+        started = time.perf_counter()
+        self._prefill()
+        self.trace.prefill_seconds = time.perf_counter() - started
+        while any(position < self.length - 1 for position in self._positions):
+            if self._check is not None:
+                self._check()
+            round = self._round(len(self.trace.rounds))
+            self.trace.rounds.append(round)
+            yield round
+
+    def _prefill(self) -> None:
+        """Read the prompts and draw the first token of every image."""
+        decoder = self.target.decoder
+        self._rows = Rows(self._rows_ids, self._slots, decoder.embedding)
+        self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding)
+        self._rope = rope_tables(decoder.config, decoder.embedding)
+        like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
+        self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like)
+        self._policies = [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
+        self._positions = [0] * self.images  # raster position of each image's root
+        step = self._rows.prefill()
+        features = decoder(self._rows.ids, step, self._cache, self._rope, self._check)
+        self._root = self._emit(features[:, -1:], torch.zeros_like(self._rows.pads[: self.images, None]))[:, 0]
+        self.codes[:, 0] = self._root.cpu()
+        self._proposer = None
+        if self._drafter is not None:
+            self._proposer = EagleProposer(self._drafter, decoder, self._rows, self.sampling, self.drafting, self._noise)
+            ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
+            last = torch.full_like(self._root, self._rows.length - 1)
+            self._proposer.observe(features, ids, step, last)
+
+    def _row_ids(self, codes: Tensor) -> Tensor:
+        """Codes [B, n] -> token ids of every row [R, n]."""
+        return self.target.decoder.image_ids[codes].repeat(self._rows.count // self.images, 1)
+
+    def _emit(self, features: Tensor, positions: Tensor) -> Tensor:
+        """Codes the target emits: features [R, n, h], the raster positions [B, n] they decide -> [B, n]."""
+        z = process_logits(self.target.decoder.logits(guide(features, self.sampling.guidance)), self.sampling)
+        if self._noise is not None:
+            batch = torch.arange(self.images, device=z.device)[:, None]
+            z = z + self._noise[batch, positions.clamp_max(self.length - 1)]
+        return z.argmax(-1)
+
+    def _round(self, index: int) -> Round:
+        started = time.perf_counter()
+        shapes = [self._shape(image) for image in range(self.images)]
+        drafter_forwards = self._proposer.forwards if self._proposer else 0
+        tree = None
+        starts = [self._rows.length + position for position in self._positions]
+        if max(shape.depth for shape in shapes) > 0:
+            tree = self._proposer.propose(self._root, starts, self._positions, shapes)
+        drafted = time.perf_counter()
+        accepted, depths, nodes, ranks = self._plain(starts) if tree is None else self._verify(tree, starts, shapes)
+        images = []
+        for image, (shape, position) in enumerate(zip(shapes, self._positions)):
+            if position >= self.length - 1:
+                continue
+            a = accepted[image]
+            self._policies[image].update(position, a, depths[image])
+            images.append(ImageRound(image, position, shape.depth, shape.width, depths[image], nodes[image], a, tuple(ranks[image][:a])))
+            self._positions[image] = position + a + 1
+        forwards = (self._proposer.forwards if self._proposer else 0) - drafter_forwards
+        return Round(index, time.perf_counter() - started, drafted - started, forwards, tuple(images))
+
+    def _shape(self, image: int) -> TreeShape:
+        """The policy's choice, cut so that the last draft still leaves one token to emit."""
+        room = self.length - 2 - self._positions[image]
+        if self._proposer is None or room <= 0:
+            return TreeShape(0, 1)
+        shape = self._policies[image].choose(self._positions[image])
+        return TreeShape(min(shape.depth, room), shape.width)
+
+    def _plain(self, starts: list[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+        """One token per image, no drafts."""
+        offset = torch.zeros_like(self._root[:, None])
+        step = self._rows.step(starts, 0, offset, None)
+        features = self.target.decoder(self._row_ids(self._root[:, None]), step, self._cache, self._rope, self._check)
+        positions = torch.tensor(self._positions, device=offset.device)[:, None]
+        self._root = self._emit(features, positions + 1)[:, 0]
+        if self._proposer is not None:
+            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, offset[:, 0])
+        for image, code in enumerate(self._root.tolist()):
+            if self._positions[image] < self.length - 1:
+                self.codes[image, self._positions[image] + 1] = code
+        none = [0] * self.images
+        return none, none, none, [[]] * self.images
+
+    def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+        """Check a whole tree in one forward and advance every image by its accepted path."""
+        step = self._rows.step(starts, 0, tree.depths, tree.ancestors)
+        features = self.target.decoder(self._row_ids(tree.tokens), step, self._cache, self._rope, self._check)
+        positions = torch.tensor(self._positions, device=tree.depths.device)[:, None]
+        emitted = self._emit(features, positions + 1 + tree.depths)
+        verdict = verify_exact(tree, emitted, max(shape.depth for shape in shapes))
+        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
+        read = torch.cat([counts, verdict.path, tree.tokens.gather(1, verdict.path), tree.ranks.gather(1, verdict.path)], 1).tolist()
+        width = verdict.path.shape[1]
+        accepted, depths, nodes, next_roots = (list(column) for column in zip(*(row[:4] for row in read)))
+        paths, codes, ranks = ([row[4 + i * width : 4 + (i + 1) * width] for row in read] for i in range(3))
+        for image, position in enumerate(self._positions):
+            if position < self.length - 1:
+                new = codes[image][1 : accepted[image] + 1] + [next_roots[image]]
+                self.codes[image, position + 1 : position + 1 + len(new)] = torch.tensor(new)
+        self._advance(verdict, features, tree, starts, max(accepted), any(path[: a + 1] != list(range(a + 1)) for path, a in zip(paths, accepted)))
+        return accepted, depths, nodes, [row[1:] for row in ranks]
+
+    def _advance(self, verdict: Verdict, features: Tensor, tree: DraftTree, starts: list[int], longest: int, scattered: bool) -> None:
+        """Keep the cache entries of the accepted paths and hand their features to the drafter."""
+        repeat = self._rows.count // self.images
+        path = verdict.path[:, : longest + 1].repeat(repeat, 1)
+        if scattered:
+            self._cache.compact(torch.tensor(starts, device=path.device).repeat(repeat), path)
+        kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
+        following = torch.cat([tree.tokens.gather(1, verdict.path[:, 1 : longest + 1]), verdict.next_root[:, None]], 1)
+        following.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
+        self._root = verdict.next_root
+        order = torch.arange(longest + 1, device=path.device)
+        causal = (order[:, None] >= order).expand(self.images, -1, -1)
+        step = self._rows.step(starts, 0, order.expand(self.images, -1), causal)
+        self._proposer.observe(kept, self._row_ids(following), step, verdict.accepted)

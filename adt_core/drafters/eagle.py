@@ -1,0 +1,157 @@
+"""The EAGLE feature drafter: one decoder layer that extrapolates the target's final feature.
+
+Layout of ``jadohu/anole_drafter`` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): stream element i is the pair
+(target feature of token i, embedding of token i + 1), fused by a linear layer; the target's head reads the output.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import AdtError
+from ..models.chameleon import Target, decoder_config, load_layer
+from ..models.checkpoint import Check, Checkpoint, assign, resolve
+from ..models.decoder import Decoder, DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
+from ..sampling import Sampling, guide
+from ..shape import Drafting, TreeShape
+from ..tree import CandidatePool, DraftTree
+
+
+class EagleDrafter(nn.Module):
+    """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
+
+    def __init__(self, config: DecoderConfig, input_norm: bool):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.layer = Layer(config, input_norm)
+
+    def forward(self, ids: Tensor, features: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """ids [R, n], features [R, n, h] -> extrapolated features [R, n, h]."""
+        x = self.fc(torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1))
+        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
+        return self.layer(x, cos, sin, step, cache.data[0])
+
+
+@torch.no_grad()
+def load_drafter(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
+    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, on its device and in its dtype.
+
+    Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
+    """
+    checkpoint = Checkpoint(resolve(path, "drafter"))
+    names = set(checkpoint.names)
+    if "fc.weight" not in names or "layers.0.self_attn.q_proj.weight" not in names:
+        raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
+    config, ours = decoder_config(checkpoint.config), target.decoder.config
+    width = checkpoint.shape("fc.weight")[0]
+    if width != ours.hidden_size or checkpoint.shape("embed_tokens.weight")[0] != ours.vocab_size:
+        raise AdtError(f"drafter {str(path)!r} has width {width} and {checkpoint.shape('embed_tokens.weight')[0]} tokens, but {target.name} has width "
+                       f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target.")
+    if check is not None:
+        check()
+    config = DecoderConfig(**{**vars(config), "max_positions": ours.max_positions, "qk_norm": "layers.0.self_attn.q_norm.weight" in names})
+    drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names).to(target.decoder.dtype)
+    assign(drafter.embedding, [checkpoint.get("embed_tokens.weight")], "embed_tokens.weight", checkpoint.folder)
+    assign(drafter.fc.weight, [checkpoint.get("fc.weight")], "fc.weight", checkpoint.folder)
+    assign(drafter.fc.bias, [checkpoint.get("fc.bias")], "fc.bias", checkpoint.folder)
+    load_layer(drafter.layer, checkpoint, "layers.0")
+    return drafter.requires_grad_(False).eval().to(target.decoder.embedding.device)
+
+
+class EagleProposer:
+    """Grows one draft tree per round for a batch of images: EAGLE-2 expansion over keyed noise."""
+
+    def __init__(self, drafter: EagleDrafter, decoder: Decoder, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
+        """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
+        self._drafter, self._decoder, self._rows = drafter, decoder, rows
+        self._sampling, self._drafting = sampling, drafting
+        self._noise = noise if drafting.proposal == "coupled" else None
+        self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
+        self._rope = rope_tables(drafter.config, drafter.embedding)
+        self._pending: tuple[Tensor, Tensor, Step, Tensor] | None = None
+        self.forwards = 0
+
+    def observe(self, features: Tensor, ids: Tensor, step: Step, last: Tensor) -> None:
+        """Pairs that became certain: target features [R, m, h] and the ids [R, m] that follow them.
+
+        last: [B], index of each image's final pair; what stands behind it is padding.
+        """
+        self._pending = (features, ids, step, last)
+
+    def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
+        self.forwards += 1
+        return self._drafter(ids, features, step, self._cache, self._rope)
+
+    def _children(self, out: Tensor, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Scores and codes [B, m, width] of the best children of m nodes; positions [B] of these children.
+
+        Scores are log-softmax of the logits that rank them; for coupled proposals those carry the noise,
+        which makes them nearly calibrated acceptance probabilities.
+        """
+        z = self._decoder.logits(guide(out.to(self._decoder.wide_dtype), self._sampling.guidance))
+        if self._sampling.temperature > 0:
+            z = z / self._sampling.temperature
+        if self._noise is not None:
+            at = positions.clamp_max(self._noise.shape[1] - 1)
+            z = z + self._noise[torch.arange(len(at), device=at.device), at][:, None]
+        return z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
+
+    def _catch_up(self) -> Tensor:
+        """Feed the pending pairs; the output of each image's last pair, [R, 1, h]."""
+        features, ids, step, last = self._pending
+        out = self._run(ids, features, step)
+        rows = self._rows.count
+        return out[torch.arange(rows, device=out.device), last.repeat(rows // len(last))][:, None]
+
+    def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
+        """Grow one tree per image.
+
+        root: codes [B]. starts: committed cache slots. positions: raster position of each root. shapes: depth and
+        width asked per image; depth 0 gives a lone root.
+        """
+        device, images = root.device, len(starts)
+        depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
+        depths, widths = (torch.tensor([s[i] for s in shapes], device=device)[:, None] for i in range(2))
+        at, on_cpu = torch.tensor(positions, device=device), device.type == "cpu"
+        expand_above, keep_above = (math.log(p) if p else -math.inf for p in (self._drafting.expand_above, self._drafting.keep_above))
+        pool, out = CandidatePool(), self._catch_up()
+        batch = torch.arange(images, device=device)[:, None]
+        rank = torch.arange(width, device=device)
+        beam_scores = root.new_zeros(images, 1, dtype=self._decoder.wide_dtype)
+        beam_numbers = torch.zeros_like(root)[:, None]
+        seen = torch.zeros(images, 1, 0, dtype=torch.bool, device=device)  # uncommitted slots each node sees
+        for level in range(1, depth + 1):
+            scores, tokens = self._children(out, at + level, width)
+            scores = scores + beam_scores[..., None]
+            allowed = (rank[: scores.shape[-1]] < widths[..., None]) & (level <= depths[..., None]) & (scores >= keep_above)
+            scores = scores.masked_fill(~allowed, -math.inf)
+            numbers = pool.add(tokens, scores, beam_numbers)
+            if level == depth:
+                break
+            flat = scores.flatten(1)
+            beam_scores, beam = flat.topk(min(width, flat.shape[1]), 1)
+            beam_scores = beam_scores.masked_fill((rank[: beam.shape[1]] >= widths) | (beam_scores < expand_above), -math.inf)
+            if on_cpu:  # the rest of the tree cannot change any more: an exact early exit, no approximation
+                useful = beam_scores > pool.nth_best(self._drafting.nodes)[:, None]
+                count = int(useful.sum(1).max())
+                if count == 0:
+                    break
+                beam_scores, beam = beam_scores[:, :count], beam[:, :count]
+            parent = beam // scores.shape[-1]
+            count, repeat = beam.shape[1], self._rows.count // images
+            self_sight = torch.eye(count, dtype=torch.bool, device=device).expand(images, -1, -1)
+            seen = torch.cat([seen[batch, parent], self_sight], -1)
+            step = self._rows.step(starts, seen.shape[-1] - count, torch.full((images, count), level - 1, device=device), seen)
+            codes = tokens.flatten(1).gather(1, beam)
+            features = out.gather(1, parent.repeat(repeat, 1)[..., None].expand(-1, -1, out.shape[-1]))
+            beam_numbers = numbers.gather(1, beam)
+            out = self._run(self._decoder.image_ids[codes].repeat(repeat, 1), features, step)
+        return pool.rerank(root, self._drafting.nodes)
+

@@ -1,0 +1,182 @@
+"""From checked options to pictures on disk: what ``generate`` does, apart from its command line."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from .decode import Decoding
+from .drafters.eagle import load_drafter
+from .errors import AdtError
+from .images import check_writable, save_png, write_json
+from .models.chameleon import load_target
+from .sampling import NOISE_VERSION, Sampling
+from .shape import Drafting
+from .trace import Trace
+from .version import VERSION
+
+WARM_UP = 3
+"""Rounds of each method that are decoded and thrown away before a comparison: first calls are slow."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of ``generate`` that have been found to make sense, nothing loaded yet."""
+
+    options: argparse.Namespace
+    prompts: list[str]
+    sampling: Sampling
+    drafting: Drafting
+    device: torch.device
+
+    @property
+    def methods(self) -> list[Drafting]:
+        """The method asked for, and for a comparison plain decoding."""
+        return [self.drafting, replace(self.drafting, method="autoregressive")] if self.options.compare else [self.drafting]
+
+    @property
+    def paths(self) -> list[Path]:
+        """One per picture."""
+        output, count = self.options.output, len(self.prompts) * self.options.batch_size
+        return [output] if count == 1 else [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
+
+
+def plan(options: argparse.Namespace, sampling: dict, drafting: dict) -> Plan:
+    """Check everything that can be checked before a model is loaded. Raises AdtError."""
+    if options.batch_size < 1:
+        raise AdtError(f"--batch-size is {options.batch_size}; it must be 1 or more.")
+    if options.output.suffix.lower() != ".png":
+        raise AdtError(f"--output: '{options.output}' must end in .png.")
+    if options.compare and options.method == "autoregressive":
+        raise AdtError("--compare measures another --method against autoregressive; choose one.")
+    for name in ("output", "tokens", "trace", "report"):
+        if getattr(options, name):
+            check_writable(getattr(options, name), f"--{name}")
+    prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
+    if not all(prompt.strip() for prompt in prompts):
+        raise AdtError("--prompt is empty; describe the picture in a few words.")
+    return Plan(options, prompts, Sampling(**sampling), Drafting(**drafting), choose_device(options.device))
+
+
+def read_prompts(path: str) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdtError(f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error}).") from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
+    return prompts
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto``, ``cpu`` or ``cuda`` as a device of this machine."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise AdtError("--device cuda: this PyTorch finds no CUDA device; use --device cpu.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def run(plan: Plan) -> str:
+    """Load, decode, write. Returns what to tell the user.
+
+    Pictures are written as soon as their prompt is decoded; the JSON files at the end.
+    """
+    options = plan.options
+    target = load_target(options.model, plan.device, getattr(torch, options.dtype))
+    drafter = load_drafter(options.drafter, target) if plan.drafting.method != "autoregressive" else None
+    rows = [target.encode_prompt(prompt) for prompt in plan.prompts]
+    negatives = [target.encode_prompt(options.negative)] * options.batch_size if options.negative else None
+    indices = list(range(options.image_index, options.image_index + options.batch_size))
+
+    def start(row: list[int], drafting: Drafting) -> Decoding:
+        return Decoding(target, [row] * len(indices), negatives=negatives, sampling=plan.sampling, drafting=drafting,
+                        drafter=drafter, image_indices=indices)
+
+    methods, paths = plan.methods, iter(plan.paths)
+    if options.compare:
+        for drafting in methods:
+            list(islice(start(rows[0], drafting), WARM_UP))
+    results: list[list[Result]] = []  # per prompt, one for each method
+    total = len(rows) * len(methods) * len(indices) * target.grid[0] * target.grid[1]
+    with tqdm(total=total, unit=" tokens", mininterval=0.5, leave=False) as bar:
+        for number, row in enumerate(rows):
+            order = list(enumerate(methods))
+            decoded = {i: decode(start(row, drafting), bar) for i, drafting in (order if number % 2 else reversed(order))}
+            results.append([decoded[i] for i, _ in order])
+            pixels = target.codec.decode(decoded[0].codes.to(plan.device))
+            for picture, index in zip(pixels, indices):
+                save_png(next(paths), picture, settings(plan, plan.prompts[number], index))
+    return finish(plan, results)
+
+
+class Result(NamedTuple):
+    """What is kept of a finished decoding: codes [B, rows, columns] and the trace."""
+
+    codes: Tensor
+    trace: Trace
+
+
+def decode(decoding: Decoding, bar: tqdm) -> Result:
+    """Decode to the end, with progress on ``bar``."""
+    done = 0
+    for _ in decoding:
+        bar.update(decoding.done_tokens - done)
+        done = decoding.done_tokens
+    return Result(decoding.grid_codes(), decoding.trace)
+
+
+def settings(plan: Plan, prompt: str, index: int) -> dict:
+    """Everything that makes an image what it is, by the names of the options: what its PNG carries."""
+    options = plan.options
+    return {
+        "prompt": prompt,
+        **{name: getattr(options, name) for name in ("negative", "model", "drafter", "dtype")},
+        "device": plan.device.type,
+        **asdict(plan.sampling),
+        "image_index": index,
+        **asdict(plan.drafting),
+        "noise_version": NOISE_VERSION,
+        "versions": {"adt-tree": VERSION, **{name: version(name) for name in ("torch", "numpy")}},
+    }
+
+
+def finish(plan: Plan, results: list[list[Result]]) -> str:
+    """Write the JSON files, and sum the run up in a line, or two if methods were compared."""
+    options, chosen = plan.options, [pair[0] for pair in results]
+    trace = together([result.trace for result in chosen])
+    report = {**trace.report(), "images": trace.images, "model": options.model, "drafter": options.drafter}
+    name = f"{plan.paths[0]}" + (f" to {plan.paths[-1].name}" if len(plan.paths) > 1 else "")
+    lines = [f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} tokens/s, "
+             f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"]
+    if options.compare:
+        plain = together([pair[1].trace for pair in results]).report()
+        same = sum(int((a == b).all()) for one, other in results for a, b in zip(one.codes, other.codes))
+        report |= {"plain": plain, "speedup": plain["seconds"] / report["seconds"], "identical": same == trace.images, "identical_images": same}
+        tokens = "tokens identical" if report["identical"] else f"tokens identical in {same} of {trace.images} images"
+        lines.append(f"Speed-up over plain decoding, measured in this run: {report['speedup']:.2f}x ({plain['seconds']:.2f} s plainly); {tokens}")
+    if options.tokens:
+        write_json(options.tokens, {"tokens": [grid for result in chosen for grid in result.codes.tolist()],
+                                    "prompts": plan.prompts, "batch_size": options.batch_size, "seed": plan.sampling.seed})
+    if options.trace:
+        decodings = [{"prompt": prompt, **result.trace.to_json()} for prompt, result in zip(plan.prompts, chosen)]
+        write_json(options.trace, {"report": report, "decodings": decodings})
+    if options.report:
+        write_json(options.report, report)
+    return "\n".join(lines)
+
+
+def together(traces: list[Trace]) -> Trace:
+    """One trace with the rounds of several decodings, for their joint figures."""
+    first = traces[0]
+    return Trace(first.settings, first.grid, sum(t.images for t in traces), sum(t.prefill_seconds for t in traces),
+                 [round for t in traces for round in t.rounds])

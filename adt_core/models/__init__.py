@@ -1,0 +1,1 @@
+"""One decoder with a static KV cache, one file per model family, codecs and loading."""

@@ -1,0 +1,232 @@
+"""The transformer decoder with a static KV cache that every target family and the drafter share.
+
+Batch layout: guidance doubles images into *rows* [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are
+left-padded to a common length, so token i of an image sits in cache slot ``prompt + i`` in all of its rows,
+and a row's position id is ``slot - pad``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Check = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of a decoder. ``qk_norm``: per-head LayerNorm on queries and keys (Chameleon)."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_positions: int
+    qk_norm: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+class KVCache:
+    """Keys and values of all layers: [layers, 2, rows, kv heads, slots, head dim], allocated once."""
+
+    def __init__(self, config: DecoderConfig, rows: int, slots: int, like: Tensor):
+        self.data = like.new_zeros(config.num_layers, 2, rows, config.num_kv_heads, slots, config.head_dim)
+
+    @staticmethod
+    def num_bytes(config: DecoderConfig, rows: int, slots: int, itemsize: int) -> int:
+        return 2 * config.num_layers * rows * config.num_kv_heads * slots * config.head_dim * itemsize
+
+    def compact(self, start: Tensor, path: Tensor) -> None:
+        """Move the entries of an accepted path together.
+
+        start: [rows] slot of each row's root. path: [rows, m] node numbers; node ``path[r, j]`` moves from
+        slot ``start + path[r, j]`` to ``start + j``.
+        """
+        layers, two, rows, heads, _, dim = self.data.shape
+        source = (start[:, None] + path)[None, None, :, None, :, None].expand(layers, two, rows, heads, -1, dim)
+        steps = torch.arange(path.shape[1], device=path.device)
+        target = (start[:, None] + steps)[None, None, :, None, :, None].expand_as(source)
+        self.data.scatter_(4, target, self.data.gather(4, source))
+
+
+@dataclass
+class Step:
+    """Where one forward's tokens go and what they may attend to.
+
+    positions: [R, n] position ids. slots: [R, n] cache slots, or a slice when all rows agree.
+    mask: [R, 1, n, end] additive, in the compute dtype; ``end`` is the number of cache columns read.
+    """
+
+    positions: Tensor
+    slots: Tensor | slice
+    mask: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.mask.shape[-1]
+
+
+class Rows:
+    """Geometry of a batch: left-padded prompts, ``slots`` cache columns, one or two rows per image."""
+
+    def __init__(self, prompts: list[list[int]], slots: int, like: Tensor):
+        """prompts: token ids of every row, conditional rows first; ``like`` gives dtype and device."""
+        self.length = max(map(len, prompts))
+        self.count = len(prompts)
+        self.device = like.device
+        pads = [self.length - len(prompt) for prompt in prompts]
+        ids = [[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)]
+        self.ids, self.pads = torch.tensor(ids, device=self.device), torch.tensor(pads, device=self.device)
+        self.columns = torch.arange(slots, device=self.device)
+        self._open = like.new_zeros(())
+        self._shut = like.new_full((), -math.inf)
+        self._prompt_mask = self._additive(self.columns >= self.pads[:, None])[:, None, None]  # pads are never seen
+
+    def _additive(self, visible: Tensor) -> Tensor:
+        return torch.where(visible, self._open, self._shut)
+
+    def prefill(self) -> Step:
+        """All prompt tokens at once. A pad sees itself, because a row of -inf would turn into NaN."""
+        at = self.columns[: self.length]
+        real = at >= self.pads[:, None]
+        visible = (at[:, None] >= at) & real[:, None] | (at[:, None] == at)
+        return Step((at - self.pads[:, None]).clamp_min(0), slice(0, self.length), self._additive(visible)[:, None])
+
+    def step(self, starts: list[int], first: int, offsets: Tensor, own: Tensor | None) -> Step:
+        """A forward of n tokens behind each image's committed slots.
+
+        starts: committed slots per image. first: distance of the first token's slot from there. offsets:
+        [B, n] position of each token relative to the start. own: [B, n, w] bool, which of the w uncommitted
+        slots each token sees (itself included); None for a single token.
+        """
+        repeat = self.count // len(starts)
+        n = offsets.shape[1]
+        if len(set(starts)) == 1:
+            start = starts[0]
+            positions = (offsets + start).repeat(repeat, 1) - self.pads[:, None]
+            slots = slice(start + first, start + first + n)
+            if own is None:
+                return Step(positions, slots, self._prompt_mask[..., : start + 1])
+            committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
+            return Step(positions, slots, torch.cat([committed, self._additive(own)[:, None].repeat(repeat, 1, 1, 1)], -1))
+        start = torch.tensor(starts, device=self.device).repeat(repeat)[:, None]
+        positions = offsets.repeat(repeat, 1) + start - self.pads[:, None]
+        slots = start + first + torch.arange(n, device=self.device)
+        own = torch.ones(len(starts), 1, 1, dtype=torch.bool, device=self.device) if own is None else own
+        width = own.shape[-1]
+        distance = self.columns[: max(starts) + width] - start
+        inside = (distance >= 0) & (distance < width)
+        index = distance.clamp(0, width - 1)[:, None].expand(-1, n, -1)
+        uncommitted = own.repeat(repeat, 1, 1).gather(2, index) & inside[:, None]
+        committed = (distance < 0) & (self.columns[: distance.shape[1]] >= self.pads[:, None])
+        return Step(positions, slots, self._additive(uncommitted | committed[:, None])[:, None])
+
+
+def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sign-folded sin, [max_positions, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
+
+    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``.
+    """
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(config.max_positions, dtype=torch.float64)[:, None] * frequency
+    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([-angle.sin(), angle.sin()], -1)
+    return cos.to(like), sin.to(like)
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and SwiGLU. Projections that share an input are stored fused: fewer, larger products."""
+
+    def __init__(self, config: DecoderConfig, input_norm: bool = True):
+        super().__init__()
+        h, kv = config.hidden_size, config.num_kv_heads * config.head_dim
+        self.config = config
+        heads = config.num_heads + config.num_kv_heads
+        self.input_norm = nn.Parameter(torch.ones(h)) if input_norm else None
+        self.qkv = nn.Parameter(torch.empty(h + 2 * kv, h))
+        self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
+        self.qk_norm_bias = nn.Parameter(torch.zeros(heads, config.head_dim)) if config.qk_norm else None
+        self.out = nn.Parameter(torch.empty(h, h))
+        self.mlp_norm = nn.Parameter(torch.ones(h))
+        self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, h))
+        self.down = nn.Parameter(torch.empty(h, config.intermediate_size))
+
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
+        """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
+        config = self.config
+        rows, n, _ = x.shape
+        both = config.num_heads + config.num_kv_heads
+        heads = F.linear(x, self.qkv).view(rows, n, both + config.num_kv_heads, config.head_dim)
+        qk, v = heads[:, :, :both], heads[:, :, both:]
+        if self.qk_norm_weight is not None:
+            qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
+        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
+        q, k, v = qk[:, : config.num_heads], qk[:, config.num_heads:], v.transpose(1, 2)
+        if isinstance(step.slots, slice):
+            cache[0][:, :, step.slots], cache[1][:, :, step.slots] = k, v
+        else:
+            at = step.slots[:, None, :, None].expand_as(k)
+            cache[0].scatter_(2, at, k)
+            cache[1].scatter_(2, at, v)
+        read = cache[:, :, :, : step.end]
+        y = F.scaled_dot_product_attention(q, read[0], read[1], step.mask, enable_gqa=config.num_kv_heads != config.num_heads)
+        return y.transpose(1, 2).reshape(rows, n, -1)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
+        eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
+        h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
+        x = x + F.linear(self.attention(h, cos, sin, step, cache), self.out)
+        gate, up = F.linear(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and the image rows of the head.
+
+    The head is [num_codes, h] in code order and the image-token ids are looked up by code, so everything
+    above this class speaks of codes only. Final norm and head work in at least float32.
+    """
+
+    def __init__(self, config: DecoderConfig, image_ids: Tensor):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.head = nn.Parameter(torch.empty(len(image_ids), config.hidden_size))
+        self.register_buffer("image_ids", image_ids)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """The dtype of features, logits and noise: float64 for float64 weights, else float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def forward(self, ids: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None) -> Tensor:
+        """Token ids [R, n] -> final features [R, n, h] in ``wide_dtype``; keys and values are written to ``cache``."""
+        x = F.embedding(ids, self.embedding)
+        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
+        for layer, slot in zip(self.layers, cache.data):
+            if check is not None:
+                check()
+            x = layer(x, cos, sin, step, slot)
+        return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm.to(self.wide_dtype), self.config.rms_norm_eps)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Features [..., h] in ``wide_dtype`` -> image-code logits [..., num_codes]."""
+        return F.linear(features, self.head.to(features.dtype))

@@ -1,0 +1,146 @@
+"""Which tree to build next: the drafting settings and the policies that turn them into a shape per round.
+
+ADT-Tree (arXiv 2512.21857) as reconstructed here. Attested by the paper: depth and width are adapted per
+step from adjacent states and the acceptance rate, starting from horizontal adjacency; alpha >= beta makes the
+next tree deeper and narrower, alpha < beta shallower and wider. The constants are ours (swept on
+the bundled model with ``benchmarks/sweep.py``), because no source states them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import AdtError
+
+METHODS = ("autoregressive", "eagle2", "adt-tree")
+PROPOSALS = ("coupled", "top-k")
+INITS = ("horizontal", "vertical", "random")
+WRAPS = ("carry", "vertical", "reset")
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How drafts are made.
+
+    method: ``autoregressive`` (no drafts), ``eagle2`` (one fixed dynamic-tree shape) or ``adt-tree``.
+    proposal: ``coupled`` (children = top-k of drafter logits plus the target's own noise) or ``top-k``.
+    depth, width: the fixed shape, or where ADT-Tree starts. nodes: drafts verified per round at most.
+    init, wrap, beta, depth_step, width_step and the bounds belong to ADT-Tree: see :class:`AdtTree`.
+    expand_above, keep_above: cumulative drafter probabilities below which a node is not expanded or
+    not verified; 0 switches this confidence pruning off.
+    """
+
+    method: str = "adt-tree"
+    proposal: str = "coupled"
+    depth: int = 4
+    width: int = 2
+    nodes: int = 10
+    init: str = "horizontal"
+    wrap: str = "carry"
+    beta: float = 0.5
+    depth_step: int = 1
+    width_step: int = 1
+    depth_min: int = 1
+    depth_max: int = 8
+    width_min: int = 1
+    width_max: int = 4
+    expand_above: float = 0.0
+    keep_above: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("method", METHODS), ("proposal", PROPOSALS), ("init", INITS), ("wrap", WRAPS)):
+            if getattr(self, name) not in choices:
+                raise AdtError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}.")
+        for name in ("depth", "width", "nodes", "depth_min", "width_min", "depth_step", "width_step"):
+            if not 1 <= getattr(self, name) <= 256:
+                raise AdtError(f"{name} is {getattr(self, name)}; it must be a whole number from 1 to 256.")
+        for name in ("depth", "width"):
+            low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            if low > high:
+                raise AdtError(f"{name}_min is {low}, above {name}_max {high}; make it at most {high}.")
+        for name in ("beta", "expand_above", "keep_above"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 <= value <= 1):
+                raise AdtError(f"{name} is {value}; it must be a number from 0 to 1.")
+
+
+class TreeShape(NamedTuple):
+    depth: int
+    width: int
+
+
+class FixedShape:
+    """The same shape every round (EAGLE-2)."""
+
+    def __init__(self, drafting: Drafting):
+        self._shape = TreeShape(drafting.depth, drafting.width)
+
+    def choose(self, position: int) -> TreeShape:
+        return self._shape
+
+    def update(self, position: int, accepted: int, realised_depth: int) -> None:
+        pass
+
+
+class AdtTree:
+    """Adjacency-adaptive shape of one image; made anew for every image.
+
+    Each grid cell remembers the shape that the round which emitted it left behind. A round whose root is at
+    raster position n starts from an adjacent cell's shape (``init``): the previous cell (horizontal), the cell
+    above (vertical), or a draw of its own (random). ``wrap`` says what the first round rooted in a new
+    row starts from under horizontal adjacency, because the previous cell is then the far end of the row
+    above: ``carry`` takes it all the same, ``vertical`` the cell above, ``reset`` the initial shape.
+
+    After a round, alpha = accepted / realised depth. alpha >= beta: deeper by ``depth_step``, narrower by
+    ``width_step``; else the reverse; both within their bounds. Realised depth, because with flat drafts the
+    budget makes a wide tree shallow whatever depth was asked for, and a / asked would read as failure.
+    """
+
+    def __init__(self, drafting: Drafting, columns: int, seed: int, image_index: int):
+        self._drafting, self._columns = drafting, columns
+        self._first = self._bounded(drafting.depth, drafting.width)
+        self._cells: dict[int, TreeShape] = {}
+        self._random = np.random.Generator(np.random.Philox(key=np.array([seed, image_index], dtype=np.uint64), counter=[0, 0, 1, 0]))
+        self._previous_row = 0
+        self._chosen = self._first
+
+    def _bounded(self, depth: int, width: int) -> TreeShape:
+        d = self._drafting
+        return TreeShape(min(max(depth, d.depth_min), d.depth_max), min(max(width, d.width_min), d.width_max))
+
+    def choose(self, position: int) -> TreeShape:
+        """Shape of the tree whose root is the token at raster ``position``."""
+        d, row = self._drafting, position // self._columns
+        left = self._cells.get(position, self._first)  # the root itself is the last decided cell
+        above = self._cells.get(position - self._columns, left)
+        wrapped, self._previous_row = row != self._previous_row, row
+        if d.init == "random":
+            self._chosen = TreeShape(int(self._random.integers(d.depth_min, d.depth_max + 1)),
+                                     int(self._random.integers(d.width_min, d.width_max + 1)))
+        elif d.init == "vertical" or (wrapped and d.wrap == "vertical"):
+            self._chosen = above
+        elif wrapped and d.wrap == "reset":
+            self._chosen = self._first
+        else:
+            self._chosen = left
+        return self._chosen
+
+    def update(self, position: int, accepted: int, realised_depth: int) -> None:
+        """Learn from the round rooted at ``position``: write the next shape into the cells it emitted."""
+        d, (depth, width) = self._drafting, self._chosen
+        shape = self._chosen
+        if realised_depth > 0:
+            easy = accepted / realised_depth >= d.beta
+            sign = 1 if easy else -1
+            shape = self._bounded(depth + sign * d.depth_step, width - sign * d.width_step)
+        for cell in range(position + 1, position + accepted + 2):
+            self._cells[cell] = shape
+
+
+def make_policy(drafting: Drafting, columns: int, seed: int, image_index: int) -> FixedShape | AdtTree:
+    """One policy object per image."""
+    return AdtTree(drafting, columns, seed, image_index) if drafting.method == "adt-tree" else FixedShape(drafting)

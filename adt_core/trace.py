@@ -1,0 +1,95 @@
+"""What happened in each round and to each token: the acceptance map and all statistics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class ImageRound:
+    """One image's share of a round.
+
+    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: realised depth
+    of the verified tree. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each.
+    """
+
+    image: int
+    position: int
+    depth_asked: int
+    width_asked: int
+    depth: int
+    nodes: int
+    accepted: int
+    ranks: tuple[int, ...]
+
+    @property
+    def alpha(self) -> float:
+        """Accepted drafts / realised depth (0 for a round without drafts)."""
+        return self.accepted / self.depth if self.depth else 0.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One target forward. seconds: wall time of the round; drafting: of it, spent on the drafter."""
+
+    index: int
+    seconds: float
+    drafting: float
+    drafter_forwards: int
+    images: tuple[ImageRound, ...]
+
+
+@dataclass
+class Trace:
+    """All rounds of a decoding and the figures that follow from them."""
+
+    settings: dict
+    grid: tuple[int, int]
+    images: int
+    prefill_seconds: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+
+    def report(self) -> dict:
+        """One flat dictionary: the settings and the run's figures.
+
+        tau: tokens emitted per image and target forward after prefill. mean_depth: mean realised depth over
+        rounds. seconds: decoding, prefill included, loading excluded.
+        """
+        shares = [share for round in self.rounds for share in round.images]
+        seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
+        tokens = self.images * self.grid[0] * self.grid[1]
+        emitted = sum(share.accepted + 1 for share in shares)
+        return {
+            **self.settings,
+            "seconds": seconds,
+            "tokens": tokens,
+            "tokens_per_second": tokens / seconds if seconds else 0.0,
+            "tau": emitted / len(shares) if shares else 0.0,
+            "mean_depth": sum(share.depth for share in shares) / len(shares) if shares else 0.0,
+            "mean_nodes": sum(share.nodes for share in shares) / len(shares) if shares else 0.0,
+            "target_forwards": len(self.rounds),
+            "drafter_forwards": sum(round.drafter_forwards for round in self.rounds),
+            "verified_nodes": sum(share.nodes for share in shares),
+            "drafting_seconds": sum(round.drafting for round in self.rounds),
+            "prefill_seconds": self.prefill_seconds,
+        }
+
+    def acceptance_map(self, image: int = 0) -> list[list[int]]:
+        """For each token of an image, row by row: how many tokens the round that produced it emitted."""
+        cells = [1] * (self.grid[0] * self.grid[1])
+        for round in self.rounds:
+            for share in round.images:
+                if share.image == image:
+                    for cell in range(share.position + 1, share.position + share.accepted + 2):
+                        cells[cell] = share.accepted + 1
+        columns = self.grid[1]
+        return [cells[start : start + columns] for start in range(0, len(cells), columns)]
+
+    def to_json(self) -> dict:
+        """Report, rounds and acceptance maps as plain JSON types."""
+        return {
+            "report": self.report(),
+            "grid": list(self.grid),
+            "acceptance": [self.acceptance_map(image) for image in range(self.images)],
+            "rounds": [asdict(round) for round in self.rounds],
+        }

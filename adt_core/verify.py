@@ -1,0 +1,40 @@
+"""Acceptance: which drafts of a tree the target itself would have emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .tree import DraftTree
+
+
+@dataclass
+class Verdict:
+    """accepted [B]: drafts accepted. path [B, D + 1]: node numbers from the root down, meaningful up to
+    ``accepted``. last [B]: the last accepted node (the root, 0, if none). next_root [B]: the code the target
+    emits after it."""
+
+    accepted: Tensor
+    path: Tensor
+    last: Tensor
+    next_root: Tensor
+
+
+def verify_exact(tree: DraftTree, emitted: Tensor, depth: int) -> Verdict:
+    """Keep the path whose every token is the one the target emits at its parent.
+
+    emitted [B, N + 1]: for each node the code the target draws after it, ``argmax(z + g)``. Comparison,
+    ancestor reduction and argmax only: no loop over candidates and no host synchronisation. Lossless for
+    any tree, because nothing here depends on how the tree was made. ``depth`` bounds the tree's depth.
+    """
+    agrees = (tree.tokens == emitted.gather(1, tree.parents)) & tree.valid
+    agrees[:, 0] = True
+    on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
+    accepted, last = (tree.depths * on_path).max(1)
+    lineage = tree.ancestors[torch.arange(len(last), device=last.device), last]
+    column = torch.where(lineage, tree.depths, depth + 1)  # everyone off the path goes to a spare column
+    path = torch.zeros(len(last), depth + 2, dtype=torch.long, device=last.device)
+    path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
+    return Verdict(accepted, path[:, : depth + 1], last, emitted.gather(1, last[:, None])[:, 0])
