@@ -1,0 +1,110 @@
+"""Token sequences of the bundled model: its vocabulary, batches, and the full-sequence forward of training.
+
+The engine's modules hold the parameters; inference runs them over a cache, training over whole sequences, and
+``tests/parity`` holds both to transformers' Chameleon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adt_core.models.decoder import Decoder, DecoderConfig, Layer, rope_tables
+
+SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
+SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
+
+
+def image_token(code: int) -> str:
+    """Chameleon's name of a code: its decimal digits as letters A..J."""
+    return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
+
+
+def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
+    """Caption tokens keep their ids; special tokens and image tokens follow, image tokens in code order."""
+    names = [*sorted(text, key=text.get), *SPECIAL_BEFORE, *(image_token(code) for code in range(num_codes)), *SPECIAL_AFTER]
+    return {name: i for i, name in enumerate(names)}
+
+
+@dataclass
+class Batch:
+    """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets."""
+
+    ids: Tensor
+    starts: Tensor
+    codes: Tensor
+
+    def at_image(self, values: Tensor, shift: int = 0, length: int | None = None) -> Tensor:
+        """Gather ``values`` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
+        length = length or self.codes.shape[1]
+        index = self.starts[:, None] + shift + torch.arange(length)
+        return values[torch.arange(len(index))[:, None], index]
+
+
+class Sequences:
+    """Captions and codes as model inputs: ``<s> caption <reserved08706> <racm3:break> image``."""
+
+    def __init__(self, codes: np.ndarray, captions: np.ndarray, vocabulary: dict[str, int], dropout: float = 0.1):
+        self.codes, self.captions, self.vocabulary, self.dropout = codes, captions, vocabulary, dropout
+        self.first_image_id = vocabulary[image_token(0)]
+
+    def prompt(self, index: int, conditional: bool) -> list[int]:
+        v = self.vocabulary
+        text = [int(i) for i in self.captions[index] if i >= 0]
+        return [v["<s>"], *text, v["<reserved08706>"], v["<racm3:break>"]] if conditional else [v["<s>"], v["<racm3:break>"]]
+
+    def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
+        """One batch; the caption is dropped with probability ``dropout`` unless ``conditional`` says otherwise."""
+        rows = []
+        for index in indices:
+            keep = rng.random() >= self.dropout if conditional is None else conditional
+            rows.append(self.prompt(index, keep))
+        codes = torch.from_numpy(self.codes[indices].astype(np.int64))
+        image = codes + self.first_image_id
+        longest = max(map(len, rows)) + codes.shape[1]
+        ids = torch.full((len(rows), longest), self.vocabulary["<pad>"])
+        for row, prompt, tokens in zip(ids, rows, image):
+            row[: len(prompt)] = torch.tensor(prompt)
+            row[len(prompt) : len(prompt) + len(tokens)] = tokens
+        return Batch(ids, torch.tensor([len(prompt) - 1 for prompt in rows]), codes)
+
+
+def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One layer over whole sequences x [B, n, h], causal; right padding needs no mask."""
+    c = layer.config
+    h = x if layer.input_norm is None else F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps)
+    both = c.num_heads + c.num_kv_heads
+    heads = F.linear(h, layer.qkv).unflatten(-1, (both + c.num_kv_heads, c.head_dim)).transpose(1, 2)
+    qk, v = heads[:, :both], heads[:, both:]
+    if layer.qk_norm_weight is not None:
+        qk = F.layer_norm(qk, (c.head_dim,), eps=1e-5) * layer.qk_norm_weight[:, None] + layer.qk_norm_bias[:, None]
+    qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
+    y = F.scaled_dot_product_attention(qk[:, : c.num_heads], qk[:, c.num_heads :], v, is_causal=True,
+                                       enable_gqa=c.num_kv_heads != c.num_heads)
+    x = x + F.linear(y.transpose(1, 2).flatten(2), layer.out)
+    gate, up = F.linear(F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps), layer.gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, layer.down)
+
+
+def run_decoder(decoder: Decoder, ids: Tensor) -> Tensor:
+    """Final (normed) features [B, n, h] of whole sequences."""
+    x = F.embedding(ids, decoder.embedding)
+    cos, sin = (table[: ids.shape[1]] for table in rope_tables(decoder.config, decoder.embedding.detach()))
+    for layer in decoder.layers:
+        x = run_layer(layer, x, cos, sin)
+    return F.rms_norm(x, (decoder.config.hidden_size,), decoder.norm, decoder.config.rms_norm_eps)
+
+
+def initialise(module: torch.nn.Module, generator: torch.Generator, depth: int) -> None:
+    """Normal(0, 0.02) matrices, output projections scaled down with depth; norms keep ones."""
+    for name, p in module.named_parameters():
+        if p.ndim >= 2 and "norm" not in name:
+            std = 0.02 / (2 * depth) ** 0.5 if name.endswith((".out", ".down")) else 0.02
+            p.data.copy_(torch.randn(p.shape, generator=generator) * std)
+
+
+__all__ = ["Batch", "DecoderConfig", "Sequences", "build_vocabulary", "image_token", "initialise", "run_decoder", "run_layer"]
