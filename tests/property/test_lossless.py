@@ -1,0 +1,84 @@
+"""Any tree over any model is lossless under the keyed-noise verifier."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adt_core.sampling import keyed_gumbel
+from adt_core.tree import DraftTree, ancestor_matrix
+from adt_core.verify import verify_exact
+
+VOCABULARY = 5
+LENGTH = 14
+
+
+class RandomModel:
+    """A random function from prefixes to logits; ``emit`` is the keyed-noise token that follows a prefix."""
+
+    def __init__(self, seed: int, sharpness: float):
+        self.seed, self.sharpness = seed, sharpness
+        self.noise = torch.from_numpy(keyed_gumbel(seed, 0, range(LENGTH + 1), VOCABULARY))
+
+    def emit(self, prefix: tuple[int, ...]) -> int:
+        key = hash((self.seed, prefix)) % 2**31
+        logits = self.sharpness * torch.randn(VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(key))
+        return int((logits + self.noise[len(prefix)]).argmax())
+
+    def plain(self) -> list[int]:
+        tokens: list[int] = []
+        for _ in range(LENGTH):
+            tokens.append(self.emit(tuple(tokens)))
+        return tokens
+
+
+def random_tree(model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, skill: float) -> tuple[DraftTree, list[tuple[int, ...]]]:
+    """Random parents and distinct sibling tokens; with probability ``skill`` a node gets the right token."""
+    paths, parents, tokens = [tuple(prefix)], [0], [prefix[-1]]
+    for _ in range(nodes):
+        parent = int(torch.randint(len(paths), (), generator=draw))
+        taken = {tokens[i] for i in range(1, len(paths)) if parents[i] == parent}
+        free = [v for v in range(VOCABULARY) if v not in taken]
+        if not free or len(paths[parent]) >= LENGTH:
+            continue
+        right = model.emit(paths[parent])
+        use_right = right in free and torch.rand((), generator=draw) < skill
+        token = right if use_right else free[int(torch.randint(len(free), (), generator=draw))]
+        paths.append((*paths[parent], token))
+        parents.append(parent)
+        tokens.append(token)
+    depths = [len(path) - len(prefix) for path in paths]
+    order = [0, *sorted(range(1, len(paths)), key=lambda i: depths[i])]
+    number = {old: new for new, old in enumerate(order)}
+    row = lambda values: torch.tensor(values)[None]  # noqa: E731
+    parent_row = row([number[parents[i]] for i in order])
+    size = len(order)
+    tree = DraftTree(row([tokens[i] for i in order]), parent_row, row([depths[i] for i in order]), torch.zeros(1, size, dtype=torch.long),
+                     torch.zeros(1, size), torch.ones(1, size, dtype=torch.bool), ancestor_matrix(parent_row, max(depths)))
+    return tree, [paths[i] for i in order]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), nodes=st.integers(0, 12), skill=st.floats(0, 1), sharpness=st.floats(0, 4))
+def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, skill, sharpness):
+    model, draw = RandomModel(seed, sharpness), torch.Generator().manual_seed(seed)
+    truth = model.plain()
+    tokens, rounds = [model.emit(())], 0
+    while len(tokens) < LENGTH:
+        tree, paths = random_tree(model, tokens, draw, nodes, skill)
+        emitted = torch.tensor([[model.emit(path) for path in paths]])
+        verdict = verify_exact(tree, emitted, max(1, int(tree.depths.max())))
+        accepted = int(verdict.accepted)
+        path = verdict.path[0, : accepted + 1].tolist()
+        assert path[-1] == int(verdict.last) and tree.depths[0, path].tolist() == list(range(accepted + 1))
+        tokens += [int(tree.tokens[0, node]) for node in path[1:]] + [int(verdict.next_root)]
+        rounds += 1
+    assert tokens[:LENGTH] == truth
+    if skill == 1 and nodes:
+        assert rounds < LENGTH - 1
+
+
+def test_padding_nodes_are_never_accepted():
+    tree = DraftTree(torch.tensor([[0, 3]]), torch.zeros(1, 2, dtype=torch.long), torch.tensor([[0, 0]]), torch.zeros(1, 2, dtype=torch.long),
+                     torch.zeros(1, 2), torch.tensor([[True, False]]), ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1))
+    verdict = verify_exact(tree, torch.tensor([[3, 1]]), 1)
+    assert int(verdict.accepted) == 0 and int(verdict.next_root) == 3

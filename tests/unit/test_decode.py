@@ -1,0 +1,163 @@
+"""The round loop on tiny random models: stub drafters that always, never and sometimes agree; batches; cancelling."""
+
+import pytest
+import torch
+
+from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.tree import CandidatePool
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+METHODS = [dict(method="eagle2", depth=3, width=3, nodes=9), dict(method="eagle2", depth=5, width=1, nodes=5),
+           dict(method="eagle2", depth=2, width=40, nodes=60), dict(method="adt-tree"), dict(method="adt-tree", init="vertical", wrap="reset"),
+           dict(method="adt-tree", init="random"), dict(method="adt-tree", proposal="top-k", nodes=30, width_max=10),
+           dict(method="eagle2", expand_above=0.2, keep_above=0.05)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_checkpoint(folder / "target", scale=3.0)
+    write_tiny_drafter(folder / "drafter", folder / "target")
+    target = load_target(folder / "target", dtype=torch.float64)
+    return target, load_drafter(folder / "drafter", target)
+
+
+def run(target, prompts=("a cat", "three small dogs"), drafter=None, stub=None, **options):
+    options.setdefault("sampling", Sampling(seed=5))
+    options.setdefault("drafting", Drafting(method="autoregressive"))
+    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], drafter=drafter, **options)
+    iterator = iter(decoding)
+    for _ in iterator:
+        if stub is not None and not isinstance(decoding._proposer, StubProposer):
+            decoding._proposer = StubProposer(decoding, stub)
+    return decoding
+
+
+class StubProposer:
+    """Drafts a chain of the true continuation with some tokens made wrong on purpose."""
+
+    def __init__(self, decoding, right):
+        self.truth, self.right, self.forwards = stub_truth(decoding), right, 0
+        self.codes = decoding.target.num_codes
+
+    def observe(self, *pairs):
+        pass
+
+    def propose(self, root, starts, positions, shapes):
+        pool, numbers = CandidatePool(), torch.zeros(len(root), 1, dtype=torch.long)
+        for level in range(1, max(shape.depth for shape in shapes) + 1):
+            at = [min(position + level, self.truth.shape[1] - 1) for position in positions]
+            true = self.truth[torch.arange(len(at)), at]
+            token = torch.tensor([t if self.right(i) else (t + 1) % self.codes for t, i in zip(true.tolist(), at)])
+            score = torch.tensor([-float(level) if level <= shape.depth else -torch.inf for shape in shapes])
+            numbers = pool.add(token[:, None, None], score[:, None, None], numbers)
+        return pool.rerank(root, 64)
+
+
+def stub_truth(decoding):
+    plain = Decoding(decoding.target, decoding._rows_ids[: decoding.images], sampling=decoding.sampling,
+                     drafting=Drafting(method="autoregressive"), image_indices=decoding._indices)
+    for _ in plain:
+        pass
+    return plain.codes
+
+
+@pytest.mark.parametrize("right, tau", [(lambda at: True, 5.0), (lambda at: False, 1.0), (lambda at: at % 3 > 0, None)], ids=["always", "never", "sometimes"])
+def test_stub_drafters(models, right, tau):
+    target, drafter = models
+    truth = run(target).codes
+    decoding = run(target, drafter=drafter, stub=right, drafting=Drafting(method="eagle2", depth=4, width=1, nodes=4))
+    assert torch.equal(decoding.codes, truth)
+    stubbed = [share for round in decoding.trace.rounds[1:] for share in round.images if share.depth == 4]
+    mean = sum(share.accepted + 1 for share in stubbed) / len(stubbed)
+    assert mean == tau if tau else 1 < mean < 5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("settings", METHODS, ids=lambda s: "-".join(map(str, s.values())))
+def test_every_method_writes_the_plain_tokens(models, settings, temperature):
+    target, drafter = models
+    sampling = Sampling(seed=9, temperature=temperature)
+    plain = run(target, sampling=sampling)
+    decoding = run(target, drafter=drafter, sampling=sampling, drafting=Drafting(**settings))
+    assert torch.equal(decoding.codes, plain.codes) and (decoding.codes >= 0).all()
+    report = decoding.trace.report()
+    assert report["drafter_forwards"] > 0 and report["verified_nodes"] > 0
+    assert sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images) == 2 * (decoding.length - 1)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(guidance=1.0), Sampling(guidance=0.0), Sampling(top_k=5), Sampling(top_p=0.8, temperature=1.3)])
+def test_filters_and_guidance_stay_lossless(models, sampling):
+    target, drafter = models
+    assert torch.equal(run(target, drafter=drafter, sampling=sampling, drafting=Drafting()).codes, run(target, sampling=sampling).codes)
+
+
+def test_an_image_does_not_depend_on_its_batch(models):
+    target, drafter = models
+    together = run(target, ("a", "bb", "a much longer prompt"), drafter=drafter, drafting=Drafting(), image_indices=[3, 0, 1])
+    for i, (prompt, index) in enumerate((("a", 3), ("bb", 0), ("a much longer prompt", 1))):
+        alone = run(target, (prompt,), drafter=drafter, drafting=Drafting(), image_indices=[index])
+        assert torch.equal(alone.codes[0], together.codes[i])
+
+
+def test_image_index_and_seed_change_the_image(models):
+    target, _ = models
+    a = run(target, ("x", "x"), image_indices=[0, 1]).codes
+    assert not torch.equal(a[0], a[1])
+    assert not torch.equal(a[0], run(target, ("x",), sampling=Sampling(seed=6)).codes[0])
+
+
+def test_same_seed_same_tokens_and_no_global_randomness(models):
+    target, drafter = models
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = run(target, drafter=drafter, drafting=Drafting(init="random"))
+    assert torch.equal(first.codes, run(target, drafter=drafter, drafting=Drafting(init="random")).codes)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_negative_prompt_takes_the_place_of_the_unconditional_row(models):
+    target, drafter = models
+    ids = [target.encode_prompt("fog")] * 2
+    changed = run(target, negatives=ids)
+    assert not torch.equal(changed.codes, run(target).codes)
+    assert torch.equal(run(target, negatives=ids, drafter=drafter, drafting=Drafting()).codes, changed.codes)
+
+
+def test_progress_counts_up_and_the_map_covers_the_grid(models):
+    target, drafter = models
+    decoding = Decoding(target, [target.encode_prompt("x")], drafter=drafter)
+    seen = [decoding.done_tokens for _ in decoding]
+    assert seen == sorted(seen) and seen[-1] == decoding.total_tokens == 16
+    assert [len(row) for row in decoding.trace.acceptance_map()] == [4] * 4
+    assert decoding.memory_required() > 0
+
+
+def test_cancelling_raises_through_the_loop(models):
+    target, drafter = models
+    calls = 0
+
+    class Cancel(BaseException):
+        pass
+
+    def check():
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise Cancel
+
+    with pytest.raises(Cancel):
+        for _ in Decoding(target, [target.encode_prompt("x")], drafter=drafter, check=check):
+            pass
+
+
+def test_bad_requests_are_refused(models):
+    target, _ = models
+    with pytest.raises(AdtError, match="batch size is 0"):
+        Decoding(target, [])
+    with pytest.raises(AdtError, match="needs a drafter"):
+        Decoding(target, [[0]])
+    with pytest.raises(AdtError, match="prompt is empty"):
+        target.encode_prompt("  ")
+    with pytest.raises(AdtError, match="has room for"):
+        target.encode_prompt("x" * 400)

@@ -1,0 +1,71 @@
+"""Rerank, parents, depths and ancestors of draft trees."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adt_core.tree import CandidatePool, ancestor_matrix
+
+
+def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
+    """A pool expanded the EAGLE-2 way with the same child log-probabilities everywhere."""
+    pool = CandidatePool()
+    beam_scores, numbers = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.long)
+    for _ in range(depth):
+        scores = logp[:width].expand(1, beam_scores.shape[1], -1) + beam_scores[..., None]
+        tokens = torch.arange(width).expand_as(scores)
+        numbers = pool.add(tokens, scores, numbers)
+        beam_scores, beam = scores.flatten(1).topk(min(width, scores[0].numel()), 1)
+        numbers = numbers.gather(1, beam)
+    return pool
+
+
+def test_flat_drafts_make_wide_trees_shallow():
+    """Near-uniform drafts fill level by level: realised depth 1 + ceil((N - k) / k^2) for N = 58."""
+    expected = {10: 2, 8: 2, 7: 3, 6: 3, 5: 4, 4: 5, 3: 8, 2: 15}
+    for width, depth in expected.items():
+        tree = grow(16, width, -5.0 - 1e-4 * torch.arange(10)).rerank(torch.zeros(1, dtype=torch.long), 58)
+        assert int(tree.realised_depth()) == depth, width
+
+
+@settings(max_examples=40, deadline=None)
+@given(depth=st.integers(1, 5), width=st.integers(1, 5), nodes=st.integers(1, 60), seed=st.integers(0, 999), flat=st.booleans())
+def test_kept_nodes_form_a_tree(depth, width, nodes, seed, flat):
+    logp = torch.randn(5, generator=torch.Generator().manual_seed(seed)).log_softmax(0).sort(descending=True).values
+    tree = grow(depth, width, torch.zeros(5) if flat else logp).rerank(torch.tensor([3]), nodes)
+    parents, depths = tree.parents[0], tree.depths[0]
+    assert tree.size <= nodes + 1 and tree.tokens[0, 0] == 3 and parents[0] == 0
+    for node in range(1, tree.size):
+        parent = int(parents[node])
+        assert parent < node and depths[node] == depths[parent] + 1
+        assert tree.scores[0, node] <= tree.scores[0, parent]
+        lineage, at = {node}, node
+        while at:
+            at = int(parents[at])
+            lineage.add(at)
+        assert set(tree.ancestors[0, node].nonzero().flatten().tolist()) == lineage
+    siblings = [(int(parents[n]), int(tree.tokens[0, n])) for n in range(1, tree.size)]
+    assert len(set(siblings)) == len(siblings)
+
+
+def test_ties_go_to_the_earlier_candidate():
+    tree = grow(3, 2, torch.zeros(2)).rerank(torch.zeros(1, dtype=torch.long), 3)
+    assert tree.depths[0].tolist() == [0, 1, 1, 2]
+
+
+def test_budget_is_clamped_to_the_candidates():
+    assert grow(1, 2, torch.tensor([-1.0, -2.0])).rerank(torch.zeros(1, dtype=torch.long), 58).size == 3
+
+
+def test_forbidden_candidates_become_padding():
+    pool = CandidatePool()
+    scores = torch.tensor([[[-1.0, -2.0]], [[-1.0, -torch.inf]]])
+    pool.add(torch.tensor([[[4, 5]], [[6, 7]]]), scores, torch.zeros(2, 1, dtype=torch.long))
+    tree = pool.rerank(torch.zeros(2, dtype=torch.long), 2)
+    assert tree.valid.tolist() == [[True, True, True], [True, True, False]]
+    assert tree.parents[1, 2] == 0 and tree.depths[1, 2] == 0
+
+
+def test_ancestors_of_a_chain():
+    parents = torch.tensor([[0, 0, 1, 2]])
+    assert torch.equal(ancestor_matrix(parents, 3)[0], torch.ones(4, 4).tril().bool())
