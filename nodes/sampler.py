@@ -1,5 +1,7 @@
 """The sampler node: text in, codebook vectors out, one bar tick per decided token."""
 
+from contextlib import closing
+
 import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
@@ -66,7 +68,7 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Float.Input(
                     "top_p",
                     default=1.0,
-                    min=0.0,
+                    min=0.01,
                     max=1.0,
                     step=0.01,
                     tooltip="Keep only the likeliest tokens that together have this probability; 1 keeps all.",
@@ -145,9 +147,10 @@ def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None,
 
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
-    for rounds, _ in enumerate(decoding, start=1):
-        done, total = decoding.done_tokens, decoding.total_tokens
-        progress.update(done, f"{done} of {total} tokens in {rounds} passes")
+    with closing(iter(decoding)) as rounds:  # caches go now, and not when a traceback is forgotten
+        for count, _ in enumerate(rounds, start=1):
+            done, total = decoding.done_tokens, decoding.total_tokens
+            progress.update(done, f"{done} of {total} tokens in {count} passes")
     report = decoding.trace.report()
     progress.say(
         f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, "

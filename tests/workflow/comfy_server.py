@@ -32,6 +32,7 @@ from websocket_client import WebSocket
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_CACHE") or ROOT / ".cache") / "comfyui"
+PACKS = {"ADT-Tree": ROOT, "probe": Path(__file__).parent / "probe_nodes"}
 TORCH = "torch==2.13.0"
 # ComfyUI imports torchvision and torchaudio, and spandrel requires the former. These work beside a CPU build of
 # torch and go in without their dependencies, which would bring another build of it.
@@ -87,12 +88,12 @@ def environment() -> Path:
     if done.exists() and done.read_text() == recipe:
         return python
     shutil.rmtree(home, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", home])
+    _run([sys.executable, "-m", "venv", "--without-pip", home])
     (site,) = {*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages")}
     (site / "tests.pth").write_text(parent)
     (home / "requirements.txt").write_text(required)
     (home / "constraints.txt").write_text(TORCH)
-    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", home / "constraints.txt"]
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", home / "constraints.txt"]
     _run([*install, TORCH])
     _run([*install, "-r", home / "requirements.txt"])
     _run([*install, "--no-deps", *APART])

@@ -8,10 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from comfy_server import FLOOR, NEWEST, ROOT, Comfy  # noqa: E402
-from convert import to_prompt  # noqa: E402
-
-PACKS = {"ADT-Tree": ROOT, "probe": Path(__file__).parent / "probe_nodes"}
+from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
+from convert import Graph, to_prompt  # noqa: E402
 
 
 @pytest.fixture(scope="session", params=[NEWEST, FLOOR], ids=lambda release: f"comfyui-{release.version}")
@@ -41,34 +39,3 @@ def workflow():
 def graph(workflow, object_info):
     """The shipped workflow as a prompt whose nodes can be reached by type."""
     return Graph(to_prompt(workflow, object_info))
-
-
-class Graph:
-    """A prompt in API format, with short ways to change it."""
-
-    def __init__(self, prompt: dict):
-        self.prompt = prompt
-
-    def id(self, class_type: str, which: int = 0) -> str:
-        return [key for key, node in self.prompt.items() if node["class_type"] == class_type][which]
-
-    def inputs(self, class_type: str, which: int = 0) -> dict:
-        return self.prompt[self.id(class_type, which)]["inputs"]
-
-    def set(self, class_type: str, **inputs) -> "Graph":
-        self.inputs(class_type).update(inputs)
-        return self
-
-    def drop(self, class_type: str, *inputs: str) -> "Graph":
-        for name in inputs:
-            del self.inputs(class_type)[name]
-        return self
-
-    def add(self, class_type: str, **inputs) -> list:
-        """Add a node; returns a link to its first output."""
-        key = str(max(map(int, self.prompt)) + 1)
-        self.prompt[key] = {"class_type": class_type, "inputs": inputs}
-        return [key, 0]
-
-    def link(self, class_type: str, output: int = 0) -> list:
-        return [self.id(class_type), output]

@@ -1,4 +1,5 @@
-"""Turns a workflow as the browser saves it into the prompt that the server runs, and checks it on the way.
+"""Turns a workflow as the browser saves it into the prompt that the server runs, and checks it on the way;
+and short ways to change such a prompt.
 
 The browser does this with the node definitions of ``/object_info``. Here every assumption is an assertion: a
 workflow that the browser would quietly repair, or run with shifted widget values, fails.
@@ -81,3 +82,34 @@ def _origin(link: list, nodes: dict, node: dict, slot: int, socket: dict, object
     given = object_info[source["type"]]["output"][source_slot]
     assert kind == given == expected == socket["type"] == output["type"], f"link {link_id} joins {given} to {expected}"
     return [str(source_id), source_slot]
+
+
+class Graph:
+    """A prompt in API format, with short ways to change it."""
+
+    def __init__(self, prompt: dict):
+        self.prompt = prompt
+
+    def id(self, class_type: str, which: int = 0) -> str:
+        return [key for key, node in self.prompt.items() if node["class_type"] == class_type][which]
+
+    def inputs(self, class_type: str, which: int = 0) -> dict:
+        return self.prompt[self.id(class_type, which)]["inputs"]
+
+    def set(self, class_type: str, **inputs) -> Graph:
+        self.inputs(class_type).update(inputs)
+        return self
+
+    def drop(self, class_type: str, *inputs: str) -> Graph:
+        for name in inputs:
+            del self.inputs(class_type)[name]
+        return self
+
+    def add(self, class_type: str, **inputs) -> list:
+        """Add a node; returns a link to its first output."""
+        key = str(max(map(int, self.prompt)) + 1)
+        self.prompt[key] = {"class_type": class_type, "inputs": inputs}
+        return [key, 0]
+
+    def link(self, class_type: str, output: int = 0) -> list:
+        return [self.id(class_type), output]

@@ -1,8 +1,7 @@
 """The pack in ComfyUI: it loads silently, describes itself fully and brings a workflow that fits its nodes."""
 
 import pytest
-from comfy_server import Comfy
-from conftest import PACKS
+from comfy_server import PACKS, Comfy
 from convert import to_prompt
 
 NODES = {"ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSettings", "ADTTreeSampler"}

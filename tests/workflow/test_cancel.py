@@ -1,0 +1,78 @@
+"""Cancel stops the work within half a second, wherever it is, and leaves a server that runs the next prompt."""
+
+import time
+
+import pytest
+from comfy_server import Failed
+
+LIMIT = 0.5
+
+
+def interrupt_and_time(comfy, browser, prompt_id) -> float:
+    """Seconds from the request to the moment at which the browser is told that the prompt has stopped."""
+    asked = time.monotonic()
+    comfy.post("/interrupt", {})
+    stopped = browser.wait_for(lambda m: m.type == "execution_interrupted" and m.data["prompt_id"] == prompt_id, timeout=30)
+    with pytest.raises(Failed) as failed:
+        comfy.wait(prompt_id)
+    assert failed.value.kind == "execution_interrupted"
+    return stopped.at - asked
+
+
+def works(comfy, graph) -> None:
+    graph.set("ADTTreeSampler", batch_size=1).set("ADTTreeSettings", method="adt-tree").set("SaveImage", filename_prefix="next")
+    assert comfy.files(comfy.run(graph.prompt))
+
+
+def test_while_tokens_are_decoded(comfy, graph):
+    graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="autoregressive")
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(graph.prompt, browser.id)
+        browser.wait_for(lambda m: m.type == "progress" and 0 < m.data["value"] < m.data["max"])
+        time.sleep(0.3)
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+    works(comfy, graph)
+
+
+def test_while_the_prompt_is_read(comfy, graph):
+    """Right after the sampler has started: before the first token."""
+    works(comfy, graph)
+    graph.set("ADTTreeSampler", seed=902, batch_size=64)
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(graph.prompt, browser.id)
+        browser.wait_for(lambda m: m.type == "executing" and m.data["node"] == graph.id("ADTTreeSampler"))
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+        assert not [m for m in browser.messages if m.type == "progress" and m.data["value"] == m.data["max"]]
+    works(comfy, graph)
+
+
+@pytest.mark.parametrize("loader", ["ADTTreeModelLoader", "ADTTreeDrafterLoader"])
+def test_while_weights_are_loaded(comfy, graph, loader):
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(1.5)  # the server frees when it next looks, once a second
+    graph.set("ADTTreeSampler", seed=903, batch_size=64)
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(graph.prompt, browser.id)
+        browser.wait_for(lambda m: m.type == "executing" and m.data["node"] == graph.id(loader))
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+    works(comfy, graph)
+
+
+@pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
+def test_while_pixels_are_coded(comfy, graph, node):
+    """Many large images through the codec alone."""
+    vae = graph.link("ADTTreeModelLoader", 2)
+    pixels = graph.add("EmptyImage", width=256, height=256, batch_size=64, color=0x336699)
+    latent = graph.add("VAEEncode", pixels=pixels, vae=vae)
+    if node == "VAEDecode":
+        small = graph.add("EmptyImage", width=256, height=256, batch_size=1, color=0x336699)
+        latent = graph.add("RepeatLatentBatch", samples=graph.add("VAEEncode", pixels=small, vae=vae), amount=64)
+    graph.set("VAEDecode", samples=latent)
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(graph.prompt, browser.id)
+        wanted = latent[0] if node == "VAEEncode" else graph.id("VAEDecode")
+        browser.wait_for(lambda m: m.type == "executing" and m.data["node"] == wanted)
+        time.sleep(0.3)
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+    graph.set("VAEDecode", samples=graph.link("ADTTreeSampler"))
+    works(comfy, graph)
