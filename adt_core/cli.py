@@ -19,6 +19,14 @@ DRAFTING = tuple(field.name for field in fields(Drafting))
 REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
 
+CONSTANTS = {
+    "beta": "accepted share of a tree's depth from which the next one is deeper and narrower",
+    "depth_step": "levels that the depth moves by",
+    "width_step": "children that the width moves by",
+    "expand_above": "a draft less likely than this gets no children; 0 is off",
+    "keep_above": "a draft less likely than this is not checked; 0 is off",
+}
+
 LATER_COMMANDS = ("benchmark", "train-drafter")
 LATER_OPTIONS = ("--lantern-k", "--lantern-delta", "--lantern-lambda", "--max-substitution")
 
@@ -98,7 +106,7 @@ def _check_noise(path: str, version: object) -> None:
     from .sampling import NOISE_VERSION
 
     if version != NOISE_VERSION:
-        raise AdtError(f"{path} was drawn with noise version {version}, and this version of ADT-Tree draws version {NOISE_VERSION}: it can't be made again.")
+        raise AdtError(f"{path} was drawn with noise version {version}, and this ADT-Tree draws version {NOISE_VERSION}: it can't be made again.")
 
 
 def _parsers() -> tuple[_Parser, _Parser]:
@@ -111,7 +119,8 @@ def _parsers() -> tuple[_Parser, _Parser]:
     make = commands.add_parser("generate", parents=[common], help="generate pictures", description="Generate pictures from text.")
     _add_generate(make)
     make.set_defaults(run=generate, image_index=0)
-    look = commands.add_parser("inspect", parents=[common], help="say what a checkpoint is", description="Say what a checkpoint is, without loading it.")
+    look = commands.add_parser("inspect", parents=[common], help="say what a checkpoint is",
+                               description="Say what a checkpoint is, without loading it.")
     look.add_argument("path", metavar="PATH", help="folder of a target or a drafter, or 'bundled'")
     look.add_argument("--json", action="store_true", help="print JSON")
     look.set_defaults(run=inspect)
@@ -130,18 +139,19 @@ def _add_generate(parser: _Parser) -> None:
     add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
     add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter (default: %(default)s)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the weights; in float32 and wider, speculation keeps the image (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights; from float32 on, speculation keeps the image (default: %(default)s)")
 
     add = parser.add_argument_group("drafting; none of it changes the image").add_argument
     add("--method", type=_method, default=default["method"], help=f"{', '.join(METHODS)} (default: %(default)s)")
     add("--proposal", choices=PROPOSALS, default=default["proposal"], help="how drafts are chosen (default: %(default)s)")
-    add("--depth", type=int, metavar="D", default=default["depth"], help="depth of the draft tree, or of ADT-Tree's first (default: %(default)s)")
-    add("--width", type=int, metavar="K", default=default["width"], help="children per node, or ADT-Tree's first number (default: %(default)s)")
+    add("--depth", type=int, metavar="D", default=default["depth"], help="depth of the tree, or of ADT-Tree's first (default: %(default)s)")
+    add("--width", type=int, metavar="K", default=default["width"], help="children per node, or ADT-Tree's first (default: %(default)s)")
     add("--nodes", type=int, metavar="N", default=default["nodes"], help="drafts that are checked per round at most (default: %(default)s)")
     add("--init", choices=INITS, default=default["init"], help="which neighbour a tree of ADT-Tree starts from (default: %(default)s)")
     add("--wrap", choices=WRAPS, default=default["wrap"], help="where it starts from in a new row (default: %(default)s)")
     for name in DRAFTING[DRAFTING.index("wrap") + 1 :]:
-        add(f"--{name.replace('_', '-')}", type=type(default[name]), metavar="X", default=default[name], help="a constant of adt_core.Drafting (default: %(default)s)")
+        option, text = f"--{name.replace('_', '-')}", CONSTANTS.get(name, "a bound of ADT-Tree's shapes")
+        add(option, type=type(default[name]), metavar="X", default=default[name], help=f"{text} (default: %(default)s)")
     for name in LATER_OPTIONS:
         add(name, action=_Later, help=argparse.SUPPRESS)
 
@@ -150,7 +160,7 @@ def _add_generate(parser: _Parser) -> None:
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
     add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
     add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
-    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of total mass P only; 1 is off (default: %(default)s)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P only; 1 is off (default: %(default)s)")
     add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
 
     add = parser.add_argument_group("results").add_argument

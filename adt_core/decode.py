@@ -133,13 +133,17 @@ class Decoding:
         """Codes [B, n] -> token ids of every row [R, n]."""
         return self.target.decoder.image_ids[codes].repeat(self._rows.count // self.images, 1)
 
-    def _emit(self, features: Tensor, positions: Tensor) -> Tensor:
-        """Codes the target emits: features [R, n, h], the raster positions [B, n] they decide -> [B, n]."""
+    def _perturbed(self, features: Tensor, positions: Tensor) -> Tensor:
+        """z + g: features [R, n, h], the raster positions [B, n] they decide -> [B, n, V]."""
         z = process_logits(self.target.decoder.logits(guide(features, self.sampling.guidance)), self.sampling)
-        if self._noise is not None:
-            batch = torch.arange(self.images, device=z.device)[:, None]
-            z = z + self._noise[batch, positions.clamp_max(self.length - 1)]
-        return z.argmax(-1)
+        if self._noise is None:
+            return z
+        batch = torch.arange(self.images, device=z.device)[:, None]
+        return z + self._noise[batch, positions.clamp_max(self.length - 1)]
+
+    def _emit(self, features: Tensor, positions: Tensor) -> Tensor:
+        """Codes the target emits at ``positions``, [B, n]."""
+        return self._perturbed(features, positions).argmax(-1)
 
     def _round(self, index: int) -> Round:
         started = time.perf_counter()

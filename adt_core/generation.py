@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -146,7 +146,7 @@ def settings(plan: Plan, prompt: str, index: int) -> dict:
         "image_index": index,
         **asdict(plan.drafting),
         "noise_version": NOISE_VERSION,
-        "versions": {"adt-tree": VERSION, **{name: version(name) for name in ("torch", "numpy")}},
+        "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
     }
 
 
@@ -161,9 +161,10 @@ def finish(plan: Plan, results: list[list[Result]]) -> str:
     if options.compare:
         plain = together([pair[1].trace for pair in results]).report()
         same = sum(int((a == b).all()) for one, other in results for a, b in zip(one.codes, other.codes))
-        report |= {"plain": plain, "speedup": plain["seconds"] / report["seconds"], "identical": same == trace.images, "identical_images": same}
-        tokens = "tokens identical" if report["identical"] else f"tokens identical in {same} of {trace.images} images"
-        lines.append(f"Speed-up over plain decoding, measured in this run: {report['speedup']:.2f}x ({plain['seconds']:.2f} s plainly); {tokens}")
+        speedup, identical = plain["seconds"] / report["seconds"], same == trace.images
+        report |= {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}
+        lines.append(f"Speed-up over plain decoding ({plain['seconds']:.2f} s), measured in this run: {speedup:.2f}x; "
+                     + ("tokens identical" if identical else f"tokens identical in {same} of {trace.images} images"))
     if options.tokens:
         write_json(options.tokens, {"tokens": [grid for result in chosen for grid in result.codes.tolist()],
                                     "prompts": plan.prompts, "batch_size": options.batch_size, "seed": plan.sampling.seed})

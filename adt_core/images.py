@@ -65,8 +65,8 @@ def write(path: Path, content: bytes) -> None:
 
 def check_writable(path: Path, option: str) -> None:
     """Raise an AdtError that names ``option`` if ``path`` can't be written; writes and makes nothing."""
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir():
         raise AdtError(f"{option}: '{path}' is a folder; name a file.")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise AdtError(f"{option}: '{path}' can't be written, because '{folder}' is not a folder that you may write to; choose another.")

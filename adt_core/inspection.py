@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 
@@ -12,6 +11,7 @@ from .models.checkpoint import BUNDLED, Checkpoint, resolve
 
 _PROJECTIONS = [f"self_attn.{x}_proj.weight" for x in "qkvo"] + [f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")]
 _QK_NORMS = [f"self_attn.{x}_norm.{kind}" for x in "qk" for kind in ("weight", "bias")]
+_NORMS = ["input_layernorm.weight", "post_attention_layernorm.weight"]
 
 
 def inspect(path: str) -> list[dict]:
@@ -48,7 +48,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, set[str]]:
     expected = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     expected |= {f"model.vqmodel.{name}" for name, _ in codec.named_parameters()}
     for layer in range(decoder.config.num_layers):
-        expected |= {f"model.layers.{layer}.{name}" for name in (*_PROJECTIONS, *_QK_NORMS, "input_layernorm.weight", "post_attention_layernorm.weight")}
+        expected |= {f"model.layers.{layer}.{name}" for name in (*_PROJECTIONS, *_QK_NORMS, *_NORMS)}
     figures = {
         "role": "target",
         "family": "chameleon",
@@ -62,8 +62,8 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, set[str]]:
 
 def _drafter(checkpoint: Checkpoint, names: set[str]) -> tuple[dict, set[str]]:
     """Figures of an EAGLE drafter, and the tensors that it must have; the norms of its layer are optional."""
-    optional = {f"layers.0.{name}" for name in (*_QK_NORMS, "input_layernorm.weight")} & names
-    expected = {"embed_tokens.weight", "fc.weight", "fc.bias", *(f"layers.0.{name}" for name in (*_PROJECTIONS, "post_attention_layernorm.weight"))}
+    optional = {f"layers.0.{name}" for name in (*_QK_NORMS, _NORMS[0])} & names
+    expected = {"embed_tokens.weight", "fc.weight", "fc.bias", *(f"layers.0.{name}" for name in (*_PROJECTIONS, _NORMS[1]))}
     return {"role": "drafter", "family": "eagle", **_decoder_figures(decoder_config(checkpoint.config))}, expected | optional
 
 

@@ -45,7 +45,7 @@ _HALF_WINDOW = 17  # pixels to either side of a place's centre
 _BANDS = {"air": (4, 54), "standing": (58, 108)}  # rows
 _MIN_AREA, _MIN_PLANT = 100, 250  # pixels in a window of some 1700; the smallest item shows 200, a plant 500
 _PLANT_GREENS = ((56, 112, 50), (40, 96, 62))  # tree and pine, which no light tints
-_SPREAD_FLOOR, _CLIP, _FARTHEST = 6.0, 36.0, 9.0
+_SPREAD_FLOOR, _CLIP, _FARTHEST = 8.0, 36.0, 8.0  # of region features: least spread; most of one, mean of all squared deviations
 
 
 def _smooth(image: np.ndarray) -> np.ndarray:
@@ -96,12 +96,14 @@ def _mask(rgb: np.ndarray, colour: str | None, sky: str | None) -> np.ndarray:
         own = _hue_distance(hue, hues[colour])
         mask = (own < 28) & np.all([own <= _hue_distance(hue, h) for h in hues.values()], 0)
         return mask & (value > 0.55 * v) & (chroma > 0.5 * c) & (chroma > 0.62 * c / v * value)
-    # Named green and the plants' greens share their hue: the closer one claims the pixel.
+    # Named green and the plants' greens share their hue, so here distance decides. At night the two are close; a smudge
+    # of green is believed to be the item unless it clearly is a plant's.
     opponent = _opponent(rgb)
     green = _distance_to_shades(opponent, lit["green"], (0.8, 1.0, 1.15))
     plant = np.minimum(*(_distance_to_shades(opponent, np.array(c), (0.8, 1.0)) for c in _PLANT_GREENS))
-    claimed = (green < plant) & (green < 60) if colour else (plant < green) & (plant < 34)
-    return claimed & (hue > 92) & (hue < 170)
+    apart = min(_distance(*_opponent(np.array([lit["green"], c]).T).T) for c in _PLANT_GREENS)
+    claimed = (green < plant + 0.6 * apart) & (green < 75) if colour else (plant < green) & (plant < 34)
+    return claimed & (hue > 92) & (hue < 170) & (chroma > 20)
 
 
 def _amounts(rgb: np.ndarray, colour: str | None, sky: str | None, band: str) -> dict[str, float]:
@@ -117,10 +119,11 @@ def _amounts(rgb: np.ndarray, colour: str | None, sky: str | None, band: str) ->
     return amounts
 
 
-def _has_item(rgb: np.ndarray, item: Item, sky: str | None) -> bool:
-    amounts = _amounts(rgb, item.colour, sky, "air" if item.kind in AIR_OBJECTS else "standing")
-    enough = _MIN_AREA if item.colour else _MIN_PLANT
-    return amounts[item.place] > enough and amounts[item.place] == max(amounts.values())
+def _has_item(rgb: np.ndarray, item: Item, scene: Scene) -> bool:
+    amounts = _amounts(rgb, item.colour, scene.sky, "air" if item.kind in AIR_OBJECTS else "standing")
+    green = {other.place for other in scene.items if other.colour in ("green", None)}  # the other kind of green is no rival
+    most = max(n for place, n in amounts.items() if place == item.place or item.colour not in ("green", None) or place not in green)
+    return amounts[item.place] > (_MIN_AREA if item.colour else _MIN_PLANT) and amounts[item.place] == most
 
 
 # ---- regions -------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def _region_features(rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=1)
-def _prototypes(per_class: int = 12) -> tuple[tuple, tuple]:
+def _prototypes(per_class: int = 8) -> tuple[tuple, tuple]:
     """Classes, means and spreads of the features: upper by sky or wall, lower by (ground, sky) or (table, wall)."""
     rng, seen = np.random.default_rng(CALIBRATION_SEED), defaultdict(list)
     wanted = {(g, s) for g in GROUNDS for s in SKIES} | {("table", w) for w in WALLS}
@@ -183,7 +186,7 @@ def check(image: np.ndarray, scene: Scene) -> dict[str, bool]:
     rgb = _smooth(image)
     upper, lower = _region_features(rgb)
     above, below = _nearest(upper, _prototypes()[0]), _nearest(lower, _prototypes()[1])
-    found = [_has_item(rgb, item, scene.sky) for item in scene.items]
+    found = [_has_item(rgb, item, scene) for item in scene.items]
     found += [above == (scene.wall or scene.sky), below is not None and below[0] == (scene.ground or "table")]
     return dict(zip(_names(scene), map(bool, found)))
 
@@ -200,8 +203,11 @@ def degrade(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.clip(pixels + rng.normal(0, 8, pixels.shape), 0, 255).round().astype(np.uint8)
 
 
-def measure(count: int, seed: int, shuffles: int = 3) -> dict[str, dict[str, float]]:
-    """Per attribute kind and over all: n, and the share found on own, degraded and shuffled pictures beside chance."""
+def measure(count: int, seed: int, shuffles: int = 4) -> dict[str, dict[str, float]]:
+    """Per attribute kind and over all: n, and the share found on own, degraded and shuffled pictures beside chance.
+
+    Chance is the mean, over the attributes stated, of the share of the *other* scenes that state the same one.
+    """
     rng = np.random.default_rng([seed, count])
     sets = [example(seed, i) for i in range(count)]
     images, scenes = [s[0] for s in sets], [s[2] for s in sets]
@@ -236,12 +242,12 @@ def main() -> None:
     args = parser.parse_args()
     columns = ["own", "degraded", "shuffled", "chance"]
     print(f"{'kind':8}{'n':>6}" + "".join(f"{c:>10}" for c in columns))
-    failed = False
-    for kind, rates in measure(args.count, args.seed).items():
-        misses = missed(rates)
-        failed |= kind == "all" and bool(misses)
-        print(f"{kind:8}{rates['n']:6}" + "".join(f"{rates[c]:10.1%}" for c in columns) + "".join(f"  misses {m}" for m in misses))
-    sys.exit(1 if failed else 0)
+    table = measure(args.count, args.seed)
+    for kind, rates in table.items():
+        print(f"{kind:8}{rates['n']:6}" + "".join(f"{rates[c]:10.1%}" for c in columns))
+    misses = missed(table["all"])  # of a single kind there are too few for a bar
+    if misses:
+        sys.exit("misses: " + ", ".join(f"{bar} ({BARS[bar]:.0%})" for bar in misses))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ class Muon(torch.optim.Optimizer):
                 buffer = state.setdefault("momentum", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalise(p.grad.lerp(buffer, group["momentum"]).flatten(1))
-                scale = max(1.0, update.shape[0] / update.shape[1]) ** 0.5
+                inputs, outputs = p.shape if p.ndim == 2 else update.shape[::-1]  # matrices are stored [in, out]
+                scale = max(1.0, outputs / inputs) ** 0.5
                 p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.view_as(p), alpha=-group["lr"] * scale)
 
 

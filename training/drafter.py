@@ -37,8 +37,7 @@ def make_drafter(decoder: Decoder) -> EagleDrafter:
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.embedding.data.copy_(decoder.embedding)
     drafter.embedding.requires_grad_(False)
-    drafter.fc.bias.data.zero_()
-    drafter.fc.weight.data[:, decoder.config.hidden_size :] += torch.eye(decoder.config.hidden_size)
+    drafter.fc.data[decoder.config.hidden_size :] += torch.eye(decoder.config.hidden_size)  # starts by passing the feature on
     return drafter
 
 
@@ -54,8 +53,8 @@ def unroll(drafter: EagleDrafter, ids: Tensor, features: Tensor, passes: int) ->
     distance = torch.arange(n)[:, None] - torch.arange(n)
     keys, values, outputs, feature = [], [], [], features
     for j in range(passes):
-        x = drafter.fc(torch.cat([embedded, feature], -1))
-        qkv = F.linear(F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps), layer.qkv)
+        x = torch.cat([embedded, feature], -1) @ drafter.fc + drafter.fc_bias
+        qkv = F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps) @ layer.qkv
         qkv = qkv.unflatten(-1, (3 * heads, c.head_dim)).transpose(1, 2)
         qk = F.layer_norm(qkv[:, : 2 * heads], (c.head_dim,), eps=1e-5)
         qk = qk * layer.qk_norm_weight[:, None] + layer.qk_norm_bias[:, None]
@@ -64,9 +63,9 @@ def unroll(drafter: EagleDrafter, ids: Tensor, features: Tensor, passes: int) ->
         values.append(qkv[:, 2 * heads :])
         sight = torch.cat([distance >= j] + [distance == j - m for m in range(1, j + 1)], 1)
         y = F.scaled_dot_product_attention(qk[:, :heads], torch.cat(keys, 2), torch.cat(values, 2), sight)
-        x = x + F.linear(y.transpose(1, 2).flatten(2), layer.out)
-        gate, up = F.linear(F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps), layer.gate_up).chunk(2, -1)
-        out = x + F.linear(F.silu(gate) * up, layer.down)
+        x = x + y.transpose(1, 2).flatten(2) @ layer.out
+        gate, up = (F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps) @ layer.gate_up).chunk(2, -1)
+        out = x + (F.silu(gate) * up) @ layer.down
         outputs.append(out)
         feature = torch.cat([features[:, :1], out[:, :-1].detach()], 1)  # element i now stands on the drafter's own extrapolation
     return outputs
@@ -113,7 +112,7 @@ def distribution_loss(q_logits: Tensor, p_logits: Tensor) -> Tensor:
 def evaluate(decoder: Decoder, drafter: EagleDrafter, sequences: Sequences, count: int = 16) -> list[str]:
     """Per depth: is the coupled target token among the drafter's first 1 / 2 / 4 coupled children? (teacher-forced, guidance 3)"""
     indices = np.arange(len(sequences.codes) - count, len(sequences.codes))
-    noise = torch.from_numpy(keyed_gumbel(0, 0, range(sequences.codes.shape[1] - 1), decoder.head.shape[0])).float()
+    noise = torch.from_numpy(keyed_gumbel(0, 0, range(sequences.codes.shape[1] - 1), decoder.head.shape[1])).float()
     lines = []
     for j, (q, p, *_rest) in enumerate(passes_and_targets(decoder, drafter, both_rows(sequences, indices, np.random.default_rng(0)), PASSES, 3.0)):
         y = (p + noise).argmax(-1, keepdim=True)

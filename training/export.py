@@ -25,10 +25,10 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
     """A layer's fused parameters under their Hugging Face names."""
     c = layer.config
     kv = c.num_kv_heads * c.head_dim
-    q, k, v = layer.qkv.split([c.hidden_size, kv, kv])
-    gate, up = layer.gate_up.chunk(2)
-    tensors = {"self_attn.q_proj.weight": q, "self_attn.k_proj.weight": k, "self_attn.v_proj.weight": v, "self_attn.o_proj.weight": layer.out,
-               "mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": layer.down,
+    q, k, v = layer.qkv.T.split([c.hidden_size, kv, kv])
+    gate, up = layer.gate_up.T.chunk(2)
+    tensors = {"self_attn.q_proj.weight": q, "self_attn.k_proj.weight": k, "self_attn.v_proj.weight": v, "self_attn.o_proj.weight": layer.out.T,
+               "mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": layer.down.T,
                "post_attention_layernorm.weight": layer.mlp_norm, "input_layernorm.weight": layer.input_norm}
     for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
         tensors[f"self_attn.q_norm.{kind}"], tensors[f"self_attn.k_norm.{kind}"] = norm.split([c.num_heads, c.num_kv_heads])
@@ -67,7 +67,7 @@ def main() -> None:
     decoder.load_state_dict(torch.load(args.target, weights_only=True)["average"])
     config = hf_config(decoder, vocabulary)
     head = torch.zeros(len(vocabulary), decoder.config.hidden_size)  # only image tokens are ever predicted
-    head[decoder.image_ids] = decoder.head.detach()
+    head[decoder.image_ids] = decoder.head.detach().T
     tensors = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm, "lm_head.weight": head}
     for i, layer in enumerate(decoder.layers):
         tensors |= layer_tensors(layer, f"model.layers.{i}")
@@ -77,7 +77,7 @@ def main() -> None:
     if args.drafter:
         drafter = make_drafter(decoder)
         drafter.load_state_dict(torch.load(args.drafter, weights_only=True)["average"])
-        tensors = {"embed_tokens.weight": drafter.embedding, "fc.weight": drafter.fc.weight, "fc.bias": drafter.fc.bias}
+        tensors = {"embed_tokens.weight": drafter.embedding, "fc.weight": drafter.fc.T, "fc.bias": drafter.fc_bias}
         write(args.out / "drafter", tensors | layer_tensors(drafter.layer, "layers.0"), {**config, "num_hidden_layers": 1})
 
 

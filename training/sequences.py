@@ -78,16 +78,16 @@ def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     c = layer.config
     h = x if layer.input_norm is None else F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps)
     both = c.num_heads + c.num_kv_heads
-    heads = F.linear(h, layer.qkv).unflatten(-1, (both + c.num_kv_heads, c.head_dim)).transpose(1, 2)
+    heads = (h @ layer.qkv).unflatten(-1, (both + c.num_kv_heads, c.head_dim)).transpose(1, 2)
     qk, v = heads[:, :both], heads[:, both:]
     if layer.qk_norm_weight is not None:
         qk = F.layer_norm(qk, (c.head_dim,), eps=1e-5) * layer.qk_norm_weight[:, None] + layer.qk_norm_bias[:, None]
     qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
     y = F.scaled_dot_product_attention(qk[:, : c.num_heads], qk[:, c.num_heads :], v, is_causal=True,
                                        enable_gqa=c.num_kv_heads != c.num_heads)
-    x = x + F.linear(y.transpose(1, 2).flatten(2), layer.out)
-    gate, up = F.linear(F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps), layer.gate_up).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, layer.down)
+    x = x + y.transpose(1, 2).flatten(2) @ layer.out
+    gate, up = (F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps) @ layer.gate_up).chunk(2, -1)
+    return x + (F.silu(gate) * up) @ layer.down
 
 
 def run_decoder(decoder: Decoder, ids: Tensor) -> Tensor:

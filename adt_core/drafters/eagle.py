@@ -29,12 +29,13 @@ class EagleDrafter(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.fc = nn.Parameter(torch.empty(2 * config.hidden_size, config.hidden_size))
+        self.fc_bias = nn.Parameter(torch.zeros(config.hidden_size))
         self.layer = Layer(config, input_norm)
 
     def forward(self, ids: Tensor, features: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
         """ids [R, n], features [R, n, h] -> extrapolated features [R, n, h]."""
-        x = self.fc(torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1))
+        x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1) @ self.fc + self.fc_bias
         cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
         return self.layer(x, cos, sin, step, cache.data[0])
 
@@ -59,8 +60,8 @@ def load_drafter(path: str | Path, target: Target, check: Check | None = None) -
     config = DecoderConfig(**{**vars(config), "max_positions": ours.max_positions, "qk_norm": "layers.0.self_attn.q_norm.weight" in names})
     drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names).to(target.decoder.dtype)
     assign(drafter.embedding, [checkpoint.get("embed_tokens.weight")], "embed_tokens.weight", checkpoint.folder)
-    assign(drafter.fc.weight, [checkpoint.get("fc.weight")], "fc.weight", checkpoint.folder)
-    assign(drafter.fc.bias, [checkpoint.get("fc.bias")], "fc.bias", checkpoint.folder)
+    assign(drafter.fc, [checkpoint.get("fc.weight")], "fc.weight", checkpoint.folder, transpose=True)
+    assign(drafter.fc_bias, [checkpoint.get("fc.bias")], "fc.bias", checkpoint.folder)
     load_layer(drafter.layer, checkpoint, "layers.0")
     return drafter.requires_grad_(False).eval().to(target.decoder.embedding.device)
 

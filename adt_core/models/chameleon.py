@@ -51,7 +51,7 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
 def load_layer(layer: Layer, checkpoint: Checkpoint, prefix: str) -> None:
     """Fill a layer from Hugging Face names, fusing what shares an input and expanding per-shard q/k norms."""
     get = lambda name: checkpoint.get(f"{prefix}.{name}")  # noqa: E731
-    put = lambda parameter, *names: assign(parameter, [get(n) for n in names], f"{prefix}.{names[0]}", checkpoint.folder)  # noqa: E731
+    put = lambda parameter, *names: assign(parameter, [get(n) for n in names], f"{prefix}.{names[0]}", checkpoint.folder, parameter.ndim == 2)  # noqa: E731
     put(layer.qkv, *(f"self_attn.{x}_proj.weight" for x in "qkv"))
     put(layer.out, "self_attn.o_proj.weight")
     put(layer.gate_up, "mlp.gate_proj.weight", "mlp.up_proj.weight")
@@ -81,7 +81,7 @@ class Target:
 
     @property
     def num_codes(self) -> int:
-        return len(self.decoder.head)
+        return self.decoder.head.shape[1]
 
     @property
     def downsample(self) -> int:
@@ -137,7 +137,7 @@ def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", 
     source = checkpoint.folder
     assign(decoder.embedding, [checkpoint.get("model.embed_tokens.weight")], "model.embed_tokens.weight", source)
     assign(decoder.norm, [checkpoint.get("model.norm.weight")], "model.norm.weight", source)
-    assign(decoder.head, [checkpoint.get("lm_head.weight")[image_ids]], "lm_head.weight", source)
+    assign(decoder.head, [checkpoint.get("lm_head.weight")[image_ids]], "lm_head.weight", source, transpose=True)
     for i, layer in enumerate(decoder.layers):
         if check is not None:
             check()

@@ -107,9 +107,10 @@ class Checkpoint:
         return loaded
 
 
-def assign(parameter: nn.Parameter, tensors: list[Tensor], name: str, source: Path) -> None:
-    """Copy the concatenation (along dim 0) of ``tensors`` into ``parameter``, checking the shape."""
+def assign(parameter: nn.Parameter, tensors: list[Tensor], name: str, source: Path, transpose: bool = False) -> None:
+    """Copy the concatenation (along dim 0) of ``tensors``, transposed on request, into ``parameter``, checking the shape."""
     value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    value = value.T if transpose else value
     if value.shape != parameter.shape:
         raise AdtError(f"{source}: {name} has shape {tuple(value.shape)}, but {tuple(parameter.shape)} was expected; "
                        "the file belongs to another model.")

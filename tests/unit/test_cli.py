@@ -1,0 +1,347 @@
+"""The command line: what it writes, that an image can be made again, and that bad input is one clear sentence."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from adt_core import cli
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with a tiny target and its drafter."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_checkpoint(folder / "target")
+    write_tiny_drafter(folder / "drafter", target)
+    return folder
+
+
+@pytest.fixture
+def generate(models, tmp_path, monkeypatch, capsys):
+    """Run ``generate`` with the tiny models, in an empty folder; returns the exit code and both outputs."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+
+    def run(*arguments, **replaced):
+        options = {"--model": models / "target", "--drafter": models / "drafter", "--prompt": "a red house"}
+        options |= {"--output": "a.png", "--device": "cpu"} | {f"--{name.replace('_', '-')}": value for name, value in replaced.items()}
+        code = cli.main(["generate", *(str(x) for pair in options.items() if pair[1] is not None for x in pair), *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def command(*arguments, **settings):
+    """The real command line, as a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "adt_core", *map(str, arguments)], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
+
+
+def load(path):
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+# ---- what it writes --------------------------------------------------------
+
+
+def test_everything_that_generate_writes(generate):
+    code, out, err = generate("--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png")
+    assert code == 0, err
+    assert "tau" in out and "mean depth" in out and "tokens/s" in out and "Speed-up" in out and "tokens identical" in out
+    assert "16/" in err or "32/32" in err or "%" in err, "a progress bar on stderr"
+    grids = load("t.json")["tokens"]
+    assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
+    assert all(0 <= code < 40 for row in grids[0] for code in row)
+    report = load("r.json")
+    figures = ["seconds", "tokens", "tokens_per_second", "tau", "mean_depth", "target_forwards", "drafter_forwards", "verified_nodes"]
+    assert {*figures, "method", "seed", "device", "dtype"} <= set(report)
+    assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
+    assert report["speedup"] == pytest.approx(report["plain"]["seconds"] / report["seconds"])
+    decodings = load("trace.json")["decodings"]
+    assert len(decodings) == 1 and len(decodings[0]["rounds"]) == report["target_forwards"]
+    with Image.open("deep/er/a.png") as image:
+        assert image.size == (32, 32)
+
+
+def test_every_method_writes_the_same_tokens(generate):
+    written = {}
+    for method in ("autoregressive", "eagle2", "adt-tree"):
+        for proposal in ("coupled", "top-k"):
+            assert generate(method=method, proposal=proposal, dtype="float64", tokens="t.json", seed=5)[0] == 0
+            written[method, proposal] = load("t.json")["tokens"]
+    assert all(tokens == written["autoregressive", "coupled"] for tokens in written.values())
+
+
+def test_several_images_are_numbered_and_each_can_be_made_again(generate):
+    Path("list.txt").write_text("\ufeffa red house\n\n  a blue sky \n", encoding="utf-8")
+    code, out, err = generate(prompt=None, prompts="list.txt", batch_size=2, output="x.png", tokens="t.json", report="r.json", seed=7,
+                              temperature=0.9, top_k=20, negative="fog", method="eagle2", depth=3)
+    assert code == 0, err
+    assert sorted(p.name for p in Path().glob("*.png")) == [f"x-000{i}.png" for i in (1, 2, 3, 4)]
+    tokens = load("t.json")["tokens"]
+    assert load("r.json")["tokens"] == 4 * 16 and load("r.json")["images"] == 4
+    assert len({json.dumps(grid) for grid in tokens}) == 4
+    for number, grid in enumerate(tokens, 1):
+        saved = f"x-000{number}.png"
+        from_png = {"prompt": None, "model": None, "drafter": None, "from_png": saved, "output": "again.png", "tokens": "again.json"}
+        assert generate(**from_png)[0] == 0
+        assert load("again.json")["tokens"] == [grid]
+        with Image.open(saved) as one, Image.open("again.png") as two:
+            assert one.tobytes() == two.tobytes()
+            assert one.text == two.text
+    assert generate(**from_png, method="autoregressive")[0] == 0
+    assert load("again.json")["tokens"] == [tokens[-1]]
+
+
+def test_a_png_names_everything_that_made_it(generate):
+    assert generate(seed=3, prompt="a café")[0] == 0
+    with Image.open("a.png") as image:
+        saved = json.loads(image.text["adt_tree"])
+    assert set(cli.REMADE) <= set(saved), "what --from-png reads back"
+    assert saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
+    assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
+
+
+def test_inspect(models, capsys):
+    for role in ("target", "drafter"):
+        assert cli.main(["inspect", str(models / role), "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        assert found["role"] == role and found["width"] == 64 and found["missing"] == found["left_over"] == []
+        assert found["bytes"] == (models / role / "model.safetensors").stat().st_size and found["dtype"] == "F32"
+        assert cli.main(["inspect", str(models / role)]) == 0
+        assert f"role          {role}" in capsys.readouterr().out
+    assert found["family"] == "eagle"
+
+
+def test_inspect_says_what_is_missing(models, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    folder = write_tiny_checkpoint(tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["stranger"] = tensors.pop("model.norm.weight")
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").unlink()
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["missing"] == ["model.norm.weight", "tokenizer.json"] and found["left_over"] == ["stranger"]
+    assert found["grid"] == [4, 4] and found["pixels"] == [32, 32] and found["codebook"] == [40, 6]
+
+
+# ---- bad input --------------------------------------------------------------
+
+
+def assert_refused(result, *named, code=1):
+    """Exit code, one line that names the input, and an empty folder."""
+    found, out, err = result
+    assert found == code, err
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
+    assert "unexpected" not in err and all(str(name) in err for name in named), err
+    assert not list(Path().rglob("*.png")) and not list(Path().rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"prompt": ""}, ["prompt", "empty"]),
+        ({"prompt": " \t"}, ["prompt", "empty"]),
+        ({"cfg": "nan"}, ["guidance", "nan"]),
+        ({"cfg": "inf"}, ["guidance", "inf"]),
+        ({"cfg": "strong"}, ["--cfg", "strong"]),
+        ({"temperature": "nan"}, ["temperature", "nan"]),
+        ({"temperature": "-1"}, ["temperature", "-1"]),
+        ({"top_p": 0}, ["top_p"]),
+        ({"top_k": -2}, ["top_k", "-2"]),
+        ({"batch_size": 0}, ["--batch-size", "0"]),
+        ({"batch_size": -1}, ["--batch-size", "-1"]),
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"seed": 2**64}, ["seed", 2**64]),
+        ({"depth": 0}, ["depth", "0"]),
+        ({"beta": "nan"}, ["beta", "nan"]),
+        ({"method": "magic"}, ["--method", "magic", "adt-tree"]),
+        ({"proposal": "magic"}, ["--proposal", "magic"]),
+        ({"dtype": "int8"}, ["--dtype", "int8"]),
+        ({"prompt": None}, ["--prompt"]),
+        ({"prompts": "x.txt"}, ["--prompts", "--prompt"]),
+        ({"prompt": None, "prompts": "nowhere.txt"}, ["--prompts", "nowhere.txt"]),
+        ({"output": None}, ["--output"]),
+        ({"output": "a.jpg"}, ["--output", "a.jpg", ".png"]),
+        ({"output": f"{__file__}/a.png"}, ["--output", "a.png"]),
+        ({"tokens": "/"}, ["--tokens", "/"]),
+        ({"promt": "x"}, ["--promt"]),
+        ({"method": "auto"}, ["--method", "auto", "not available in this version"]),
+        ({"method": "static:wide"}, ["--method", "static:wide", "not available in this version"]),
+        ({"drafter": "jacobi"}, ["--drafter", "jacobi", "not available in this version"]),
+        ({"drafter": "bundled+jacobi"}, ["--drafter", "bundled+jacobi", "not available in this version"]),
+        ({"lantern_k": 10}, ["--lantern-k", "not available in this version"]),
+        ({"lantern_delta": 0.1}, ["--lantern-delta", "not available in this version"]),
+        ({"lantern_lambda": 2}, ["--lantern-lambda", "not available in this version"]),
+        ({"max_substitution": 0.1}, ["--max-substitution", "not available in this version"]),
+    ],
+)
+def test_wrong_arguments(generate, options, named):
+    assert_refused(generate(**options), *named, code=2)
+
+
+def test_compare_needs_another_method(generate):
+    assert_refused(generate("--compare", method="autoregressive"), "--compare", "autoregressive", code=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda(generate):
+    assert_refused(generate(device="cuda"), "--device cuda", "--device cpu", code=2)
+
+
+def test_empty_list_of_prompts(generate):
+    Path("list.txt").write_text("\n \n")
+    assert_refused(generate(prompt=None, prompts="list.txt"), "--prompts", "list.txt", "empty", code=2)
+
+
+def test_commands_of_later_versions_and_none(capsys):
+    for arguments in (["benchmark", "--x"], ["train-drafter"], ["paint"], []):
+        assert cli.main(arguments) == 2
+        assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
+
+
+def test_missing_files(generate):
+    assert_refused(generate(model="nowhere"), "nowhere")
+    assert_refused(generate(drafter="nowhere"), "nowhere")
+    assert_refused(generate(prompt=None, from_png="nowhere.png"), "nowhere.png")
+
+
+def test_prompt_longer_than_the_context(generate):
+    assert_refused(generate(prompt="long " * 100), "prompt", "shorten")
+    assert_refused(generate(negative="long " * 100), "shorten")
+    Path("list.txt").write_text("a house\n" + "long " * 100)
+    assert_refused(generate(prompt=None, prompts="list.txt"), "prompt", "shorten")
+
+
+def test_drafter_of_another_width(generate, models, tmp_path):
+    misfit = write_tiny_drafter(tmp_path / "misfit", models / "target", hidden=32)
+    assert_refused(generate(drafter=misfit), "misfit", "32", "64")
+
+
+@pytest.mark.parametrize("role", ["model", "drafter"])
+@pytest.mark.parametrize("kept", [0, 4, 300, -1000])
+def test_truncated_safetensors(generate, models, tmp_path, role, kept):
+    folder = write_tiny_checkpoint(tmp_path / "cut")
+    if role == "drafter":
+        folder = write_tiny_drafter(tmp_path / "cut-drafter", folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    assert_refused(generate(**{role: folder}), file)
+    assert cli.main(["inspect", str(folder)]) == 1
+
+
+class Malice:
+    """Unpickled by a careless reader, it makes a folder."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.proof),)
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+@pytest.mark.parametrize("torch_file", [True, False])
+def test_a_pickle_that_would_run_code(generate, models, tmp_path, role, torch_file, capsys):
+    proof, folder = tmp_path / "proof", tmp_path / "malicious"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((models / role / "config.json").read_bytes())
+    content = {"fc.weight": Malice(proof)}
+    if torch_file:
+        torch.save(content, folder / "pytorch_model.bin")
+    else:
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(content))
+    assert_refused(generate(**{"model" if role == "target" else role: folder}), "malicious", "refused")
+    assert cli.main(["inspect", str(folder)]) == 1
+    assert "refused" in capsys.readouterr().err and not proof.exists(), "the pickle's code ran"
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    assert_refused(generate(**{"model" if role == "target" else role: folder}), "malicious")
+    assert not proof.exists(), "the pickle's code ran"
+
+
+def test_unknown_architecture(generate, models, tmp_path, capsys):
+    folder = write_tiny_checkpoint(tmp_path / "llama")
+    (folder / "config.json").write_text(json.dumps({**load(folder / "config.json"), "model_type": "llama"}))
+    assert_refused(generate(model=folder), "llama", "Chameleon")
+    assert cli.main(["inspect", str(folder)]) == 1
+    assert "llama" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", ["", "{}", '{"model_type": "chameleon"}', "\x00"])
+def test_damaged_configuration(generate, models, tmp_path, config, capsys):
+    folder = write_tiny_checkpoint(tmp_path / "damaged")
+    (folder / "config.json").write_text(config)
+    assert_refused(generate(model=folder), "damaged")
+    assert cli.main(["inspect", str(folder)]) == 1
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_a_png_without_settings(generate):
+    Image.new("RGB", (8, 8)).save("other.image", "PNG")
+    assert_refused(generate(prompt=None, from_png="other.image"), "other.image", "no ADT-Tree settings")
+    Path("other.image").write_bytes(b"no picture")
+    assert_refused(generate(prompt=None, from_png="other.image"), "other.image")
+
+
+def test_a_png_of_another_noise_version(generate):
+    from adt_core.images import save_png
+
+    save_png(Path("old.image"), torch.zeros(3, 8, 8), {"prompt": "a house", "noise_version": 0})
+    assert_refused(generate(prompt=None, from_png="old.image"), "old.image", "noise version 0")
+
+
+def test_a_full_disk_leaves_no_half_picture(generate, monkeypatch):
+    def full(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:10])
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, out, err = generate()
+    assert code == 1 and "No space left on device" in err and "Traceback" not in err
+    assert not list(Path().iterdir())
+
+
+def test_debug_shows_the_traceback(generate):
+    code, out, err = generate("--debug", model="nowhere")
+    assert code == 1 and "Traceback" in err and "nowhere" in err.splitlines()[-1]
+
+
+# ---- as a process of its own -------------------------------------------------
+
+
+def test_a_process_refuses_in_one_line(tmp_path):
+    process = command("generate", "--prompt", "a house", "--model", tmp_path / "nowhere", "--output", tmp_path / "a.png")
+    out, err = process.communicate()
+    assert process.returncode == 1 and out == "" and err.count("\n") == 1 and "nowhere" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_interrupt(models, tmp_path):
+    (tmp_path / "list.txt").write_text("a red house\n" * 500)
+    process = command("generate", "--prompts", tmp_path / "list.txt", "--model", models / "target", "--drafter", models / "drafter",
+                      "--device", "cpu", "--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json")
+    while not list(tmp_path.glob("out/a-*.png")):
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Interrupted" in err and "Traceback" not in err
+    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert left == [f"a-{i:04}.png" for i in range(1, len(left) + 1)] and len(left) < 500
+    for name in left:
+        with Image.open(tmp_path / "out" / name) as image:
+            image.load()
