@@ -1,0 +1,123 @@
+"""The losslessness matrix: every method, proposal and tree size writes plain decoding's tokens.
+
+    python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64|float32]
+
+In float64 any difference is a failure (exit code 1). In float32 the first difference of an image must be a near tie of the
+plain run: the gap of its two best perturbed logits below 1e-3. Every cell also counts accepted drafts by depth and sibling
+rank, so that a matrix in which nothing was drafted can't pass. One process; batches of one prompt's seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+
+from .harness import captions
+
+TIE = 1e-3
+SHAPES = [Drafting(method="eagle2", depth=3, width=1, nodes=3), Drafting(method="eagle2", depth=4, width=3, nodes=10),
+          Drafting(method="eagle2", depth=5, width=8, nodes=40), Drafting(), Drafting(nodes=24, width_max=6, init="vertical", wrap="vertical"),
+          Drafting(method="eagle2", depth=6, width=2, nodes=8, expand_above=0.3, keep_above=0.05)]
+
+
+def settings() -> list[Drafting]:
+    """Every shape with both proposals."""
+    return [Drafting(**{**vars(shape), "proposal": proposal}) for shape in SHAPES for proposal in ("coupled", "top-k")]
+
+
+class Watched(Decoding):
+    """Records, for every position, the gap between the two best perturbed logits of the plain run."""
+
+    def _emit(self, features: Tensor, positions: Tensor) -> Tensor:
+        z = self._perturbed(features, positions)
+        top = z.topk(2, -1).values
+        self.gaps = getattr(self, "gaps", {})
+        for image, position in enumerate(positions[:, 0].tolist()):
+            self.gaps[image, position] = float(top[image, 0, 0] - top[image, 0, 1])
+        return z.argmax(-1)
+
+
+@dataclass
+class Cell:
+    """What one setting did over all images: differences, near ties, accepted drafts."""
+
+    images: int = 0
+    identical: int = 0
+    first_gaps: list[float] = field(default_factory=list)
+    emitted: int = 0
+    forwards: int = 0
+    depths: Counter = field(default_factory=Counter)
+    ranks: Counter = field(default_factory=Counter)
+
+    @property
+    def tau(self) -> float:
+        return self.emitted / self.forwards
+
+    @property
+    def really_drafted(self) -> bool:
+        """tau above 1, and accepted drafts at several depths."""
+        return self.tau > 1 and len(self.depths) > 1
+
+
+def run_matrix(target, drafter, prompts: list[str], seeds: list[int], temperatures: list[float], grid: list[Drafting]) -> dict[str, Cell]:
+    """Decode everything; the result maps a description of the setting to its :class:`Cell`."""
+    cells: dict[str, Cell] = {}
+    for prompt in prompts:
+        ids = [target.encode_prompt(prompt)]
+        for seed in seeds:
+            for temperature in temperatures:
+                sampling = Sampling(seed=seed, temperature=temperature)
+                plain = Watched(target, ids, sampling=sampling, drafting=Drafting(method="autoregressive"))
+                for _ in plain:
+                    pass
+                for drafting in grid:
+                    name = f"T{temperature:g} {drafting.method} {drafting.proposal} d{drafting.depth} k{drafting.width} N{drafting.nodes}" + \
+                        (" pruned" if drafting.keep_above else "")
+                    _compare(cells.setdefault(name, Cell()), plain, Decoding(target, ids, sampling=sampling, drafting=drafting, drafter=drafter))
+    return cells
+
+
+def _compare(cell: Cell, plain: Watched, decoding: Decoding) -> None:
+    for round in decoding:
+        for share in round.images:
+            cell.emitted, cell.forwards = cell.emitted + share.accepted + 1, cell.forwards + 1
+            cell.depths.update(range(1, share.accepted + 1))
+            cell.ranks.update(share.ranks)
+    different = (decoding.codes[0] != plain.codes[0]).nonzero()
+    cell.images += 1
+    if len(different):
+        cell.first_gaps.append(plain.gaps[0, int(different[0])])
+    else:
+        cell.identical += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--captions", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    args = parser.parse_args()
+    target = load_target(dtype=getattr(torch, args.dtype))
+    drafter = load_drafter("bundled", target)
+    cells = run_matrix(target, drafter, captions(3000, args.captions), list(range(args.seeds)), [0.0, 1.0], settings())
+    print("| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |\n|---|---|---|---|---|---|---|")
+    good = True
+    for name, cell in cells.items():
+        gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
+        print(f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {dict(sorted(cell.depths.items()))} | {dict(sorted(cell.ranks.items()))} |")
+        tolerated = args.dtype == "float32" and all(gap < TIE for gap in cell.first_gaps)
+        good &= cell.really_drafted and (cell.identical == cell.images or tolerated)
+    total, same = sum(c.images for c in cells.values()), sum(c.identical for c in cells.values())
+    print(f"{args.dtype}: {same} of {total} images identical to plain decoding" + ("" if good else "; FAILED"))
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Speed of the bundled model: plain decoding, fixed trees, ADT-Tree and confidence pruning, interleaved.
+
+    python -m benchmarks.speed [--prompts 16] [--temperature 1] [--cfg 3] [--threads 2] [--transformers]
+
+Every method writes the same tokens as plain decoding, and this is checked on the way (float32: images that differ are
+counted). ``--transformers`` adds transformers' Chameleon on the same weights, with its own cache and both guidance rows in
+one batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from transformers import ChameleonForConditionalGeneration
+
+from adt_core import Drafting, Sampling, Target, load_drafter, load_target
+from adt_core.models.checkpoint import resolve
+from adt_core.sampling import noise_table, process_logits
+
+from .harness import PLAIN, captions, decode, interleaved, ratios, table
+
+METHODS = {
+    PLAIN: Drafting(method="autoregressive"),
+    "eagle2 coupled": Drafting(method="eagle2"),
+    "eagle2 top-k": Drafting(method="eagle2", proposal="top-k"),
+    "adt-tree coupled": Drafting(method="adt-tree"),
+    "adt-tree top-k": Drafting(method="adt-tree", proposal="top-k"),
+}
+EVALUATION = 1000  # first held-out caption of the evaluation set; sweeps use another set
+
+
+class TransformersDecoding:
+    """Plain decoding by transformers' modules: ``model.model`` and ``lm_head`` with a DynamicCache."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self.model = ChameleonForConditionalGeneration.from_pretrained(resolve("bundled", "target"), dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def __call__(self, prompt: str, sampling: Sampling) -> tuple[dict, torch.Tensor]:
+        started = time.perf_counter()
+        target, ids = self.target, self.target.decoder.image_ids
+        rows = [target.encode_prompt(prompt), target.unconditional_prompt()]
+        longest, length = max(map(len, rows)), target.grid[0] * target.grid[1]
+        x = torch.tensor([[row[0]] * (longest - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        noise = noise_table(sampling, [0], length, target.num_codes, torch.empty(0))
+        cache, codes = None, []
+        for at in range(length):
+            positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -x.shape[1] :]
+            out = self.model.model(input_ids=x, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            c, u = self.model.lm_head(out.last_hidden_state[:, -1])[:, ids].chunk(2)
+            z = process_logits(u + sampling.guidance * (c - u), sampling)
+            codes.append((z if noise is None else z + noise[:, at]).argmax(-1))
+            x = ids[codes[-1]].expand(2, 1)
+            mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "tau": 1.0, "mean_depth": 0.0, "target_forwards": length - 1, "drafter_forwards": 0, "verified_nodes": 0}, torch.cat(codes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--cfg", type=float, default=3.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--transformers", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    target = load_target()
+    drafter = load_drafter("bundled", target)
+    sampling = Sampling(seed=1, temperature=args.temperature, guidance=args.cfg)
+    written: dict[str, dict[str, torch.Tensor]] = {}
+
+    def runner(name: str, drafting: Drafting):
+        def run(prompt: str) -> dict:
+            decoding = decode(target, drafter, prompt, sampling, drafting)
+            written.setdefault(prompt, {})[name] = decoding.codes[0]
+            return decoding.trace.report()
+        return run
+
+    runs = {name: runner(name, drafting) for name, drafting in METHODS.items()}
+    if args.transformers:
+        reference = TransformersDecoding(target)
+        def run_reference(prompt: str) -> dict:
+            report, written.setdefault(prompt, {})["transformers"] = reference(prompt, sampling)
+            return report
+        runs["transformers"] = run_reference
+    reports = interleaved(runs, captions(EVALUATION, args.prompts))
+    print(table(reports))
+    for name in runs:
+        same = sum(torch.equal(images[name], images[PLAIN]) for images in written.values())
+        print(f"{name}: {same} of {len(written)} images identical to plain decoding")
+    if args.transformers:
+        print(f"plain decoding is {ratios(reports, 'transformers', PLAIN).mean():.2f} times as fast as transformers")
+
+
+if __name__ == "__main__":
+    main()

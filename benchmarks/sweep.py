@@ -1,0 +1,75 @@
+"""Choose drafting constants on one prompt set, compare the winners on another.
+
+    python -m benchmarks.sweep [--tune 6] [--evaluate 16] [--threads 2]
+
+Three families: fixed EAGLE-2 trees, ADT-Tree, and both with confidence pruning. Each family's best (median ratio to plain
+decoding, interleaved) on the tuning captions goes to the evaluation captions, where ADT-Tree is set against the best fixed tree
+prompt by prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+
+import numpy as np
+import torch
+
+from adt_core import Drafting, Sampling, load_drafter, load_target
+
+from .harness import PLAIN, captions, decode, interleaved, interval, ratios, table
+from .speed import EVALUATION
+
+TUNING = 2000
+
+
+def families() -> dict[str, list[Drafting]]:
+    """The candidates of each family."""
+    fixed = [Drafting(method="eagle2", depth=d, width=k, nodes=n) for d, k, n in
+             [(2, 1, 2), (3, 1, 3), (4, 1, 4), (2, 2, 3), (3, 2, 4), (3, 2, 5), (4, 2, 6), (3, 3, 6), (5, 2, 8), (5, 3, 10), (6, 3, 16)]]
+    adt = [Drafting(depth=3, width=2, nodes=n, beta=b, depth_max=d, width_max=k, init=i) for n, b, d, k, i in
+           [(4, 0.5, 5, 2, "horizontal"), (6, 0.5, 6, 2, "horizontal"), (6, 0.3, 6, 3, "horizontal"), (6, 0.7, 6, 3, "horizontal"),
+            (6, 0.5, 6, 3, "vertical"), (6, 0.5, 4, 3, "horizontal"), (8, 0.5, 7, 3, "horizontal"), (10, 0.5, 8, 4, "horizontal"),
+            (6, 0.7, 6, 1, "horizontal"), (4, 0.7, 4, 2, "horizontal"), (6, 0.6, 6, 2, "vertical"), (6, 1.0, 6, 2, "horizontal")]]
+    pruned = [Drafting(method="eagle2", depth=d, width=k, nodes=n, expand_above=e, keep_above=q) for (d, k, n), e, q in
+              itertools.product([(5, 1, 5), (6, 2, 6), (8, 2, 8), (8, 3, 10)], [0.3, 0.5], [0.05, 0.2])]
+    return {"fixed": fixed, "adt": adt, "pruned": pruned}
+
+
+def label(d: Drafting) -> str:
+    text = f"{d.method} d{d.depth} k{d.width} N{d.nodes}"
+    if d.method == "adt-tree":
+        text += f" beta{d.beta} D{d.depth_min}-{d.depth_max} K{d.width_min}-{d.width_max} {d.init}"
+    return text + (f" expand{d.expand_above} keep{d.keep_above}" if d.expand_above or d.keep_above else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", type=int, default=6)
+    parser.add_argument("--evaluate", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    target = load_target()
+    drafter = load_drafter("bundled", target)
+    sampling = Sampling(seed=3, temperature=args.temperature)
+
+    def measure(candidates: list[Drafting], prompts: list[str]) -> dict[str, list[dict]]:
+        runs = {PLAIN: Drafting(method="autoregressive"), **{label(c): c for c in candidates}}
+        return interleaved({name: (lambda prompt, d=d: decode(target, drafter, prompt, sampling, d).trace.report()) for name, d in runs.items()}, prompts)
+
+    best = {}
+    for family, candidates in families().items():
+        reports = measure(candidates, captions(TUNING, args.tune))
+        print(f"\n## {family}, tuning set\n\n{table(reports)}", flush=True)
+        best[family] = max(candidates, key=lambda c: np.median(ratios(reports, PLAIN, label(c))))
+    reports = measure(list(best.values()), captions(EVALUATION, args.evaluate))
+    print(f"\n## the winners, evaluation set\n\n{table(reports)}")
+    against = ratios(reports, label(best["fixed"]), label(best["adt"]))
+    low, high = interval(against)
+    print(f"\nADT-Tree against the best fixed tree: {np.median(against):.3f} times as fast, 95 % interval {low:.3f} to {high:.3f}")
+
+
+if __name__ == "__main__":
+    main()
