@@ -32,7 +32,7 @@ PICTURE = Path("output") / "demo.png"
 
 def main(arguments: list[str]) -> int:
     """Run the command named on the command line and return its exit code."""
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036
         return _fail(f"Python 3.10 or newer is needed, and this is {sys.version.split()[0]}.")
     command, rest = (arguments or [""])[0], arguments[1:]
     try:
@@ -97,7 +97,8 @@ def _make_venv() -> None:
             _quietly("-m", "pip", "--python", str(PYTHON), "install", "pip")
     except SetUpError as error:
         shutil.rmtree(VENV, ignore_errors=True)
-        raise SetUpError(f"Python's venv module does not work here; on Debian or Ubuntu, 'apt install python3-venv' brings it. {error}") from None
+        hint = "Python's venv module does not work here; on Debian or Ubuntu, 'apt install python3-venv' brings it."
+        raise SetUpError(f"{hint} {error}") from None
 
 
 def _pip(what: str, packages: list[str]) -> None:

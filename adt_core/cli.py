@@ -106,7 +106,7 @@ def _check_noise(path: str, version: object) -> None:
     from .sampling import NOISE_VERSION
 
     if version != NOISE_VERSION:
-        raise AdtError(f"{path} was drawn with noise version {version}, and this ADT-Tree draws version {NOISE_VERSION}: it can't be made again.")
+        raise AdtError(f"{path} was drawn with noise version {version}, and this ADT-Tree draws {NOISE_VERSION}; it can't be made again.")
 
 
 def _parsers() -> tuple[_Parser, _Parser]:
@@ -139,7 +139,7 @@ def _add_generate(parser: _Parser) -> None:
     add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
     add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter (default: %(default)s)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the weights; from float32 on, speculation keeps the image (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
 
     add = parser.add_argument_group("drafting; none of it changes the image").add_argument
     add("--method", type=_method, default=default["method"], help=f"{', '.join(METHODS)} (default: %(default)s)")
@@ -160,7 +160,7 @@ def _add_generate(parser: _Parser) -> None:
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
     add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
     add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
-    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P only; 1 is off (default: %(default)s)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)")
     add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
 
     add = parser.add_argument_group("results").add_argument
