@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class _Ours:
     """A meta-path finder for the packages of the repository root that may be imported by their plain names."""
 
-    NAMES = {"adt_core", "training", "tests"}
+    NAMES = {"adt_core", "training", "benchmarks", "tests"}
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):

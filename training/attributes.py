@@ -45,7 +45,7 @@ _HALF_WINDOW = 17  # pixels to either side of a place's centre
 _BANDS = {"air": (4, 54), "standing": (58, 108)}  # rows
 _MIN_AREA, _MIN_PLANT = 100, 250  # pixels in a window of some 1700; the smallest item shows 200, a plant 500
 _PLANT_GREENS = ((56, 112, 50), (40, 96, 62))  # tree and pine, which no light tints
-_SPREAD_FLOOR, _CLIP, _FARTHEST = 8.0, 36.0, 8.0  # of region features: least spread; most of one, mean of all squared deviations
+_SPREAD_FLOOR, _CLIP, _FARTHEST = 6.0, 36.0, 9.0  # of region features: least spread; most of one, mean of all squared deviations
 
 
 def _smooth(image: np.ndarray) -> np.ndarray:
@@ -101,7 +101,8 @@ def _mask(rgb: np.ndarray, colour: str | None, sky: str | None) -> np.ndarray:
     opponent = _opponent(rgb)
     green = _distance_to_shades(opponent, lit["green"], (0.8, 1.0, 1.15))
     plant = np.minimum(*(_distance_to_shades(opponent, np.array(c), (0.8, 1.0)) for c in _PLANT_GREENS))
-    apart = min(_distance(*_opponent(np.array([lit["green"], c]).T).T) for c in _PLANT_GREENS)
+    plants = _opponent(np.array(_PLANT_GREENS, float).T)
+    apart = _distance_to_shades(plants[..., None], lit["green"], (0.8, 1.0, 1.15)).min()
     claimed = (green < plant + 0.6 * apart) & (green < 75) if colour else (plant < green) & (plant < 34)
     return claimed & (hue > 92) & (hue < 170) & (chroma > 20)
 

@@ -34,7 +34,7 @@ def train_tokenizer(captions: list[str], size: int = 640) -> Tokenizer:
 def encode_images(model: VQModel, images: np.ndarray, batch: int = 64) -> np.ndarray:
     codes = []
     for start in range(0, len(images), batch):
-        pixels = torch.from_numpy(images[start : start + batch]).permute(0, 3, 1, 2) / 127.5 - 1
+        pixels = torch.from_numpy(np.array(images[start : start + batch])).permute(0, 3, 1, 2) / 127.5 - 1
         codes.append(model.encode(pixels).flatten(1).to(torch.uint16).numpy())
     return np.concatenate(codes)
 
