@@ -113,6 +113,17 @@ def test_latent_of_a_stranger(comfy, graph):
     assert message.startswith("samples: ") and "[1, 4, 16, 16]" in message
 
 
+def test_our_latent_in_a_stock_sampler(comfy, graph):
+    theirs = graph.add("ProbeEmbedding")
+    graph.set("VAEDecode", samples=k_sampler(graph, graph.add("ProbeDiffusionModel"), theirs, theirs, graph.link("ADTTreeSampler")))
+    assert "channels" in failed(comfy, graph, "KSampler")
+
+
+def test_stock_node_that_asks_too_much_of_the_vae(comfy, graph):
+    graph.add("VAESave", vae=graph.link("ADTTreeModelLoader", 2), filename_prefix="vae")
+    assert "works with the VAE Decode" in failed(comfy, graph, "VAESave")
+
+
 def test_our_prompt_in_a_stock_sampler(comfy, graph):
     model, latent = graph.add("ProbeDiffusionModel"), graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
     theirs, ours = graph.add("ProbeEmbedding"), graph.link("CLIPTextEncode")

@@ -45,6 +45,7 @@ def test_shipped_workflow_gives_the_image_of_the_engine(comfy, graph, reference)
 
 
 def test_saved_png_brings_its_workflow_along(comfy, graph):
+    graph.set("SaveImage", filename_prefix="with-workflow")
     (data,) = comfy.files(comfy.run(graph.prompt, extra_pnginfo={"workflow": {"nodes": []}}))
     saved = Image.open(io.BytesIO(data)).info
     assert json.loads(saved["workflow"]) == {"nodes": []}
@@ -123,8 +124,7 @@ def test_people_can_watch(comfy, graph):
         assert 4 < len(values) < 12 * (steps[-1][0] - steps[0][0]) + 4, "about ten a second"
         previews = [m.data for m in browser.messages if m.type in (1, 4)]
         assert previews, "no preview"
-        form = Image.open(io.BytesIO(previews[0][4:]))
-        assert form.format == "JPEG" and form.size == images(comfy, outputs)[0].shape[1::-1]
+        assert Image.open(io.BytesIO(previews[0][4:])).format == "JPEG"  # after the number of the image format
         last = [m.data for m in browser.messages if m.type == 3][-1].decode()
         assert sampler in last and f"{total} tokens in" in last and "per pass" in last
 
