@@ -189,7 +189,7 @@ def check(image: np.ndarray, scene: Scene) -> dict[str, bool]:
     above, below = _nearest(upper, _prototypes()[0]), _nearest(lower, _prototypes()[1])
     found = [_has_item(rgb, item, scene) for item in scene.items]
     found += [above == (scene.wall or scene.sky), below is not None and below[0] == (scene.ground or "table")]
-    return dict(zip(_names(scene), map(bool, found)))
+    return dict(zip(_names(scene), map(bool, found), strict=True))
 
 
 # ---- measuring the check -------------------------------------------------------------------
