@@ -131,7 +131,7 @@ class Decoding:
 
     def _row_ids(self, codes: Tensor) -> Tensor:
         """Codes [B, n] -> token ids of every row [R, n]."""
-        return self.target.decoder.image_ids[codes].repeat(self._rows.count // self.images, 1)
+        return self._rows.spread(self.target.decoder.image_ids[codes])
 
     def _perturbed(self, features: Tensor, positions: Tensor) -> Tensor:
         """z + g: features [R, n, h], the raster positions [B, n] they decide -> [B, n, V]."""
@@ -176,13 +176,12 @@ class Decoding:
 
     def _plain(self, starts: list[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
         """One token per image, no drafts."""
-        offset = torch.zeros_like(self._root[:, None])
-        step = self._rows.step(starts, 0, offset, None)
+        step = self._rows.step(starts, 0, 0, torch.ones(self.images, 1, 1, dtype=torch.bool, device=self._root.device))
         features = self.target.decoder(self._row_ids(self._root[:, None]), step, self._cache, self._rope, self._check)
-        positions = torch.tensor(self._positions, device=offset.device)[:, None]
+        positions = torch.tensor(self._positions, device=self._root.device)[:, None]
         self._root = self._emit(features, positions + 1)[:, 0]
         if self._proposer is not None:
-            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, offset[:, 0])
+            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, torch.zeros_like(self._root))
         for image, code in enumerate(self._root.tolist()):
             if self._positions[image] < self.length - 1:
                 self.codes[image, self._positions[image] + 1] = code
@@ -210,10 +209,9 @@ class Decoding:
 
     def _advance(self, verdict: Verdict, features: Tensor, tree: DraftTree, starts: list[int], longest: int, scattered: bool) -> None:
         """Keep the cache entries of the accepted paths and hand their features to the drafter."""
-        repeat = self._rows.count // self.images
-        path = verdict.path[:, : longest + 1].repeat(repeat, 1)
+        path = self._rows.spread(verdict.path[:, : longest + 1])
         if scattered:
-            self._cache.compact(torch.tensor(starts, device=path.device).repeat(repeat), path)
+            self._cache.compact(self._rows.spread(torch.tensor(starts, device=path.device)), path)
         kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
         following = torch.cat([tree.tokens.gather(1, verdict.path[:, 1 : longest + 1]), verdict.next_root[:, None]], 1)
         following.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])

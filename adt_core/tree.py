@@ -8,10 +8,11 @@ nodes whose ``valid`` is False.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -52,62 +53,72 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
     return ancestors
 
 
+@lru_cache(maxsize=256)
+def _depths_and_ranks(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Depth and sibling rank of every candidate of levels with ``m`` parents and ``k`` children each."""
+    depth = [torch.full((m * k,), level + 1) for level, (m, k) in enumerate(sizes)]
+    rank = [torch.arange(m * k) % k for m, k in sizes]
+    return torch.cat(depth).to(device), torch.cat(rank).to(device)
+
+
 class CandidatePool:
-    """Candidates of all levels, and the choice of the N best (EAGLE-2, arXiv 2406.16858, section 4.2)."""
+    """Candidates of all levels, and the choice of the N best (EAGLE-2, arXiv 2406.16858, section 4.2).
+
+    Candidates are numbered from 1 in the order they come; 0 is the root.
+    """
 
     def __init__(self) -> None:
-        self._levels: list[tuple[Tensor, Tensor, Tensor, int]] = []
+        self._tokens: list[Tensor] = []
+        self._scores: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._sizes: list[tuple[int, int]] = []
         self.count = 0
 
-    def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> Tensor:
-        """Append one level: tokens and scores [B, m, k] (k children of each of m nodes), parents [B, m].
+    def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
+        """Append one level: tokens and scores [B, m, k], k children for each of the candidates ``parents`` [B, m].
 
-        ``parents`` holds what this method returned for the parents' level: pool numbers, [B, m * k], with 0
-        for the root. Scores are cumulative; -inf marks a candidate that must not be used.
+        Scores are cumulative; -inf marks a candidate that must not be used. Returns the number of the
+        level's first candidate; the others follow in flattened order.
         """
         batch, m, k = tokens.shape
-        numbers = torch.arange(self.count + 1, self.count + 1 + m * k, device=tokens.device).expand(batch, -1)
-        self._levels.append((tokens.flatten(1), scores.flatten(1), parents.repeat_interleave(k, 1), k))
+        first = self.count + 1
+        self._tokens.append(tokens.reshape(batch, -1))
+        self._scores.append(scores.reshape(batch, -1))
+        self._parents.append(parents[..., None].expand(-1, -1, k).reshape(batch, -1))
+        self._sizes.append((m, k))
         self.count += m * k
-        return numbers
+        return first
 
     def nth_best(self, n: int) -> Tensor:
-        """Score of each image's n-th best candidate so far, [B]; -inf while there are fewer."""
-        scores = torch.cat([level[1] for level in self._levels], 1)
-        if scores.shape[1] < n:
-            return scores.new_full((len(scores),), -math.inf)
-        return scores.topk(n, 1).values[:, -1]
+        """Score of each image's n-th best candidate so far, [B, 1]; there must be n of them."""
+        return torch.cat(self._scores, 1).topk(n, 1).values[:, -1:]
 
     def rerank(self, root: Tensor, nodes: int) -> DraftTree:
         """Keep the ``nodes`` best candidates of each image (ties to the earlier one). root: codes [B].
 
         A child never scores above its parent and stands behind it, so the kept set is ancestor-closed.
         """
-        tokens, scores, parents = (torch.cat([level[i] for level in self._levels], 1) for i in range(3))
+        tokens, scores, parents = torch.cat(self._tokens, 1), torch.cat(self._scores, 1), torch.cat(self._parents, 1)
+        depth, rank = _depths_and_ranks(tuple(self._sizes), root.device)
         nodes = min(nodes, self.count)
         if scores.device.type == "cpu":  # no synchronisation to fear: verify live candidates only
             nodes = min(nodes, int(scores.isfinite().sum(1).max()))
-        kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
-        batch = len(root)
-        number = torch.zeros(batch, self.count + 1, dtype=torch.long, device=root.device)  # pool number -> node
-        number.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(batch, -1))
-        per_level = [(torch.full((len(level[0][0]),), i + 1), torch.arange(len(level[0][0])) % level[3]) for i, level in enumerate(self._levels)]
-        depth, rank = (torch.cat(parts).to(root.device) for parts in zip(*per_level))
-
-        def with_root(values: Tensor, at_root: Tensor) -> Tensor:
-            return torch.cat([at_root[:, None], values], 1)
-
-        zero = torch.zeros_like(root)
-        kept_scores = scores.gather(1, kept)
-        valid = with_root(kept_scores.isfinite(), torch.ones_like(root, dtype=torch.bool))
-        parent_nodes = number.gather(1, parents.gather(1, kept)) * valid[:, 1:]
-        all_parents = with_root(parent_nodes, zero)
+        if nodes < self.count:
+            kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
+            node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)  # candidate -> node
+            node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))
+            tokens, scores, parents = tokens.gather(1, kept), scores.gather(1, kept), node.gather(1, parents.gather(1, kept))
+            depth, rank = depth[kept], rank[kept]
+        else:
+            depth, rank = depth.expand_as(tokens), rank.expand_as(tokens)
+        valid = F.pad(scores.isfinite(), (1, 0), value=True)
+        parents = F.pad(parents, (1, 0)) * valid
         return DraftTree(
-            tokens=with_root(tokens.gather(1, kept), root),
-            parents=all_parents,
-            depths=with_root(depth[kept], zero) * valid,
-            ranks=with_root(rank[kept], zero),
-            scores=with_root(kept_scores, zero.to(kept_scores)),
+            tokens=torch.cat([root[:, None], tokens], 1),
+            parents=parents,
+            depths=F.pad(depth, (1, 0)) * valid,
+            ranks=F.pad(rank, (1, 0)),
+            scores=F.pad(scores, (1, 0)),
             valid=valid,
-            ancestors=ancestor_matrix(all_parents, len(self._levels)),
+            ancestors=ancestor_matrix(parents, len(self._sizes)),
         )

@@ -45,7 +45,8 @@ class WeightAverage:
     def update(self, module: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
         for key, value in module.state_dict().items():
-            self.shadow[key].lerp_(value, 1 - decay)
+            if value.is_floating_point():
+                self.shadow[key].lerp_(value, 1 - decay)
 
 
 def save(path: Path, state: dict) -> None:

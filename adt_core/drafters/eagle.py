@@ -90,26 +90,31 @@ class EagleProposer:
         self.forwards += 1
         return self._drafter(ids, features, step, self._cache, self._rope)
 
-    def _children(self, out: Tensor, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Scores and codes [B, m, width] of the best children of m nodes; positions [B] of these children.
+    def _children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
+        """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, V].
 
         Scores are log-softmax of the logits that rank them; for coupled proposals those carry the noise,
         which makes them nearly calibrated acceptance probabilities.
         """
         z = self._decoder.logits(guide(out.to(self._decoder.wide_dtype), self._sampling.guidance))
-        if self._sampling.temperature > 0:
+        if self._sampling.temperature not in (0, 1):
             z = z / self._sampling.temperature
-        if self._noise is not None:
-            at = positions.clamp_max(self._noise.shape[1] - 1)
-            z = z + self._noise[torch.arange(len(at), device=at.device), at][:, None]
+        if noise is not None:
+            z = z + noise[:, None]
         return z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
 
     def _catch_up(self) -> Tensor:
         """Feed the pending pairs; the output of each image's last pair, [R, 1, h]."""
         features, ids, step, last = self._pending
         out = self._run(ids, features, step)
-        rows = self._rows.count
-        return out[torch.arange(rows, device=out.device), last.repeat(rows // len(last))][:, None]
+        return out[torch.arange(len(out), device=out.device), self._rows.spread(last)][:, None]
+
+    def _noise_ahead(self, positions: list[int], depth: int) -> list[Tensor | None]:
+        """Noise of the next ``depth`` raster positions after each root: per level [B, V]."""
+        if self._noise is None:
+            return [None] * depth
+        at = torch.tensor([[min(p + level, self._noise.shape[1] - 1) for level in range(1, depth + 1)] for p in positions], device=self._noise.device)
+        return list(self._noise[torch.arange(len(at), device=at.device)[:, None], at].unbind(1))
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         """Grow one tree per image.
@@ -117,42 +122,62 @@ class EagleProposer:
         root: codes [B]. starts: committed cache slots. positions: raster position of each root. shapes: depth and
         width asked per image; depth 0 gives a lone root.
         """
-        device, images = root.device, len(starts)
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
-        depths, widths = (torch.tensor([s[i] for s in shapes], device=device)[:, None] for i in range(2))
-        at, on_cpu = torch.tensor(positions, device=device), device.type == "cpu"
-        expand_above, keep_above = (math.log(p) if p else -math.inf for p in (self._drafting.expand_above, self._drafting.keep_above))
-        pool, out = CandidatePool(), self._catch_up()
-        batch = torch.arange(images, device=device)[:, None]
-        rank = torch.arange(width, device=device)
-        beam_scores = root.new_zeros(images, 1, dtype=self._decoder.wide_dtype)
-        beam_numbers = torch.zeros_like(root)[:, None]
-        seen = torch.zeros(images, 1, 0, dtype=torch.bool, device=device)  # uncommitted slots each node sees
+        limits = _Limits(shapes, self._drafting, root.device)
+        noise, pool, out = self._noise_ahead(positions, depth), CandidatePool(), self._catch_up()
+        batch = torch.arange(len(root), device=root.device)[:, None]
+        beam_scores, parents = None, torch.zeros_like(root)[:, None]
+        seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)  # uncommitted slots each node sees
         for level in range(1, depth + 1):
-            scores, tokens = self._children(out, at + level, width)
-            scores = scores + beam_scores[..., None]
-            allowed = (rank[: scores.shape[-1]] < widths[..., None]) & (level <= depths[..., None]) & (scores >= keep_above)
-            scores = scores.masked_fill(~allowed, -math.inf)
-            numbers = pool.add(tokens, scores, beam_numbers)
+            scores, tokens = self._children(out, noise[level - 1], width)
+            scores = scores if beam_scores is None else scores + beam_scores[..., None]
+            scores = limits.candidates(scores, level)
+            first = pool.add(tokens, scores, parents)
             if level == depth:
                 break
-            flat = scores.flatten(1)
-            beam_scores, beam = flat.topk(min(width, flat.shape[1]), 1)
-            beam_scores = beam_scores.masked_fill((rank[: beam.shape[1]] >= widths) | (beam_scores < expand_above), -math.inf)
-            if on_cpu:  # the rest of the tree cannot change any more: an exact early exit, no approximation
-                useful = beam_scores > pool.nth_best(self._drafting.nodes)[:, None]
-                count = int(useful.sum(1).max())
-                if count == 0:
-                    break
-                beam_scores, beam = beam_scores[:, :count], beam[:, :count]
-            parent = beam // scores.shape[-1]
-            count, repeat = beam.shape[1], self._rows.count // images
-            self_sight = torch.eye(count, dtype=torch.bool, device=device).expand(images, -1, -1)
+            beam_scores, beam = limits.beam(scores.flatten(1), width, pool)
+            count = beam.shape[1]
+            if count == 0:
+                break
+            parents, parent = beam + first, beam // scores.shape[-1]
+            self_sight = torch.eye(count, dtype=torch.bool, device=root.device).expand(len(root), -1, -1)
             seen = torch.cat([seen[batch, parent], self_sight], -1)
-            step = self._rows.step(starts, seen.shape[-1] - count, torch.full((images, count), level - 1, device=device), seen)
-            codes = tokens.flatten(1).gather(1, beam)
-            features = out.gather(1, parent.repeat(repeat, 1)[..., None].expand(-1, -1, out.shape[-1]))
-            beam_numbers = numbers.gather(1, beam)
-            out = self._run(self._decoder.image_ids[codes].repeat(repeat, 1), features, step)
+            step = self._rows.step(starts, seen.shape[-1] - count, level - 1, seen)
+            ids = self._decoder.image_ids[tokens.flatten(1).gather(1, beam)]
+            features = out.gather(1, self._rows.spread(parent)[..., None].expand(-1, -1, out.shape[-1]))
+            out = self._run(self._rows.spread(ids), features, step)
         return pool.rerank(root, self._drafting.nodes)
 
+
+class _Limits:
+    """Which candidates and beam nodes of a growing tree may be used: each image's own shape, and confidence pruning."""
+
+    def __init__(self, shapes: list[TreeShape], drafting: Drafting, device: torch.device):
+        self._nodes = drafting.nodes
+        self._keep, self._expand = (math.log(p) if p > 0 else -math.inf for p in (drafting.keep_above, drafting.expand_above))
+        self._on_cpu = device.type == "cpu"
+        self._depths = self._widths = None
+        if len(set(shapes)) > 1:
+            self._depths, self._widths = (torch.tensor([s[i] for s in shapes], device=device)[:, None, None] for i in range(2))
+
+    def candidates(self, scores: Tensor, level: int) -> Tensor:
+        """scores [B, m, k] of one level, with -inf where a candidate may not be used."""
+        if self._widths is not None:
+            rank = torch.arange(scores.shape[-1], device=scores.device)
+            scores = scores.masked_fill((rank >= self._widths) | (level > self._depths), -math.inf)
+        return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
+
+    def beam(self, scores: Tensor, width: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
+        """The candidates of a level, flattened to [B, n], that get children: their scores and indices."""
+        best, beam = scores.topk(min(width, scores.shape[1]), 1)
+        if self._widths is not None:
+            rank = torch.arange(best.shape[1], device=scores.device)
+            best = best.masked_fill(rank >= self._widths[..., 0], -math.inf)
+        if self._expand > -math.inf:
+            best = best.masked_fill(best < self._expand, -math.inf)
+        if not self._on_cpu:
+            return best, beam
+        # Without a synchronisation to fear: leave out what can no longer change the tree. Exact, not an approximation.
+        useful = best > (pool.nth_best(self._nodes) if pool.count >= self._nodes else -math.inf)
+        count = int(useful.sum(1).max())
+        return best[:, :count], beam[:, :count]

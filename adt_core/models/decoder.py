@@ -104,33 +104,43 @@ class Rows:
         visible = (at[:, None] >= at) & real[:, None] | (at[:, None] == at)
         return Step((at - self.pads[:, None]).clamp_min(0), slice(0, self.length), self._additive(visible)[:, None])
 
-    def step(self, starts: list[int], first: int, offsets: Tensor, own: Tensor | None) -> Step:
+    def spread(self, values: Tensor) -> Tensor:
+        """Per-image values [B, ...] -> per-row values [R, ...]."""
+        repeat = self.count // len(values)
+        return values.expand(repeat, *values.shape[1:]) if len(values) == 1 else values.repeat(repeat, *[1] * (values.ndim - 1))
+
+    def step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor) -> Step:
         """A forward of n tokens behind each image's committed slots.
 
         starts: committed slots per image. first: distance of the first token's slot from there. offsets:
-        [B, n] position of each token relative to the start. own: [B, n, w] bool, which of the w uncommitted
-        slots each token sees (itself included); None for a single token.
+        position of each token relative to the start, [B, n] or one number for all. own: [B, n, w] bool, which of
+        the w uncommitted slots each token sees (itself included).
         """
-        repeat = self.count // len(starts)
-        n = offsets.shape[1]
-        if len(set(starts)) == 1:
-            start = starts[0]
-            positions = (offsets + start).repeat(repeat, 1) - self.pads[:, None]
-            slots = slice(start + first, start + first + n)
-            if own is None:
-                return Step(positions, slots, self._prompt_mask[..., : start + 1])
-            committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
-            return Step(positions, slots, torch.cat([committed, self._additive(own)[:, None].repeat(repeat, 1, 1, 1)], -1))
-        start = torch.tensor(starts, device=self.device).repeat(repeat)[:, None]
-        positions = offsets.repeat(repeat, 1) + start - self.pads[:, None]
+        n, width = own.shape[1:]
+        if len(set(starts)) > 1:
+            return self._ragged_step(starts, first, offsets, own)
+        start = starts[0]
+        offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
+        slots = slice(start + first, start + first + n)
+        if n == width == 1:
+            return Step(offsets - self.pads[:, None], slots, self._prompt_mask[..., : start + 1])
+        committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
+        mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
+        return Step((offsets - self.pads[:, None]).expand(-1, n), slots, mask)
+
+    def _ragged_step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor) -> Step:
+        """The same when images have advanced unequally."""
+        n, width = own.shape[1:]
+        start = self.spread(torch.tensor(starts, device=self.device)[:, None])
+        offsets = self.spread(offsets) if isinstance(offsets, Tensor) else offsets
+        positions = (start + offsets - self.pads[:, None]).expand(-1, n)
         slots = start + first + torch.arange(n, device=self.device)
-        own = torch.ones(len(starts), 1, 1, dtype=torch.bool, device=self.device) if own is None else own
-        width = own.shape[-1]
-        distance = self.columns[: max(starts) + width] - start
+        columns = self.columns[: max(starts) + width]
+        distance = columns - start
         inside = (distance >= 0) & (distance < width)
         index = distance.clamp(0, width - 1)[:, None].expand(-1, n, -1)
-        uncommitted = own.repeat(repeat, 1, 1).gather(2, index) & inside[:, None]
-        committed = (distance < 0) & (self.columns[: distance.shape[1]] >= self.pads[:, None])
+        uncommitted = self.spread(own).gather(2, index) & inside[:, None]
+        committed = (distance < 0) & (columns >= self.pads[:, None])
         return Step(positions, slots, self._additive(uncommitted | committed[:, None])[:, None])
 
 

@@ -44,13 +44,14 @@ class StubProposer:
         pass
 
     def propose(self, root, starts, positions, shapes):
-        pool, numbers = CandidatePool(), torch.zeros(len(root), 1, dtype=torch.long)
+        pool, parents = CandidatePool(), torch.zeros(len(root), 1, dtype=torch.long)
         for level in range(1, max(shape.depth for shape in shapes) + 1):
             at = [min(position + level, self.truth.shape[1] - 1) for position in positions]
             true = self.truth[torch.arange(len(at)), at]
             token = torch.tensor([t if self.right(i) else (t + 1) % self.codes for t, i in zip(true.tolist(), at)])
             score = torch.tensor([-float(level) if level <= shape.depth else -torch.inf for shape in shapes])
-            numbers = pool.add(token[:, None, None], score[:, None, None], numbers)
+            first = pool.add(token[:, None, None], score[:, None, None], parents)
+            parents = torch.full_like(parents, first)
         return pool.rerank(root, 64)
 
 

@@ -10,13 +10,13 @@ from adt_core.tree import CandidatePool, ancestor_matrix
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
     """A pool expanded the EAGLE-2 way with the same child log-probabilities everywhere."""
     pool = CandidatePool()
-    beam_scores, numbers = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.long)
+    beam_scores, parents = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.long)
     for _ in range(depth):
         scores = logp[:width].expand(1, beam_scores.shape[1], -1) + beam_scores[..., None]
         tokens = torch.arange(width).expand_as(scores)
-        numbers = pool.add(tokens, scores, numbers)
+        first = pool.add(tokens, scores, parents)
         beam_scores, beam = scores.flatten(1).topk(min(width, scores[0].numel()), 1)
-        numbers = numbers.gather(1, beam)
+        parents = beam + first
     return pool
 
 
