@@ -9,9 +9,9 @@ The first run makes a virtual environment in ``.venv``; later runs start at once
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
+READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
@@ -50,14 +51,14 @@ def main(arguments: list[str]) -> int:
 
 def demo() -> int:
     """Generate one picture with the bundled model, with and without speculation, and print the speed-up."""
-    environment("demo", requirements())
+    environment(requirements())
     _say(f'Generating "{CAPTION}", once with ADT-Tree and once plainly.')
     return _run("-m", "adt_core", "generate", "--compare", "--prompt", CAPTION, "--output", str(PICTURE))
 
 
 def test(options: list[str]) -> int:
     """Run the whole test suite; ``options`` go to pytest."""
-    environment("test", [*requirements(), *TESTS])
+    environment([*requirements(), *TESTS])
     return _run("-m", "pytest", *options)
 
 
@@ -71,11 +72,10 @@ def requirements() -> list[str]:
     return [line for line in lines if line]
 
 
-def environment(purpose: str, packages: list[str]) -> None:
-    """Make ``.venv`` and install ``packages`` into it, unless that has been done with the same list."""
-    wanted = hashlib.sha256("\n".join([sys.version, TORCH, *packages]).encode()).hexdigest()
-    marker = VENV / f"ready-for-{purpose}"
-    if PYTHON.exists() and marker.exists() and marker.read_text() == wanted:
+def environment(packages: list[str]) -> None:
+    """Make ``.venv`` and install ``packages`` into it, unless all of them are there."""
+    wanted = [f"python=={platform.python_version()}", TORCH, *packages]
+    if PYTHON.exists() and READY.exists() and set(wanted) <= set(READY.read_text().splitlines()):
         return
     started = time.monotonic()
     if not PYTHON.exists():
@@ -83,7 +83,7 @@ def environment(purpose: str, packages: list[str]) -> None:
         _make_venv()
     _pip("PyTorch, which is large", [TORCH])
     _pip(", ".join(packages), [TORCH, *packages])  # torch again, so that nothing replaces it
-    marker.write_text(wanted)
+    READY.write_text("\n".join(wanted))
     _say(f"The environment is ready after {time.monotonic() - started:.0f} s.")
 
 
