@@ -35,12 +35,13 @@ def read_settings(path: Path) -> dict:
     """The settings in a PNG that :func:`save_png` wrote; an AdtError if it holds none."""
     try:
         with Image.open(path) as image:
-            text = getattr(image, "text", {}).get(KEY)
-    except OSError as error:
-        raise AdtError(f"{path} can't be read as a PNG ({error.strerror or 'it is damaged or of another format'}).") from error
+            text = image.info.get(KEY)
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that it is no sound picture
+        reason = getattr(error, "strerror", None) or "it is damaged or of another format"
+        raise AdtError(f"{path} can't be read as a PNG ({reason}).") from error
     try:
         settings = json.loads(text or "null")
-    except ValueError:
+    except (TypeError, ValueError):
         settings = None
     if not isinstance(settings, dict):
         raise AdtError(f"{path} holds no ADT-Tree settings; give a PNG that 'generate' wrote and nothing has saved anew.")
