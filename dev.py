@@ -27,7 +27,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
 TESTS = ["pytest", "hypothesis", "scipy"]  # the extra "test" of pyproject.toml
 
-CAPTION = "A red house on a green meadow on the left under a clear blue sky and a yellow hot air balloon on the right in front of a dark forest."
+CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 PICTURE = Path("output") / "demo.png"
 
 
