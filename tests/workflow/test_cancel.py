@@ -20,7 +20,7 @@ def interrupt_and_time(comfy, browser, prompt_id) -> float:
 
 
 def works(comfy, graph) -> None:
-    graph.set("ADTTreeSampler", batch_size=1).set("ADTTreeSettings", method="adt-tree").set("SaveImage", filename_prefix="next")
+    graph.set("ADTTreeSampler", batch_size=1).set("ADTTreeSettings", method="adt-tree")
     assert comfy.files(comfy.run(graph.prompt))
 
 

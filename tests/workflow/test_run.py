@@ -45,7 +45,6 @@ def test_shipped_workflow_gives_the_image_of_the_engine(comfy, graph, reference)
 
 
 def test_saved_png_brings_its_workflow_along(comfy, graph):
-    graph.set("SaveImage", filename_prefix="with-workflow")
     (data,) = comfy.files(comfy.run(graph.prompt, extra_pnginfo={"workflow": {"nodes": []}}))
     saved = Image.open(io.BytesIO(data)).info
     assert json.loads(saved["workflow"]) == {"nodes": []}
