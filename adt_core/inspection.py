@@ -64,7 +64,7 @@ def _drafter(checkpoint: Checkpoint, names: set[str]) -> tuple[dict, set[str]]:
     """Figures of an EAGLE drafter, and the tensors that it must have; the norms of its layer are optional."""
     optional = {f"layers.0.{name}" for name in (*_QK_NORMS, _NORMS[0])} & names
     expected = {"embed_tokens.weight", "fc.weight", "fc.bias", *(f"layers.0.{name}" for name in (*_PROJECTIONS, _NORMS[1]))}
-    return {"role": "drafter", "family": "eagle", **_decoder_figures(decoder_config(checkpoint.config))}, expected | optional
+    return {"role": "drafter", "family": "eagle", **_decoder_figures(decoder_config(checkpoint.config, checkpoint.folder))}, expected | optional
 
 
 def _decoder_figures(config) -> dict:

@@ -6,9 +6,9 @@ configurations are remembered by modification time: an unchanged tree costs one 
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Callable, Iterator
 
 import folder_paths
 

@@ -1,7 +1,7 @@
 """What the nodes need from ComfyUI while they run: memory management, cancelling, progress and previews."""
 
 import time
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import comfy.model_management as mm
 import comfy.utils

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adt_core.models.vq import VQConfig, VQModel
 
-from .common import Budget, WeightAverage, cosine, load, muon_and_adam, save, step_all
+from .common import Run, muon_and_adam
 from .data import example
 
 CONFIG = VQConfig(embed_dim=12, num_embeddings=1024, latent_channels=64, resolution=128,
@@ -112,49 +112,32 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images = np.load(args.data / "images.npy", mmap_mode="r")
-    generator, state = torch.Generator().manual_seed(0), load(args.out / "codec.pt")
+    generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = VQModel(CONFIG)
     model.quantize.embedding.weight.requires_grad_(False)
     codebook = Codebook(model, generator)
-    average = WeightAverage(model, 0.995)
-    optimisers = muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3)
-    budget, step = Budget(args.minutes, state["elapsed"] if state else 0.0), state["step"] if state else 0
-    if state:
-        model.load_state_dict(state["model"])
-        for optimiser, saved_state in zip(optimisers, state["optimisers"]):
-            optimiser.load_state_dict(saved_state)
-        average.shadow = state["average"]
-        codebook.count, codebook.total, codebook.ready = state["count"], state["total"], state["ready"]
-    rng, vectors, saved = np.random.default_rng([7, step]), [], budget.elapsed
+    run = Run(args.out / "codec.pt", model, muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3), args.minutes, decay=0.995)
+    if "count" in run.state:
+        codebook.count, codebook.total, codebook.ready = (run.state[name] for name in ("count", "total", "ready"))
+    rng, vectors = np.random.default_rng([7, run.step]), []
 
-    while budget.fraction < 1:
-        fraction = budget.fraction
-        x = batch(images, fraction, rng)
+    while run.fraction < 1:
+        x = batch(images, run.fraction, rng)
         z = model.quant_conv(model.encoder(x))
-        commitment = z.new_zeros(())
-        if fraction < WARMUP:
+        if run.fraction < WARMUP:
             vectors = [*vectors, z.detach().permute(0, 2, 3, 1).reshape(-1, z.shape[1])][-16:]
-            q = z
+            q, commitment = z, z.new_zeros(())
         else:
             if not codebook.ready:
                 codebook.seed(torch.cat(vectors))
             q, commitment = quantise(model, z, codebook)
         y = model.decoder(model.post_quant_conv(q))
-        loss = reconstruction_loss(y, x) + 0.1 * commitment + 1e-3 * z.pow(2).mean()
-        step_all(optimisers, loss, cosine(fraction))
-        average.update(model, step)
-        step += 1
-        if step % 25 == 0:
-            psnr = -10 * torch.log10(((y.detach() - x) / 2).pow(2).mean()).item()
-            print(f"step {step} {fraction:.3f} loss {loss.item():.4f} psnr {psnr:.2f} commit {commitment.item():.4f}", flush=True)
-        if budget.elapsed - saved > 150 or budget.fraction >= 1:
-            saved = budget.elapsed
-            weights = {**average.shadow, "quantize.embedding.weight": codebook.weight.clone()}
-            save(args.out / "codec.pt", {"model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers], "average": average.shadow,
-                                         "count": codebook.count, "total": codebook.total, "ready": codebook.ready,
-                                         "weights": weights, "step": step, "elapsed": budget.elapsed})
+        run.advance(reconstruction_loss(y, x) + 0.1 * commitment + 1e-3 * z.pow(2).mean())
+        if run.due():
+            weights = {**run.average.shadow, "quantize.embedding.weight": codebook.weight.clone()}
+            run.save(weights=weights, count=codebook.count, total=codebook.total, ready=codebook.ready)
             print(f"held out: {evaluate(weights)}", flush=True)
 
 

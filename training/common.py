@@ -49,16 +49,6 @@ class WeightAverage:
                 self.shadow[key].lerp_(value, 1 - decay)
 
 
-def save(path: Path, state: dict) -> None:
-    """Write a checkpoint so that a kill in the middle leaves the previous one intact."""
-    torch.save(state, path.with_suffix(".tmp"))
-    os.replace(path.with_suffix(".tmp"), path)
-
-
-def load(path: Path) -> dict | None:
-    return torch.load(path, weights_only=True) if path.exists() else None
-
-
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised by Newton-Schulz (Jordan et al., 2024), for weight matrices
     (convolutions are flattened to [out, in * k * k])."""
@@ -81,8 +71,8 @@ class Muon(torch.optim.Optimizer):
                 p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.view_as(p), alpha=-group["lr"] * scale)
 
 
-def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Nearest semi-orthogonal matrix, roughly, by a quintic Newton-Schulz iteration."""
+def orthogonalise(matrix: Tensor, steps: int = 3) -> Tensor:
+    """Nearest semi-orthogonal matrix, roughly: a quintic Newton-Schulz iteration, cut short because a CPU pays for every step."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
@@ -116,3 +106,45 @@ def step_all(optimisers: list[torch.optim.Optimizer], loss: Tensor, factor: floa
         for group in optimiser.param_groups:
             group["lr"] = group["peak"] * factor
         optimiser.step()
+
+
+class Run:
+    """A resumable training run: weights, their average, optimisers, step and the elapsed part of the time budget."""
+
+    def __init__(self, path: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], minutes: float, decay: float):
+        """Take up the checkpoint at ``path`` if there is one. ``decay``: of the weight average."""
+        self.path, self.model, self.optimisers = path, model, optimisers
+        self.average = WeightAverage(model, decay)
+        state = torch.load(path, weights_only=True) if path.exists() else {"step": 0, "elapsed": 0.0}
+        if "model" in state:
+            model.load_state_dict(state["model"])
+            self.average.shadow = state["average"]
+            for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
+        self.state, self.step, self.budget = state, state["step"], Budget(minutes, state["elapsed"])
+        self._saved = self.budget.elapsed
+
+    @property
+    def fraction(self) -> float:
+        """Share of the time budget that is spent; the run is over at 1."""
+        return self.budget.fraction
+
+    def advance(self, loss: Tensor, warmup: float = 0.02) -> None:
+        """One optimisation step on ``loss``; prints it now and then."""
+        step_all(self.optimisers, loss, cosine(self.fraction, warmup))
+        self.average.update(self.model, self.step)
+        self.step += 1
+        if self.step % 25 == 0:
+            print(f"step {self.step} {self.fraction:.3f} loss {loss.item():.4f}", flush=True)
+
+    def due(self, seconds: float = 200) -> bool:
+        """Time for a checkpoint: every ``seconds`` and at the end."""
+        return self.budget.elapsed - self._saved > seconds or self.fraction >= 1
+
+    def save(self, **more) -> None:
+        """Write a checkpoint, with ``more`` entries, so that a kill in the middle leaves the previous one intact."""
+        self._saved = self.budget.elapsed
+        state = {"model": self.model.state_dict(), "average": self.average.shadow, "optimisers": [o.state_dict() for o in self.optimisers],
+                 "step": self.step, "elapsed": self.budget.elapsed}
+        torch.save({**state, **more}, self.path.with_suffix(".tmp"))
+        os.replace(self.path.with_suffix(".tmp"), self.path)

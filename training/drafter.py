@@ -23,7 +23,7 @@ from adt_core.drafters.eagle import EagleDrafter
 from adt_core.models.decoder import Decoder, rope_tables
 from adt_core.sampling import guide, keyed_gumbel
 
-from .common import Budget, WeightAverage, cosine, load, muon_and_adam, save, step_all
+from .common import Run, muon_and_adam
 from .sequences import Batch, Sequences, initialise, run_decoder
 from .target import HELD_OUT, make_decoder, open_sequences
 
@@ -129,40 +129,27 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--batch", type=int, default=6)
     args = parser.parse_args()
-    sequences, state = open_sequences(args.tokens), load(args.out / "drafter.pt")
+    sequences = open_sequences(args.tokens)
     decoder = make_decoder(sequences.vocabulary)
     decoder.load_state_dict(torch.load(args.target, weights_only=True)["average"])
     decoder.requires_grad_(False)
     drafter = make_drafter(decoder)
-    optimisers = muon_and_adam(drafter, muon_lr=0.01, adam_lr=2e-3)
-    average = WeightAverage(drafter, 0.98)
-    budget, step = Budget(args.minutes, state["elapsed"] if state else 0.0), state["step"] if state else 0
-    if state:
-        drafter.load_state_dict(state["model"])
-        average.shadow = state["average"]
-        for optimiser, saved in zip(optimisers, state["optimisers"]):
-            optimiser.load_state_dict(saved)
-    order, saved_at = np.random.default_rng(13).permutation(len(sequences.codes) - HELD_OUT), budget.elapsed
-    while budget.fraction < 1:
-        rng = np.random.default_rng([14, step])
-        indices = order[step * args.batch % (len(order) - args.batch) :][: args.batch]
-        passes = 1 if budget.fraction < 0.15 else PASSES
+    run = Run(args.out / "drafter.pt", drafter, muon_and_adam(drafter, muon_lr=0.01, adam_lr=2e-3), args.minutes, decay=0.98)
+    order = np.random.default_rng(13).permutation(len(sequences.codes) - HELD_OUT)
+    while run.fraction < 1:
+        rng = np.random.default_rng([14, run.step])
+        indices = order[run.step * args.batch % (len(order) - args.batch) :][: args.batch]
+        passes = 1 if run.fraction < 0.15 else PASSES
         scale = 3.0 if rng.random() < 0.7 else float(rng.uniform(1, 6))
         loss, weight = torch.zeros(()), 0.0
         for j, (q, p, out, true, _) in enumerate(passes_and_targets(decoder, drafter, both_rows(sequences, indices, rng), passes, scale)):
             loss = loss + DECAY**j * (distribution_loss(q, p) + 0.1 * F.smooth_l1_loss(out, true))
             weight += DECAY**j
-        step_all(optimisers, loss / weight, cosine(budget.fraction))
-        average.update(drafter, step)
-        step += 1
-        if step % 25 == 0:
-            print(f"step {step} {budget.fraction:.3f} loss {loss.item() / weight:.4f}", flush=True)
-        if budget.elapsed - saved_at > 180 or budget.fraction >= 1:
-            saved_at = budget.elapsed
-            save(args.out / "drafter.pt", {"model": drafter.state_dict(), "average": average.shadow, "optimisers": [o.state_dict() for o in optimisers],
-                                           "step": step, "elapsed": budget.elapsed, "sequences": step * args.batch})
+        run.advance(loss / weight)
+        if run.due():
+            run.save()
             shipped = make_drafter(decoder)
-            shipped.load_state_dict(average.shadow)
+            shipped.load_state_dict(run.average.shadow)
             print("held out, first 1 / 2 / 4: " + "; ".join(evaluate(decoder, shipped, sequences)), flush=True)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from adt_core.models.vq import VQModel
 
 from .codec import CONFIG, evaluate, reconstruction_loss
-from .common import Budget, WeightAverage, cosine, load, muon_and_adam, save, step_all
+from .common import Run, muon_and_adam
 
 TEXTURE = 0.5
 
@@ -55,34 +55,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=12)
     args = parser.parse_args()
     images, codes = np.load(args.data / "images.npy", mmap_mode="r"), np.load(args.tokens / "tokens.npz")["codes"]
-    model, state = VQModel(CONFIG), load(args.out / "sharp.pt")
-    model.load_state_dict(state["model"] if state else torch.load(args.tokens / "codec.pt", weights_only=True)["weights"])
+    model, bank = VQModel(CONFIG), filter_bank()
+    model.load_state_dict(torch.load(args.tokens / "codec.pt", weights_only=True)["weights"])
     model.requires_grad_(False)
     model.decoder.requires_grad_(True)
     model.post_quant_conv.requires_grad_(True)
-    optimisers, average, bank = muon_and_adam(model, muon_lr=0.01, adam_lr=1e-3), WeightAverage(model, 0.99), filter_bank()
-    if state:
-        average.shadow = state["weights"]
-        for optimiser, saved in zip(optimisers, state["optimisers"]):
-            optimiser.load_state_dict(saved)
-    budget, step = Budget(args.minutes, state["elapsed"] if state else 0.0), state["step"] if state else 0
-    saved_at = budget.elapsed
-    while budget.fraction < 1:
-        rng = np.random.default_rng([21, step])
-        pick = np.sort(rng.integers(len(codes), size=4))
+    run = Run(args.out / "sharp.pt", model, muon_and_adam(model, muon_lr=0.01, adam_lr=1e-3), args.minutes, decay=0.99)
+    while run.fraction < 1:
+        pick = np.sort(np.random.default_rng([21, run.step]).integers(len(codes), size=4))
         x = torch.from_numpy(np.array(images[pick])).permute(0, 3, 1, 2).float() / 127.5 - 1
         y = model.decoder(model.post_quant_conv(model.lookup(torch.from_numpy(codes[pick].astype(np.int64)).view(-1, 16, 16))))
-        loss = reconstruction_loss(y, x) + TEXTURE * texture_loss(y, x, bank)
-        step_all(optimisers, loss, cosine(budget.fraction, warmup=0.05))
-        average.update(model, step + 200)
-        step += 1
-        if step % 50 == 0:
-            print(f"step {step} {budget.fraction:.3f} loss {loss.item():.4f}", flush=True)
-        if budget.elapsed - saved_at > 180 or budget.fraction >= 1:
-            saved_at = budget.elapsed
-            save(args.out / "sharp.pt", {"model": model.state_dict(), "weights": average.shadow, "optimisers": [o.state_dict() for o in optimisers],
-                                         "step": step, "elapsed": budget.elapsed})
-            print(f"held out: {evaluate(average.shadow)}", flush=True)
+        run.advance(reconstruction_loss(y, x) + TEXTURE * texture_loss(y, x, bank), warmup=0.05)
+        if run.due():
+            run.save(weights=run.average.shadow)
+            print(f"held out: {evaluate(run.average.shadow)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from adt_core.models.decoder import Decoder, DecoderConfig
 
-from .common import Budget, WeightAverage, cosine, load, muon_and_adam, save, step_all
+from .common import Run, muon_and_adam
 from .sequences import Sequences, build_vocabulary, image_token, initialise, run_decoder
 
 NUM_CODES = 1024
@@ -61,36 +61,21 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
-    sequences, state = open_sequences(args.tokens), load(args.out / "target.pt")
+    sequences = open_sequences(args.tokens)
     decoder = make_decoder(sequences.vocabulary)
     optimisers = muon_and_adam(decoder, muon_lr=0.02, adam_lr=4e-3, not_muon=("head",))
-    average = WeightAverage(decoder, 0.99)
-    budget, step = Budget(args.minutes, state["elapsed"] if state else 0.0), state["step"] if state else 0
-    if state:
-        decoder.load_state_dict(state["model"])
-        average.shadow = state["average"]
-        for optimiser, saved in zip(optimisers, state["optimisers"]):
-            optimiser.load_state_dict(saved)
+    run = Run(args.out / "target.pt", decoder, optimisers, args.minutes, decay=0.99)
     order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
-    saved_at = budget.elapsed
-    while budget.fraction < 1:
-        start = step * args.batch % (len(order) - args.batch)
-        rng = np.random.default_rng([12, step])
-        batch = sequences.batch(order[start : start + args.batch], rng)
+    while run.fraction < 1:
+        start = run.step * args.batch % (len(order) - args.batch)
+        batch = sequences.batch(order[start : start + args.batch], np.random.default_rng([12, run.step]))
         logits = decoder.logits(batch.at_image(run_decoder(decoder, batch.ids[:, :-1])))
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten())
-        step_all(optimisers, loss, cosine(budget.fraction))
-        average.update(decoder, step)
-        step += 1
-        if step % 25 == 0:
-            print(f"step {step} {budget.fraction:.3f} loss {loss.item():.4f}", flush=True)
-        if budget.elapsed - saved_at > 240 or budget.fraction >= 1:
-            saved_at = budget.elapsed
-            save(args.out / "target.pt", {"model": decoder.state_dict(), "average": average.shadow, "optimisers": [o.state_dict() for o in optimisers],
-                                          "step": step, "elapsed": budget.elapsed, "sequences": step * args.batch})
+        run.advance(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()))
+        if run.due():
+            run.save()
             shipped = make_decoder(sequences.vocabulary)
-            shipped.load_state_dict(average.shadow)
-            print(f"held out nats: {evaluate(shipped, sequences)}", flush=True)
+            shipped.load_state_dict(run.average.shadow)
+            print(f"{run.step * args.batch} sequences, held-out nats: {evaluate(shipped, sequences)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def load_drafter(path: str | Path, target: Target, check: Check | None = None) -
     names = set(checkpoint.names)
     if "fc.weight" not in names or "layers.0.self_attn.q_proj.weight" not in names:
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
-    config, ours = decoder_config(checkpoint.config), target.decoder.config
+    config, ours = decoder_config(checkpoint.config, checkpoint.folder), target.decoder.config
     width = checkpoint.shape("fc.weight")[0]
     if width != ours.hidden_size or checkpoint.shape("embed_tokens.weight")[0] != ours.vocab_size:
         raise AdtError(f"drafter {str(path)!r} has width {width} and {checkpoint.shape('embed_tokens.weight')[0]} tokens, but {target.name} has width "

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from ..errors import AdtError
 from .checkpoint import BUNDLED, Check, Checkpoint, assign, resolve
@@ -21,20 +20,28 @@ from .vq import VQConfig, VQModel
 _BOS, _SEPARATOR, _BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
 
 
-def decoder_config(config: dict) -> DecoderConfig:
-    """Shape of the decoder from a ``config.json`` of the family (also a drafter's, with one layer)."""
+def decoder_config(config: dict, source: Path | str) -> DecoderConfig:
+    """Shape of the decoder from a ``config.json`` of the family (also a drafter's, with one layer). AdtError if it has none."""
+    def size(name: str, default: object = None) -> int:
+        value = config.get(name) or default
+        if type(value) is not int or value < 1:
+            raise AdtError(f"{source}: config.json says {name} is {value!r}, but a positive whole number was expected; download it again.")
+        return value
+
+    heads = size("num_attention_heads")
+    if size("hidden_size") % heads:
+        raise AdtError(f"{source}: config.json's hidden_size {config['hidden_size']} is not a multiple of num_attention_heads {heads}; download it again.")
     rope = config.get("rope_parameters") or {}
-    heads = config["num_attention_heads"]
     return DecoderConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
+        vocab_size=size("vocab_size"),
+        hidden_size=size("hidden_size"),
+        intermediate_size=size("intermediate_size"),
+        num_layers=size("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        rms_norm_eps=config.get("rms_norm_eps", 1e-5),
+        num_kv_heads=size("num_key_value_heads", heads),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        max_positions=config.get("max_position_embeddings", 4096),
+        max_positions=size("max_position_embeddings", 4096),
     )
 
 
@@ -111,7 +118,10 @@ def build(config: dict, source: Path | str) -> tuple[Decoder, VQModel, dict[str,
     missing = [name for name in (_BOS, _SEPARATOR, _BEGIN_IMAGE) if name not in vocabulary]
     if missing:
         raise AdtError(f"{source}: config.json's vocabulary_map lacks {', '.join(missing)}; use the checkpoint's own config.json.")
-    decoder = Decoder(decoder_config(config), torch.tensor(image_token_ids(vocabulary)))
+    shape, image_ids = decoder_config(config, source), image_token_ids(vocabulary)
+    if not all(type(i) is int and 0 <= i < shape.vocab_size for i in vocabulary.values()):
+        raise AdtError(f"{source}: config.json's vocabulary_map names ids outside its vocab_size {shape.vocab_size}; download it again.")
+    decoder = Decoder(shape, torch.tensor(image_ids))
     codec = VQModel(VQConfig.from_dict(config.get("vq_config") or {}))
     return decoder, codec, vocabulary
 

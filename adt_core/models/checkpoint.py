@@ -36,6 +36,8 @@ class Checkpoint:
             self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise AdtError(f"{folder / 'config.json'} is not readable JSON ({error}); download it again.") from error
+        if not isinstance(self.config, dict):
+            raise AdtError(f"{folder / 'config.json'} is not a JSON object; download it again.")
         self.files = sorted(folder.glob("*.safetensors"))
         pickle = folder / "pytorch_model.bin"
         self._pickled: dict[str, Tensor] | None = None

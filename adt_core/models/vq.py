@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

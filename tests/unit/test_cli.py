@@ -280,7 +280,7 @@ def test_unknown_architecture(generate, models, tmp_path, capsys):
     assert "llama" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("config", ["", "{}", '{"model_type": "chameleon"}', "\x00"])
+@pytest.mark.parametrize("config", ["", "{}", "[]", "null", '{"model_type": "chameleon"}', "\x00"])
 def test_damaged_configuration(generate, models, tmp_path, config, capsys):
     folder = write_tiny_checkpoint(tmp_path / "damaged")
     (folder / "config.json").write_text(config)
