@@ -111,7 +111,8 @@ def main() -> None:
     good = True
     for name, cell in cells.items():
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
-        print(f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {dict(sorted(cell.depths.items()))} | {dict(sorted(cell.ranks.items()))} |")
+        depths, ranks = dict(sorted(cell.depths.items())), dict(sorted(cell.ranks.items()))
+        print(f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {depths} | {ranks} |")
         tolerated = args.dtype == "float32" and all(gap < TIE for gap in cell.first_gaps)
         good &= cell.really_drafted and (cell.identical == cell.images or tolerated)
     total, same = sum(c.images for c in cells.values()), sum(c.identical for c in cells.values())

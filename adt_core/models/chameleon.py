@@ -51,7 +51,8 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     names = [name for name in vocabulary if name.startswith("IMGIMG") and name.endswith("Z")]
     ids = {int(name[len("IMGIMG") : -1].translate(digits)): vocabulary[name] for name in names}
     if not ids or sorted(ids) != list(range(len(ids))):
-        raise AdtError("config.json's vocabulary_map does not name image tokens 0 to n - 1 as IMGIMG...Z; this is not an image-generating Chameleon checkpoint.")
+        raise AdtError("config.json's vocabulary_map does not name image tokens 0 to n - 1 as IMGIMG...Z; "
+                       "this is not an image-generating Chameleon checkpoint.")
     return [ids[code] for code in range(len(ids))]
 
 
