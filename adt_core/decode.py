@@ -117,33 +117,37 @@ class Decoding:
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like)
         self._policies = [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
-        self._positions = [0] * self.images  # raster position of each image's root
+        self._positions = [-1] * self.images  # raster position of each image's root; -1 is the prompt's end
         step = self._rows.prefill()
         features = decoder(self._rows.ids, step, self._cache, self._rope, self._check)
-        self._root = self._emit(features[:, -1:], torch.zeros_like(self._rows.pads[: self.images, None]))[:, 0]
+        self._root = self._emit(features[:, -1:])[:, 0]
+        self._positions = [0] * self.images
         self.codes[:, 0] = self._root.cpu()
         self._proposer = None
         if self._drafter is not None:
             self._proposer = EagleProposer(self._drafter, decoder, self._rows, self.sampling, self.drafting, self._noise)
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
-            last = torch.full_like(self._root, self._rows.length - 1)
-            self._proposer.observe(features, ids, step, last)
+            self._proposer.observe(features, ids, step, [self._rows.length - 1] * self.images)
 
     def _row_ids(self, codes: Tensor) -> Tensor:
         """Codes [B, n] -> token ids of every row [R, n]."""
         return self._rows.spread(self.target.decoder.image_ids[codes])
 
-    def _perturbed(self, features: Tensor, positions: Tensor) -> Tensor:
-        """z + g: features [R, n, h], the raster positions [B, n] they decide -> [B, n, V]."""
+    def _perturbed(self, features: Tensor, depths: Tensor | None) -> Tensor:
+        """z + g of every node, [B, n, V]: features [R, n, h]; depths [B, n] below the root, None for the root alone."""
         z = process_logits(self.target.decoder.logits(guide(features, self.sampling.guidance)), self.sampling)
         if self._noise is None:
             return z
-        batch = torch.arange(self.images, device=z.device)[:, None]
-        return z + self._noise[batch, positions.clamp_max(self.length - 1)]
+        if len(set(self._positions)) == 1:
+            ahead = self._noise[:, self._positions[0] + 1 :]
+            return z + (ahead[:, :1] if depths is None else ahead.gather(1, depths[..., None].expand(-1, -1, z.shape[-1])))
+        roots = torch.tensor(self._positions, device=z.device)[:, None]
+        at = (roots + 1 + (0 if depths is None else depths)).clamp_max(self.length - 1)
+        return z + self._noise[torch.arange(self.images, device=z.device)[:, None], at]
 
-    def _emit(self, features: Tensor, positions: Tensor) -> Tensor:
-        """Codes the target emits at ``positions``, [B, n]."""
-        return self._perturbed(features, positions).argmax(-1)
+    def _emit(self, features: Tensor, depths: Tensor | None = None) -> Tensor:
+        """Codes the target emits after every node, [B, n]."""
+        return self._perturbed(features, depths).argmax(-1)
 
     def _round(self, index: int) -> Round:
         started = time.perf_counter()
@@ -176,12 +180,11 @@ class Decoding:
 
     def _plain(self, starts: list[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
         """One token per image, no drafts."""
-        step = self._rows.step(starts, 0, 0, torch.ones(self.images, 1, 1, dtype=torch.bool, device=self._root.device))
+        step = self._rows.step(starts, 0, 0, None)
         features = self.target.decoder(self._row_ids(self._root[:, None]), step, self._cache, self._rope, self._check)
-        positions = torch.tensor(self._positions, device=self._root.device)[:, None]
-        self._root = self._emit(features, positions + 1)[:, 0]
+        self._root = self._emit(features)[:, 0]
         if self._proposer is not None:
-            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, torch.zeros_like(self._root))
+            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, [0] * self.images)
         for image, code in enumerate(self._root.tolist()):
             if self._positions[image] < self.length - 1:
                 self.codes[image, self._positions[image] + 1] = code
@@ -192,8 +195,7 @@ class Decoding:
         """Check a whole tree in one forward and advance every image by its accepted path."""
         step = self._rows.step(starts, 0, tree.depths, tree.ancestors)
         features = self.target.decoder(self._row_ids(tree.tokens), step, self._cache, self._rope, self._check)
-        positions = torch.tensor(self._positions, device=tree.depths.device)[:, None]
-        emitted = self._emit(features, positions + 1 + tree.depths)
+        emitted = self._emit(features, tree.depths)
         verdict = verify_exact(tree, emitted, max(shape.depth for shape in shapes))
         counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, tree.tokens.gather(1, verdict.path), tree.ranks.gather(1, verdict.path)], 1).tolist()
@@ -204,19 +206,24 @@ class Decoding:
             if position < self.length - 1:
                 new = codes[image][1 : accepted[image] + 1] + [next_roots[image]]
                 self.codes[image, position + 1 : position + 1 + len(new)] = torch.tensor(new)
-        self._advance(verdict, features, tree, starts, max(accepted), any(path[: a + 1] != list(range(a + 1)) for path, a in zip(paths, accepted)))
+        contiguous = all(path[: a + 1] == list(range(a + 1)) for path, a in zip(paths, accepted))
+        self._advance(verdict, features, tree, starts, accepted, contiguous)
         return accepted, depths, nodes, [row[1:] for row in ranks]
 
-    def _advance(self, verdict: Verdict, features: Tensor, tree: DraftTree, starts: list[int], longest: int, scattered: bool) -> None:
-        """Keep the cache entries of the accepted paths and hand their features to the drafter."""
-        path = self._rows.spread(verdict.path[:, : longest + 1])
-        if scattered:
+    def _advance(self, verdict: Verdict, features: Tensor, tree: DraftTree, starts: list[int], accepted: list[int], contiguous: bool) -> None:
+        """Keep the cache entries of the accepted paths and hand their features to the drafter.
+
+        contiguous: every path already stands in its final slots, as a chain's does.
+        """
+        longest, self._root = max(accepted), verdict.next_root
+        if contiguous:
+            kept, drafts = features.narrow(1, 0, longest + 1), tree.tokens.narrow(1, 1, longest)
+        else:
+            path = self._rows.spread(verdict.path[:, : longest + 1])
             self._cache.compact(self._rows.spread(torch.tensor(starts, device=path.device)), path)
-        kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
-        following = torch.cat([tree.tokens.gather(1, verdict.path[:, 1 : longest + 1]), verdict.next_root[:, None]], 1)
-        following.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
-        self._root = verdict.next_root
-        order = torch.arange(longest + 1, device=path.device)
-        causal = (order[:, None] >= order).expand(self.images, -1, -1)
-        step = self._rows.step(starts, 0, order.expand(self.images, -1), causal)
-        self._proposer.observe(kept, self._row_ids(following), step, verdict.accepted)
+            kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
+            drafts = tree.tokens.gather(1, verdict.path[:, 1 : longest + 1])
+        following = torch.cat([drafts, self._root[:, None]], 1)
+        if len(set(accepted)) > 1:
+            following.scatter_(1, verdict.accepted[:, None], self._root[:, None])
+        self._proposer.observe(kept, self._row_ids(following), self._rows.causal_step(starts, longest + 1), accepted)

@@ -61,6 +61,21 @@ def _depths_and_ranks(sizes: tuple[tuple[int, int], ...], device: torch.device) 
     return torch.cat(depth).to(device), torch.cat(rank).to(device)
 
 
+@lru_cache(maxsize=64)
+def _chain_shape(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents and depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
+    depths = torch.arange(n, device=device)[None]
+    return (depths - 1).clamp_min(0), depths, torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+
+
+def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
+    """The tree without branches: tokens [B, n], root first; cumulative scores [B, n - 1], -inf for padding."""
+    batch, n = tokens.shape
+    parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
+    valid = F.pad(scores.isfinite(), (1, 0), value=True)
+    return DraftTree(tokens, parents, depths * valid, torch.zeros_like(tokens), F.pad(scores, (1, 0)), valid, ancestors)
+
+
 class CandidatePool:
     """Candidates of all levels, and the choice of the N best (EAGLE-2, arXiv 2406.16858, section 4.2).
 

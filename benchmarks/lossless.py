@@ -35,12 +35,12 @@ def settings() -> list[Drafting]:
 class Watched(Decoding):
     """Records, for every position, the gap between the two best perturbed logits of the plain run."""
 
-    def _emit(self, features: Tensor, positions: Tensor) -> Tensor:
-        z = self._perturbed(features, positions)
+    def _emit(self, features: Tensor, depths: Tensor | None = None) -> Tensor:
+        z = self._perturbed(features, depths)
         top = z.topk(2, -1).values
         self.gaps = getattr(self, "gaps", {})
-        for image, position in enumerate(positions[:, 0].tolist()):
-            self.gaps[image, position] = float(top[image, 0, 0] - top[image, 0, 1])
+        for image, root in enumerate(self._positions):
+            self.gaps[image, root + 1] = float(top[image, 0, 0] - top[image, 0, 1])
         return z.argmax(-1)
 
 

@@ -19,7 +19,7 @@ from ..models.checkpoint import Check, Checkpoint, assign, resolve
 from ..models.decoder import Decoder, DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
 from ..sampling import Sampling, guide
 from ..shape import Drafting, TreeShape
-from ..tree import CandidatePool, DraftTree
+from ..tree import CandidatePool, DraftTree, chain
 
 
 class EagleDrafter(nn.Module):
@@ -76,13 +76,13 @@ class EagleProposer:
         self._noise = noise if drafting.proposal == "coupled" else None
         self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        self._pending: tuple[Tensor, Tensor, Step, Tensor] | None = None
+        self._pending: tuple[Tensor, Tensor, Step, list[int]] | None = None
         self.forwards = 0
 
-    def observe(self, features: Tensor, ids: Tensor, step: Step, last: Tensor) -> None:
+    def observe(self, features: Tensor, ids: Tensor, step: Step, last: list[int]) -> None:
         """Pairs that became certain: target features [R, m, h] and the ids [R, m] that follow them.
 
-        last: [B], index of each image's final pair; what stands behind it is padding.
+        last: index of each image's final pair; what stands behind it is padding.
         """
         self._pending = (features, ids, step, last)
 
@@ -107,13 +107,19 @@ class EagleProposer:
         """Feed the pending pairs; the output of each image's last pair, [R, 1, h]."""
         features, ids, step, last = self._pending
         out = self._run(ids, features, step)
-        return out[torch.arange(len(out), device=out.device), self._rows.spread(last)][:, None]
+        if len(set(last)) == 1:
+            return out.narrow(1, last[0], 1)
+        index = self._rows.spread(torch.tensor(last, device=out.device))
+        return out[torch.arange(len(out), device=out.device), index][:, None]
 
     def _noise_ahead(self, positions: list[int], depth: int) -> list[Tensor | None]:
         """Noise of the next ``depth`` raster positions after each root: per level [B, V]."""
         if self._noise is None:
             return [None] * depth
-        at = torch.tensor([[min(p + level, self._noise.shape[1] - 1) for level in range(1, depth + 1)] for p in positions], device=self._noise.device)
+        if len(set(positions)) == 1:
+            return list(self._noise[:, positions[0] + 1 : positions[0] + 1 + depth].unbind(1))
+        last = self._noise.shape[1] - 1
+        at = torch.tensor([[min(p + level, last) for level in range(1, depth + 1)] for p in positions], device=self._noise.device)
         return list(self._noise[torch.arange(len(at), device=at.device)[:, None], at].unbind(1))
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
@@ -124,16 +130,35 @@ class EagleProposer:
         """
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
         limits = _Limits(shapes, self._drafting, root.device)
-        noise, pool, out = self._noise_ahead(positions, depth), CandidatePool(), self._catch_up()
+        noise, out = self._noise_ahead(positions, depth), self._catch_up()
+        if width == 1:
+            return self._grow_chain(root, starts, noise[: self._drafting.nodes], out, limits)
+        return self._grow_tree(root, starts, noise, out, limits, width)
+
+    def _grow_chain(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, limits: _Limits) -> DraftTree:
+        """Width 1: no beam, no candidates to rank, no mask to build."""
+        tokens, scores, total = [root[:, None]], [], None
+        for level, perturbation in enumerate(noise, start=1):
+            score, token = self._children(out, perturbation, 1)
+            total = limits.candidates(score if total is None else score + total, level)
+            tokens.append(token[:, 0])
+            scores.append(total[:, 0])
+            if level == len(noise) or limits.hopeless(total):
+                break
+            ids = self._rows.spread(self._decoder.image_ids[token[:, 0]])
+            out = self._run(ids, out, self._rows.step(starts, level - 1, level - 1, None))
+        return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
+
+    def _grow_tree(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, limits: _Limits, width: int) -> DraftTree:
+        """Level by level: the best ``width`` nodes of a level get ``width`` children each; then the best nodes of all are kept."""
+        pool, beam_scores, parents = CandidatePool(), None, torch.zeros_like(root)[:, None]
         batch = torch.arange(len(root), device=root.device)[:, None]
-        beam_scores, parents = None, torch.zeros_like(root)[:, None]
         seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)  # uncommitted slots each node sees
-        for level in range(1, depth + 1):
-            scores, tokens = self._children(out, noise[level - 1], width)
-            scores = scores if beam_scores is None else scores + beam_scores[..., None]
-            scores = limits.candidates(scores, level)
+        for level, perturbation in enumerate(noise, start=1):
+            scores, tokens = self._children(out, perturbation, width)
+            scores = limits.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
             first = pool.add(tokens, scores, parents)
-            if level == depth:
+            if level == len(noise):
                 break
             beam_scores, beam = limits.beam(scores.flatten(1), width, pool)
             count = beam.shape[1]
@@ -166,6 +191,11 @@ class _Limits:
             rank = torch.arange(scores.shape[-1], device=scores.device)
             scores = scores.masked_fill((rank >= self._widths) | (level > self._depths), -math.inf)
         return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
+
+    def hopeless(self, scores: Tensor) -> bool:
+        """On a CPU: no chain of the batch goes on below ``scores``, so that drafting can stop here."""
+        pruned = self._keep > -math.inf or self._expand > -math.inf or self._widths is not None
+        return self._on_cpu and pruned and not bool((scores > self._expand).any())
 
     def beam(self, scores: Tensor, width: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         """The candidates of a level, flattened to [B, n], that get children: their scores and indices."""

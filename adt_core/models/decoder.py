@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,11 @@ class Step:
         return self.mask.shape[-1]
 
 
+@lru_cache(maxsize=64)
+def _lower_triangle(n: int, device: torch.device) -> Tensor:
+    return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+
+
 class Rows:
     """Geometry of a batch: left-padded prompts, ``slots`` cache columns, one or two rows per image."""
 
@@ -109,24 +115,30 @@ class Rows:
         repeat = self.count // len(values)
         return values.expand(repeat, *values.shape[1:]) if len(values) == 1 else values.repeat(repeat, *[1] * (values.ndim - 1))
 
-    def step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor) -> Step:
+    def step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """A forward of n tokens behind each image's committed slots.
 
         starts: committed slots per image. first: distance of the first token's slot from there. offsets:
         position of each token relative to the start, [B, n] or one number for all. own: [B, n, w] bool, which of
-        the w uncommitted slots each token sees (itself included).
+        the w uncommitted slots each token sees (itself included); None for a single token that sees them all.
         """
-        n, width = own.shape[1:]
         if len(set(starts)) > 1:
-            return self._ragged_step(starts, first, offsets, own)
-        start = starts[0]
+            every = torch.ones(len(starts), 1, first + 1, dtype=torch.bool, device=self.device) if own is None else own
+            return self._ragged_step(starts, first, offsets, every)
+        start, n = starts[0], 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         slots = slice(start + first, start + first + n)
-        if n == width == 1:
-            return Step(offsets - self.pads[:, None], slots, self._prompt_mask[..., : start + 1])
+        if own is None:
+            return Step(offsets - self.pads[:, None], slots, self._prompt_mask[..., : slots.stop])
         committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
         return Step((offsets - self.pads[:, None]).expand(-1, n), slots, mask)
+
+    def causal_step(self, starts: list[int], n: int) -> Step:
+        """A forward of n successive tokens right behind each image's committed slots."""
+        if n == 1:
+            return self.step(starts, 0, 0, None)
+        return self.step(starts, 0, self.columns[:n].expand(len(starts), -1), _lower_triangle(n, self.device).expand(len(starts), -1, -1))
 
     def _ragged_step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor) -> Step:
         """The same when images have advanced unequally."""
@@ -182,20 +194,19 @@ class Layer(nn.Module):
         config = self.config
         rows, n, _ = x.shape
         both = config.num_heads + config.num_kv_heads
-        heads = (x @ self.qkv).view(rows, n, both + config.num_kv_heads, config.head_dim)
-        qk, v = heads[:, :, :both], heads[:, :, both:]
+        qk, v = (x @ self.qkv).view(rows, n, both + config.num_kv_heads, config.head_dim).split([both, config.num_kv_heads], 2)
         if self.qk_norm_weight is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
-        q, k, v = qk[:, : config.num_heads], qk[:, config.num_heads:], v.transpose(1, 2)
-        if isinstance(step.slots, slice):
-            cache[0][:, :, step.slots], cache[1][:, :, step.slots] = k, v
-        else:
-            at = step.slots[:, None, :, None].expand_as(k)
-            cache[0].scatter_(2, at, k)
-            cache[1].scatter_(2, at, v)
-        read = cache[:, :, :, : step.end]
-        y = F.scaled_dot_product_attention(q, read[0], read[1], step.mask, enable_gqa=config.num_kv_heads != config.num_heads)
+        q, k = qk.split([config.num_heads, config.num_kv_heads], 1)
+        keys, values = cache.unbind(0)
+        for store, new in ((keys, k), (values, v.transpose(1, 2))):
+            if isinstance(step.slots, slice):
+                store.narrow(2, step.slots.start, n).copy_(new)
+            else:
+                store.scatter_(2, step.slots[:, None, :, None].expand_as(new), new)
+        keys, values = keys.narrow(2, 0, step.end), values.narrow(2, 0, step.end)
+        y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=config.num_kv_heads != config.num_heads)
         return y.transpose(1, 2).reshape(rows, n, -1)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def test_compacted_cache_equals_plain_prefill(folder):
     path = torch.tensor([[0, 2, 4, 5]])
     cache.compact(torch.tensor([5]), path)
     last = tokens[11:12]
-    features = decoder(last[None], rows.step([9], 0, 0, torch.ones(1, 1, 1, dtype=torch.bool)), cache, rope)
+    features = decoder(last[None], rows.step([9], 0, 0, None), cache, rope)
     whole = torch.cat([tokens[:5], tree_tokens[path[0]], last])[None]
     assert (decoder.logits(features)[0, -1] - reference_logits(folder, whole)[0, -1, decoder.image_ids]).abs().max() < TOLERANCE
 
