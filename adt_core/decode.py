@@ -94,10 +94,6 @@ class Decoding:
     # ---- decoding --------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Round]:
-        with torch.inference_mode():
-            yield from self._rounds()
-
-    def _rounds(self) -> Iterator[Round]:
         started = time.perf_counter()
         self._prefill()
         self.trace.prefill_seconds = time.perf_counter() - started
@@ -108,6 +104,7 @@ class Decoding:
             self.trace.rounds.append(round)
             yield round
 
+    @torch.inference_mode()
     def _prefill(self) -> None:
         """Read the prompts and draw the first token of every image."""
         decoder = self.target.decoder
@@ -149,7 +146,9 @@ class Decoding:
         """Codes the target emits after every node, [B, n]."""
         return self._perturbed(features, depths).argmax(-1)
 
+    @torch.inference_mode()
     def _round(self, index: int) -> Round:
+        """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
         started = time.perf_counter()
         shapes = [self._shape(image) for image in range(self.images)]
         drafter_forwards = self._proposer.forwards if self._proposer else 0

@@ -162,3 +162,9 @@ def test_bad_requests_are_refused(models):
         target.encode_prompt("  ")
     with pytest.raises(AdtError, match="has room for"):
         target.encode_prompt("x" * 400)
+
+
+def test_callers_are_not_left_in_inference_mode(models):
+    target, _ = models
+    for _ in Decoding(target, [target.encode_prompt("x")], drafting=Drafting(method="autoregressive")):
+        assert not torch.is_inference_mode_enabled()
