@@ -56,7 +56,8 @@ def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.de
 class Progress:
     """The bar, the preview and the line of text of one run, no oftener than a person can follow.
 
-    A preview costs a pass through the codec, so it may take a fifth of the time at most.
+    A preview costs a pass through the codec, so it may take a fifth of the time at most. The last one shows the
+    whole image, because it stays under the node.
     """
 
     _BAR, _PREVIEW, _SHARE = 0.1, 0.4, 4.0
@@ -75,7 +76,7 @@ class Progress:
             return
         self._next_bar = now + self._BAR
         image = None
-        if self._wants_preview and now >= self._next_preview and done < self._total:
+        if self._wants_preview and (now >= self._next_preview or done >= self._total):
             image = ("JPEG", self._preview(), args.preview_size)
             after = time.monotonic()
             self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))

@@ -143,14 +143,16 @@ def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None,
             "node with the method 'autoregressive'."
         )
     if drafter is not None and drafter.target is not model.target:
-        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
+        raise AdtError(
+            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler."
+        )
 
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
     with closing(iter(decoding)) as rounds:  # caches go now, and not when a traceback is forgotten
         for count, _ in enumerate(rounds, start=1):
             done, total = decoding.done_tokens, decoding.total_tokens
-            progress.update(done, f"{done} of {total} tokens in {count} passes")
+            progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
     report = decoding.trace.report()
     progress.say(
         f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, "
