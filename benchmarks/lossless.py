@@ -4,7 +4,7 @@
 
 In float64 any difference is a failure (exit code 1). In float32 the first difference of an image must be a near tie of the
 plain run: the gap of its two best perturbed logits below 1e-3. Every cell also counts accepted drafts by depth and sibling
-rank, so that a matrix in which nothing was drafted can't pass. One process; batches of one prompt's seeds.
+rank, so that a matrix in which nothing was drafted can't pass. One process; the captions of a seed decode as one batch.
 """
 
 from __future__ import annotations
@@ -67,20 +67,19 @@ class Cell:
 
 
 def run_matrix(target, drafter, prompts: list[str], seeds: list[int], temperatures: list[float], grid: list[Drafting]) -> dict[str, Cell]:
-    """Decode everything; the result maps a description of the setting to its :class:`Cell`."""
+    """Decode everything, the prompts of one seed as one batch; maps a description of the setting to its :class:`Cell`."""
     cells: dict[str, Cell] = {}
-    for prompt in prompts:
-        ids = [target.encode_prompt(prompt)]
-        for seed in seeds:
-            for temperature in temperatures:
-                sampling = Sampling(seed=seed, temperature=temperature)
-                plain = Watched(target, ids, sampling=sampling, drafting=Drafting(method="autoregressive"))
-                for _ in plain:
-                    pass
-                for drafting in grid:
-                    name = f"T{temperature:g} {drafting.method} {drafting.proposal} d{drafting.depth} k{drafting.width} N{drafting.nodes}" + \
-                        (" pruned" if drafting.keep_above else "")
-                    _compare(cells.setdefault(name, Cell()), plain, Decoding(target, ids, sampling=sampling, drafting=drafting, drafter=drafter))
+    rows = [target.encode_prompt(prompt) for prompt in prompts]
+    for seed in seeds:
+        for temperature in temperatures:
+            sampling = Sampling(seed=seed, temperature=temperature)
+            plain = Watched(target, rows, sampling=sampling, drafting=Drafting(method="autoregressive"))
+            for _ in plain:
+                pass
+            for drafting in grid:
+                name = f"T{temperature:g} {drafting.method} {drafting.proposal} d{drafting.depth} k{drafting.width} N{drafting.nodes}"
+                cell = cells.setdefault(name + (" pruned" if drafting.keep_above else ""), Cell())
+                _compare(cell, plain, Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter))
     return cells
 
 
@@ -90,12 +89,12 @@ def _compare(cell: Cell, plain: Watched, decoding: Decoding) -> None:
             cell.emitted, cell.forwards = cell.emitted + share.accepted + 1, cell.forwards + 1
             cell.depths.update(range(1, share.accepted + 1))
             cell.ranks.update(share.ranks)
-    different = (decoding.codes[0] != plain.codes[0]).nonzero()
-    cell.images += 1
-    if len(different):
-        cell.first_gaps.append(plain.gaps[0, int(different[0])])
-    else:
-        cell.identical += 1
+    for image, (codes, expected) in enumerate(zip(decoding.codes, plain.codes)):
+        different = (codes != expected).nonzero()
+        cell.images += 1
+        cell.identical += not len(different)
+        if len(different):
+            cell.first_gaps.append(plain.gaps[image, int(different[0])])
 
 
 def main() -> None:

@@ -8,10 +8,11 @@ from benchmarks.harness import captions
 from benchmarks.lossless import TIE, run_matrix, settings
 
 
+@pytest.mark.parametrize("images", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_every_setting_writes_the_tokens_of_plain_decoding(dtype):
+def test_every_setting_writes_the_tokens_of_plain_decoding(dtype, images):
     target = load_target(dtype=dtype)
-    cells = run_matrix(target, load_drafter("bundled", target), captions(3100, 1), [2**63 + 5], [0.0, 1.0], settings())
+    cells = run_matrix(target, load_drafter("bundled", target), captions(3100, images), [2**63 + 5], [0.0, 1.0], settings())
     for name, cell in cells.items():
         assert cell.really_drafted, name
         if dtype == torch.float64:
