@@ -23,7 +23,7 @@ from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from .attributes import check
 from .data import example
 
-SEED, BATCH, BAR = 2, 4, 0.90
+SEED, BATCH, BAR = 2, 8, 0.90
 
 
 def generate(target, drafter, captions: list[str], seed: int) -> np.ndarray:

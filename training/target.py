@@ -1,14 +1,17 @@
 """Stage 4: train the target transformer.
 
-    python -m training.target --tokens DIR --out DIR [--minutes 45]
+    python -m training.target --data DIR --tokens DIR --out DIR [--minutes 45]
 
 Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that
-classifier-free guidance works. Prints held-out nats per token with and without caption.
+classifier-free guidance works. Things fill a tenth of a picture and carry most of a caption, while grass and clouds
+carry most of the entropy: until the last fifth of the run, tokens where the caption puts a thing count ``EMPHASIS`` times. Prints
+held-out nats per token with and without caption.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +22,12 @@ from tokenizers import Tokenizer
 from adt_core.models.decoder import Decoder, DecoderConfig
 
 from .common import Run, muon_and_adam
+from .scenes import AIR_OBJECTS, PLACES
 from .sequences import Sequences, build_vocabulary, image_token, initialise, run_decoder
 
 NUM_CODES = 1024
 HELD_OUT = 512
+EMPHASIS, PLAIN_SHARE = 4.0, 0.2
 
 
 def make_decoder(vocabulary: dict[str, int]) -> Decoder:
@@ -38,6 +43,19 @@ def open_sequences(folder: Path) -> Sequences:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = np.load(folder / "tokens.npz")
     return Sequences(tokens["codes"], tokens["captions"], build_vocabulary(tokenizer.get_vocab(), NUM_CODES))
+
+
+def item_weights(scenes: Path, grid: int = 16) -> np.ndarray:
+    """Loss weights [count, grid * grid]: ``EMPHASIS`` where a scene's caption puts a thing, 1 elsewhere."""
+    weights = []
+    for line in scenes.read_text().splitlines():
+        cells = np.ones((grid, grid), np.float32)
+        for item in json.loads(line)["items"]:
+            column = int(PLACES[item["place"]] * grid)
+            rows = slice(0, 8) if item["kind"] in AIR_OBJECTS else slice(6, 14)
+            cells[rows, max(column - 3, 0) : column + 4] = EMPHASIS
+        weights.append(cells.flatten())
+    return np.stack(weights)
 
 
 @torch.no_grad()
@@ -56,12 +74,13 @@ def evaluate(decoder: Decoder, sequences: Sequences, count: int = 64) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
-    sequences = open_sequences(args.tokens)
+    sequences, weights = open_sequences(args.tokens), item_weights(args.data / "scenes.jsonl")
     decoder = make_decoder(sequences.vocabulary)
     optimisers = muon_and_adam(decoder, muon_lr=0.02, adam_lr=4e-3, not_muon=("head",))
     run = Run(args.out / "target.pt", decoder, optimisers, args.minutes, decay=0.99)
@@ -70,7 +89,11 @@ def main() -> None:
         start = run.step * args.batch % (len(order) - args.batch)
         batch = sequences.batch(order[start : start + args.batch], np.random.default_rng([12, run.step]))
         logits = decoder.logits(batch.at_image(run_decoder(decoder, batch.ids[:, :-1])))
-        run.advance(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()))
+        losses = F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten(), reduction="none")
+        if run.fraction < 1 - PLAIN_SHARE:
+            weight = torch.from_numpy(weights[order[start : start + args.batch]]).flatten()
+            losses = losses * weight / weight.mean()
+        run.advance(losses.mean())
         if run.due():
             run.save()
             shipped = make_decoder(sequences.vocabulary)
