@@ -34,9 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_CACHE") or ROOT / ".cache") / "comfyui"
 PACKS = {"ADT-Tree": ROOT, "probe": Path(__file__).parent / "probe_nodes"}
 TORCH = "torch==2.13.0"
-# ComfyUI imports torchvision and torchaudio, and spandrel requires the former. These work beside a CPU build of
-# torch and go in without their dependencies, which would bring another build of it.
-APART = ["spandrel", "torchvision==0.16.2", "torchaudio==2.11.0"]
+# ComfyUI imports these, and their requirements would bring another build of torch. Of torchvision only the Python part
+# is used, so that the wheel of one Python serves all: this version imports without compiled operators, newer ones don't.
+APART = ["spandrel", "torchaudio==2.11.0"]
+TORCHVISION = ["torchvision==0.16.2", "--only-binary=:all:", "--python-version=3.11"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def environment() -> Path:
     # glfw is what the floor asks for and the newest no longer does.
     required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
     parent = sysconfig.get_paths()["purelib"]
-    recipe = hashlib.sha256("|".join([TORCH, *APART, required, parent, sys.version]).encode()).hexdigest()
+    recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, parent, sys.version]).encode()).hexdigest()
     done = home / "complete"
     if done.exists() and done.read_text() == recipe:
         return python
@@ -97,6 +98,7 @@ def environment() -> Path:
     _run([*install, TORCH])
     _run([*install, "-r", home / "requirements.txt"])
     _run([*install, "--no-deps", *APART])
+    _run([*install, "--no-deps", "--target", site, *TORCHVISION])
     for library in site.glob("torchaudio/lib/*.so"):  # they need CUDA; without them it is pure Python and imports
         library.unlink()
     done.write_text(recipe)
