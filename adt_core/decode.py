@@ -111,8 +111,9 @@ class Decoding:
         self._rows = Rows(self._rows_ids, self._slots, decoder.embedding)
         self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding)
         self._rope = rope_tables(decoder.config, decoder.embedding)
+        self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
-        self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like)
+        self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like, self._check)
         self._policies = [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
         self._positions = [-1] * self.images  # raster position of each image's root; -1 is the prompt's end
         step = self._rows.prefill()

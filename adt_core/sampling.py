@@ -8,6 +8,7 @@ softmax(z) (Gumbel-max), and it makes drafts checkable by comparison (Daliri et 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,26 +49,29 @@ class Sampling:
             raise AdtError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off).")
 
 
-def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int) -> np.ndarray:
+def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int, check: Callable[[], None] | None = None) -> np.ndarray:
     """Gumbel(0, 1) noise, float64 [len(positions), vocabulary].
 
     Counter-based (Philox 4x64): key (seed, image_index), counter word 1 = position, so any position can
-    be made alone and nothing depends on what was drawn before.
+    be made alone and nothing depends on what was drawn before. ``check`` is called for every position.
     """
     key = np.array([seed, image_index], dtype=np.uint64)
     table = np.empty((len(positions), vocabulary))
     for row, position in enumerate(positions):
+        if check is not None:
+            check()
         bits = np.random.Philox(key=key, counter=[0, position, 0, 0]).random_raw(vocabulary)
         uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         table[row] = -np.log(-np.log(uniform))
     return table
 
 
-def noise_table(sampling: Sampling, image_indices: list[int], length: int, vocabulary: int, like: Tensor) -> Tensor | None:
+def noise_table(sampling: Sampling, image_indices: list[int], length: int, vocabulary: int, like: Tensor,
+                check: Callable[[], None] | None = None) -> Tensor | None:
     """Noise of whole images, [B, length, vocabulary] in ``like``'s dtype and device; None at temperature 0."""
     if sampling.temperature == 0:
         return None
-    tables = [keyed_gumbel(sampling.seed, index, range(length), vocabulary) for index in image_indices]
+    tables = [keyed_gumbel(sampling.seed, index, range(length), vocabulary, check) for index in image_indices]
     return torch.from_numpy(np.stack(tables)).to(like)
 
 

@@ -55,7 +55,7 @@ class Drafting:
         for name, choices in (("method", METHODS), ("proposal", PROPOSALS), ("init", INITS), ("wrap", WRAPS)):
             if getattr(self, name) not in choices:
                 raise AdtError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}.")
-        for name in ("depth", "width", "nodes", "depth_min", "width_min", "depth_step", "width_step"):
+        for name in ("depth", "width", "nodes", "depth_min", "depth_max", "width_min", "width_max", "depth_step", "width_step"):
             if not 1 <= getattr(self, name) <= 256:
                 raise AdtError(f"{name} is {getattr(self, name)}; it must be a whole number from 1 to 256.")
         for name in ("depth", "width"):
