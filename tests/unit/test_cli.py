@@ -333,8 +333,10 @@ def test_a_process_refuses_in_one_line(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_interrupt(models, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500)
+    # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to mean something here.
     process = command("generate", "--prompts", tmp_path / "list.txt", "--model", models / "target", "--drafter", models / "drafter",
-                      "--device", "cpu", "--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json")
+                      "--device", "cpu", "--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json",
+                      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     while not list(tmp_path.glob("out/a-*.png")):
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)
