@@ -36,18 +36,18 @@ class Drafting:
 
     method: str = "adt-tree"
     proposal: str = "coupled"
-    depth: int = 4
+    depth: int = 3
     width: int = 2
-    nodes: int = 10
+    nodes: int = 6
     init: str = "horizontal"
     wrap: str = "carry"
-    beta: float = 0.5
+    beta: float = 0.6
     depth_step: int = 1
     width_step: int = 1
     depth_min: int = 1
-    depth_max: int = 8
+    depth_max: int = 6
     width_min: int = 1
-    width_max: int = 4
+    width_max: int = 3
     expand_above: float = 0.0
     keep_above: float = 0.0
 
