@@ -139,10 +139,8 @@ def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", 
     checkpoint = Checkpoint(folder)
     with torch.device("meta"):
         decoder, codec, vocabulary = build(checkpoint.config, folder)
-    image_ids = torch.tensor(image_token_ids(vocabulary))
-    decoder.image_ids = image_ids
     decoder, codec = decoder.to_empty(device="cpu").to(dtype), codec.to_empty(device="cpu")
-    decoder.image_ids = image_ids
+    decoder.image_ids = image_ids = torch.tensor(image_token_ids(vocabulary))  # a buffer, emptied like the rest
     for module in (decoder, codec):
         module.requires_grad_(False).eval()
     source = checkpoint.folder
