@@ -2,7 +2,7 @@
 
     python -m benchmarks.sweep [--tune 6] [--evaluate 16] [--threads 2]
 
-Three families: fixed EAGLE-2 trees, ADT-Tree, and both with confidence pruning. Each family's best (median ratio to plain
+Three families: fixed EAGLE-2 trees (a tree of width 1 is a chain), ADT-Tree, and both with confidence pruning. Each family's best (median ratio to plain
 decoding, interleaved) on the tuning captions goes to the evaluation captions, where ADT-Tree is set against the best fixed tree
 prompt by prompt.
 """
@@ -26,13 +26,14 @@ TUNING = 2000
 def families() -> dict[str, list[Drafting]]:
     """The candidates of each family."""
     fixed = [Drafting(method="eagle2", depth=d, width=k, nodes=n) for d, k, n in
-             [(2, 1, 2), (3, 1, 3), (4, 1, 4), (2, 2, 3), (3, 2, 4), (3, 2, 5), (4, 2, 6), (3, 3, 6), (5, 2, 8), (5, 3, 10), (6, 3, 16)]]
-    adt = [Drafting(depth=3, width=2, nodes=n, beta=b, depth_max=d, width_max=k, init=i) for n, b, d, k, i in
-           [(4, 0.5, 5, 2, "horizontal"), (6, 0.5, 6, 2, "horizontal"), (6, 0.3, 6, 3, "horizontal"), (6, 0.7, 6, 3, "horizontal"),
-            (6, 0.5, 6, 3, "vertical"), (6, 0.5, 4, 3, "horizontal"), (8, 0.5, 7, 3, "horizontal"), (10, 0.5, 8, 4, "horizontal"),
-            (6, 0.7, 6, 1, "horizontal"), (4, 0.7, 4, 2, "horizontal"), (6, 0.6, 6, 2, "vertical"), (6, 1.0, 6, 2, "horizontal")]]
-    pruned = [Drafting(method="eagle2", depth=d, width=k, nodes=n, expand_above=e, keep_above=q) for (d, k, n), e, q in
-              itertools.product([(5, 1, 5), (6, 2, 6), (8, 2, 8), (8, 3, 10)], [0.3, 0.5], [0.05, 0.2])]
+             [(2, 1, 2), (3, 1, 3), (4, 1, 4), (5, 1, 5), (6, 1, 6), (3, 2, 4), (3, 2, 6), (4, 2, 6), (5, 2, 8), (5, 3, 10)]]
+    adt = [Drafting(depth=3, width=w, nodes=n, beta=b, depth_max=d, width_max=k, init=i) for w, n, b, d, k, i in
+           [(1, 6, 0.5, 6, 1, "horizontal"), (1, 8, 0.6, 8, 1, "horizontal"), (1, 8, 0.8, 8, 1, "horizontal"), (1, 6, 0.6, 6, 1, "vertical"),
+            (2, 6, 0.6, 6, 2, "horizontal"), (2, 6, 0.8, 6, 2, "horizontal"), (2, 8, 0.6, 8, 2, "horizontal"),
+            (2, 6, 0.6, 6, 3, "horizontal"), (2, 6, 0.6, 6, 3, "vertical"), (2, 10, 0.6, 8, 4, "horizontal")]]
+    shapes = [("eagle2", 6, 1, 6), ("eagle2", 8, 1, 8), ("eagle2", 8, 2, 8), ("adt-tree", 4, 1, 8), ("adt-tree", 4, 2, 8)]
+    pruned = [Drafting(method=m, depth=d, width=k, nodes=n, depth_max=8, width_max=k, expand_above=e, keep_above=q)
+              for (m, d, k, n), (e, q) in itertools.product(shapes, [(0.2, 0.05), (0.35, 0.1), (0.5, 0.1)])]
     return {"fixed": fixed, "adt": adt, "pruned": pruned}
 
 

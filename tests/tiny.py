@@ -10,13 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from adt_core.models.vq import VQConfig, VQModel
-
-SPECIAL = ["<s>", "<pad>", "</s>"]
-AFTER_IMAGES = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
-
-
-def image_token(code: int) -> str:
-    return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
+from training.sequences import build_vocabulary
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -36,18 +30,17 @@ def write_tiny_checkpoint(folder: Path, *, hidden: int = 64, layers: int = 2, he
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     text = tokenizer.get_vocab()
-    names = [*sorted(text, key=text.get), *SPECIAL, *(image_token(code) for code in range(codes)), *AFTER_IMAGES]
-    vocabulary = {name: i for i, name in enumerate(names)}
+    vocabulary = build_vocabulary(text, codes)
     vq = {"embed_dim": 6, "num_embeddings": codes, "latent_channels": 32, "resolution": resolution, "in_channels": 3, "base_channels": 32,
           "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1, "double_latent": False, "attn_type": "vanilla", "model_type": "chameleon_vqgan"}
-    config = {"architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(names), "hidden_size": hidden,
+    config = {"architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(vocabulary), "hidden_size": hidden,
               "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
               "num_key_value_heads": kv_heads or heads, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": max_positions,
               "hidden_act": "silu", "model_parallel_size": 1, "swin_norm": False, "vocabulary_map": vocabulary, "vq_config": vq,
               "bos_token_id": vocabulary["<s>"], "pad_token_id": vocabulary["<pad>"], "eos_token_id": vocabulary["</s>"], "tie_word_embeddings": False}
     generator = torch.Generator().manual_seed(seed)
-    tensors = {"model.embed_tokens.weight": _normal(generator, len(names), hidden), "model.norm.weight": 1 + 0.1 * _normal(generator, hidden),
-               "lm_head.weight": _normal(generator, len(names), hidden) * scale * hidden**-0.5}
+    tensors = {"model.embed_tokens.weight": _normal(generator, len(vocabulary), hidden), "model.norm.weight": 1 + 0.1 * _normal(generator, hidden),
+               "lm_head.weight": _normal(generator, len(vocabulary), hidden) * scale * hidden**-0.5}
     for i in range(layers):
         tensors |= layer_tensors(generator, f"model.layers.{i}", hidden, intermediate, heads, kv_heads or heads)
     with torch.random.fork_rng():

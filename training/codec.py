@@ -81,7 +81,7 @@ def batch(images: np.ndarray, fraction: float, rng: np.random.Generator) -> Tens
     size, count = (128, 4) if fraction > WHOLE else (64, 16)
     crops = []
     for index in np.sort(rng.integers(len(images), size=count)):
-        y, x = rng.integers(0, 128 - size + 1, 2)
+        y, x = 8 * rng.integers(0, (128 - size) // 8 + 1, 2)  # on the lattice that the renderer paints on
         crop = images[index, y:y + size, x:x + size]
         crops.append(crop[:, ::-1] if rng.random() < 0.5 else crop)
     pixels = torch.from_numpy(np.ascontiguousarray(crops)).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -1,7 +1,9 @@
 """Paints a :class:`training.scenes.Scene` with Pillow: 128 x 128 pixels, drawn at twice the size.
 
 Difficulty is uneven on purpose: smooth skies, snow and plaster beside grass, bricks, water and
-rain, so that a drafter finds easy and hard regions inside every picture.
+rain, so that a drafter finds easy and hard regions inside every picture. Horizons, things and repeated
+patterns lie on the codec's lattice of 8-pixel cells: the same thing a cell further on is the same codes a cell
+further on, and a small model learns in an hour what it can draw.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from .scenes import AIR_OBJECTS, COLOURS, PLACES, Item, Scene
 
 SIZE = 128
 _S = 2 * SIZE  # supersampled edge
+_CELL = 16  # edge of a codec cell, supersampled
 
 _SKY_GRADIENTS = {  # top, middle, horizon
     "clear": ((72, 142, 222), (128, 186, 236), (206, 230, 244)),
@@ -63,42 +66,47 @@ def _gradient(stops: tuple[Colour, ...], height: int) -> Image.Image:
     return Image.fromarray(np.broadcast_to(rows[:, None].round().astype(np.uint8), (max(height, 1), _S, 3)).copy())
 
 
+def _on_lattice(low: float, high: float, rng: np.random.Generator) -> int:
+    """The cell corner nearest to a uniform draw."""
+    return _CELL * round(rng.uniform(low, high) / _CELL)
+
+
 # ---- skies ---------------------------------------------------------------------------------
 
 
-def _cloud(draw: ImageDraw.ImageDraw, x: float, y: float, size: float, colour: Colour, rng: np.random.Generator) -> None:
+def _cloud(draw: ImageDraw.ImageDraw, x: float, y: float, size: float, colour: Colour) -> None:
     for dx, dy, r in ((-0.9, 0.15, 0.45), (-0.35, -0.12, 0.6), (0.3, -0.2, 0.68), (0.9, 0.12, 0.48)):
-        r *= size * rng.uniform(0.85, 1.1)
+        r *= size
         draw.ellipse((x + dx * size - r, y + dy * size - 0.62 * r, x + dx * size + r, y + dy * size + 0.62 * r), fill=colour)
     draw.rounded_rectangle((x - 1.3 * size, y, x + 1.3 * size, y + 0.42 * size), 0.2 * size, fill=colour)
 
 
 def _paint_sky(draw: ImageDraw.ImageDraw, sky: str, horizon: int, rng: np.random.Generator) -> None:
     if sky in ("clear", "sunset", "night"):
-        x = rng.uniform(0.15, 0.85) * _S
-        y = horizon - 34 if sky == "sunset" else rng.uniform(26, 48)
+        x = _on_lattice(0.15 * _S, 0.85 * _S, rng)
+        y = horizon - 32 if sky == "sunset" else _on_lattice(26, 54, rng)
         r = {"clear": 17, "sunset": 26, "night": 17}[sky]
         disc = {"clear": (255, 244, 190), "sunset": (255, 236, 170), "night": (240, 238, 220)}[sky]
         draw.ellipse((x - r, y - r, x + r, y + r), fill=disc)
         if sky == "night":
             draw.ellipse((x - r + 9, y - r - 4, x + r + 9, y + r - 4), fill=(16, 22, 58))
             for _ in range(int(rng.integers(10, 16))):
-                sx, sy, sr = rng.uniform(4, _S - 4), rng.uniform(4, horizon - 40), rng.uniform(1.4, 2.6)
+                sx, sy, sr = _on_lattice(0, _S - 16, rng) + 8, _on_lattice(0, horizon - 56, rng) + 8, 2.2
                 draw.ellipse((sx - sr, sy - sr, sx + sr, sy + sr), fill=(232, 232, 216))
     if sky in ("clear", "cloudy", "sunset"):
         count = {"clear": rng.integers(0, 3), "cloudy": rng.integers(4, 7), "sunset": rng.integers(1, 3)}[sky]
         tone = {"clear": (244, 248, 252), "cloudy": (222, 226, 232), "sunset": (240, 150, 120)}[sky]
         for _ in range(int(count)):
-            _cloud(draw, rng.uniform(0, _S), rng.uniform(16, horizon * 0.6), rng.uniform(16, 32), tone, rng)
+            _cloud(draw, _on_lattice(0, _S, rng), _on_lattice(16, horizon * 0.6, rng), rng.choice((20, 28)), tone)
     if sky == "rain":
         for _ in range(int(rng.integers(2, 5))):
-            _cloud(draw, rng.uniform(0, _S), rng.uniform(8, 40), rng.uniform(24, 40), (92, 100, 114), rng)
+            _cloud(draw, _on_lattice(0, _S, rng), _on_lattice(8, 40, rng), 32, (92, 100, 114))
 
 
 def _rain(draw: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for y in range(0, _S, 32):
         for x in range(0, _S, 32):
-            x0, y0, length = x + rng.uniform(0, 28), y + rng.uniform(0, 28), rng.uniform(14, 22)
+            x0, y0, length = x + rng.choice((7, 23)), y + rng.choice((0, 16)), 16
             draw.line((x0, y0, x0 - 0.35 * length, y0 + length), fill=(158, 172, 188), width=2)
 
 
@@ -106,7 +114,7 @@ def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: 
     light = _LIGHT[scene.sky]
     if scene.backdrop == "mountains":
         for _ in range(int(rng.integers(2, 4))):
-            x, h, w = rng.uniform(0, _S), rng.uniform(46, 80), rng.uniform(60, 90)
+            x, h, w = _on_lattice(0, _S, rng), _on_lattice(46, 80, rng), 80
             rock = _lit((116, 124, 146), light)
             draw.polygon([(x - w, horizon), (x, horizon - h), (x + w, horizon)], fill=rock)
             draw.polygon([(x, horizon - h), (x + w, horizon), (x + 0.25 * w, horizon)], fill=_shade(rock, 0.84))
@@ -116,13 +124,13 @@ def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: 
     elif scene.backdrop == "hills":
         far = {"snow": (206, 216, 230), "sand": (214, 190, 140)}.get(scene.ground, (112, 150, 104))
         for shade, lift in ((1.1, 34), (0.95, 18)):
-            x, w = rng.uniform(0, _S), rng.uniform(110, 170)
+            x, w = _on_lattice(0, _S, rng), 128
             for centre in (x - 1.3 * w, x, x + 1.3 * w):
                 draw.ellipse((centre - w, horizon - lift, centre + w, horizon + 2 * lift), fill=_shade(_lit(far, light), shade))
     elif scene.backdrop == "forest":
-        for x in range(-6, _S + 16, 20):
-            h, tone = rng.uniform(32, 52), _shade(_lit((44, 84, 62), light), rng.uniform(0.9, 1.15))
-            draw.polygon([(x - 15, horizon), (x, horizon - h), (x + 15, horizon)], fill=tone)
+        for x in range(0, _S + 16, 16):
+            h, tone = rng.choice((32, 44)), _shade(_lit((44, 84, 62), light), rng.choice((0.92, 1.12)))
+            draw.polygon([(x - 13, horizon), (x, horizon - h), (x + 13, horizon)], fill=tone)
 
 
 # ---- grounds -------------------------------------------------------------------------------
@@ -132,30 +140,30 @@ def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np
     light = _LIGHT[scene.sky]
     near = _lit(_GROUND_GRADIENTS[scene.ground][1], light)
     if scene.ground == "grass":
-        for y in range(horizon + 8, _S, 12):
+        for y in range(horizon + 10, _S, 16):
             depth = (y - horizon) / (_S - horizon)
-            for x in range(0, _S, 14):
-                px, h, tone = x + rng.uniform(-5, 5), 5 + 11 * depth, _shade(near, rng.choice([0.78, 0.88, 1.18]))
-                draw.polygon([(px - 3, y + 4), (px + rng.uniform(-4, 4), y + 4 - h), (px + 3, y + 4)], fill=tone)
+            for x in range(8, _S, 16):
+                px, h, tone = x + rng.choice((-4, 3)), 5 + 11 * depth, _shade(near, rng.choice([0.78, 0.88, 1.18]))
+                draw.polygon([(px - 3, y + 4), (px + rng.choice((-3, 3)), y + 4 - h), (px + 3, y + 4)], fill=tone)
         for _ in range(int(rng.integers(0, 6))):
-            x, y = rng.uniform(0, _S), rng.uniform(horizon + 30, _S - 6)
+            x, y = _on_lattice(0, _S, rng) + 8, _on_lattice(horizon + 30, _S - 16, rng) + 8
             draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=_lit((246, 236, 190), light))
     elif scene.ground == "sand":
         draw.rectangle((0, horizon, _S, horizon + 14), fill=_lit((92, 164, 190), light))
         draw.line([(x, horizon + 15 + 2 * math.sin(x / 19)) for x in range(0, _S + 8, 8)], fill=_lit((240, 244, 240), light), width=4)
-        for y in range(horizon + 30, _S, 17):
-            phase, tone = rng.uniform(0, 6.3), _shade(near, 0.91)
-            draw.line([(x, y + 3 * math.sin(x / 24 + phase)) for x in range(0, _S + 8, 8)], fill=tone, width=4)
+        for y in range(horizon + 24, _S, 16):
+            phase, tone = rng.integers(8), _shade(near, 0.91)
+            draw.line([(x, y + 3 * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in range(0, _S + 8, 8)], fill=tone, width=4)
     elif scene.ground == "snow":
-        for y in range(horizon + 22, _S + 20, 30):
-            x = rng.uniform(0, _S)
+        for y in range(horizon + 24, _S + 20, 32):
+            x = _on_lattice(0, _S, rng)
             draw.ellipse((x - 120, y - 8, x + 120, y + 26), fill=_lit((218, 228, 242), light))
             draw.ellipse((x - 118, y - 3, x + 124, y + 30), fill=_lit((244, 248, 252), light))
     elif scene.ground == "water":
-        for y in range(horizon + 6, _S, 13):
+        for y in range(horizon + 8, _S, 16):
             depth = (y - horizon) / (_S - horizon)
-            for x in range(-10, _S, int(26 + 22 * depth)):
-                px, w, up = x + rng.uniform(-9, 9), (8 + 11 * depth), rng.random() < 0.5
+            for x in range(0, _S, 32):
+                px, w, up = x + 8 * rng.integers(4), 9 + 7 * depth, rng.random() < 0.5
                 tone = _shade(near, 1.55 - 0.2 * depth) if up else _shade(near, 1.2)
                 draw.arc((px - w, y - 4, px + w, y + 5), 200, 340, fill=tone, width=4)
     elif scene.ground == "cobblestone":
@@ -164,7 +172,7 @@ def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np
         while y < _S:
             h = 9 + 9 * (y - horizon) / (_S - horizon)
             for x in np.arange(-((row % 2) * 0.9 * h), _S, 1.8 * h):
-                tone = _lit(_mix((164, 158, 154), (122, 118, 122), rng.random()), light)
+                tone = _lit(_mix((164, 158, 154), (122, 118, 122), rng.choice((0.1, 0.5, 0.9))), light)
                 draw.rounded_rectangle((x + 1.5, y + 1.5, x + 1.8 * h - 1.5, y + h - 1), 4, fill=tone)
             y, row = y + h, row + 1
 
@@ -317,12 +325,12 @@ _HEIGHTS = {"house": 84, "tent": 80, "ball": 72, "car": 64, "umbrella": 92, "flo
 
 
 def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: np.random.Generator) -> None:
-    u = _HEIGHTS[item.kind] * rng.uniform(0.92, 1.08)
-    x = PLACES[item.place] * _S + rng.uniform(-8, 8)
-    y = foot + rng.uniform(-8, 8)
+    u = _HEIGHTS[item.kind]
+    x = _on_lattice(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
+    y = _on_lattice(foot - 12, foot + 12, rng)
     half = tuple(0.5 + 0.5 * f for f in light)
     if item.kind in AIR_OBJECTS:
-        y = rng.uniform(98, 112)
+        y = _on_lattice(92, 116, rng)
     else:
         draw.ellipse((x - 0.5 * u, y - 5, x + 0.56 * u, y + 7), fill=None if item.kind in ("sailboat", "rowboat") else _lit((96, 92, 88), half))
     colour = _lit(COLOURS[item.colour], half) if item.colour else None
@@ -333,14 +341,14 @@ def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: 
 
 
 def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    table = 168
+    table = 160
     image = _gradient(((232, 222, 202), (220, 206, 182)), _S)
     draw = ImageDraw.Draw(image)
     if scene.wall == "brick":
-        for row, y in enumerate(range(0, table, 17)):
-            for x in range(-18 * (row % 2), _S, 36):
-                tone = _mix((166, 84, 66), (142, 66, 54), rng.random())
-                draw.rectangle((x + 2, y + 2, x + 33, y + 14), fill=tone)
+        for row, y in enumerate(range(0, table, 16)):
+            for x in range(-16 * (row % 2), _S, 32):
+                tone = _mix((166, 84, 66), (142, 66, 54), rng.choice((0.1, 0.5, 0.9)))
+                draw.rectangle((x + 2, y + 2, x + 29, y + 13), fill=tone)
     elif scene.wall == "striped":
         tone = [(196, 216, 206), (216, 204, 220), (212, 216, 190)][rng.integers(3)]
         for x in range(0, _S, 32):
@@ -351,16 +359,16 @@ def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
                 draw.rectangle((x + 1, y + 1, x + 30, y + 30), fill=(228, 236, 240) if (row + column) % 2 else (120, 158, 192))
     image.paste(_gradient(((176, 124, 78), (138, 92, 56)), _S - table), (0, table))
     for y in range(table + 12, _S, 16):
-        phase = rng.uniform(0, 6.3)
-        draw.line([(x, y + 2.5 * math.sin(x / 30 + phase)) for x in range(0, _S + 8, 8)], fill=(126, 84, 52), width=3)
+        phase = rng.integers(8)
+        draw.line([(x, y + 2.5 * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in range(0, _S + 8, 8)], fill=(126, 84, 52), width=3)
     draw.rectangle((0, table, _S, table + 4), fill=(192, 142, 94))
     for item in scene.items:
-        _place_item(draw, item, 212, (1.0, 1.0, 1.0), rng)
+        _place_item(draw, item, 208, (1.0, 1.0, 1.0), rng)
     return image
 
 
 def _outdoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    horizon = int(rng.uniform(136, 152))
+    horizon = int(rng.choice((128, 144)))
     light = _LIGHT[scene.sky]
     image = _gradient(_SKY_GRADIENTS[scene.sky], _S)
     image.paste(_gradient(_SKY_GRADIENTS[scene.sky], horizon), (0, 0))
@@ -371,7 +379,7 @@ def _outdoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
     image.paste(_gradient((far, near), _S - horizon), (0, horizon))
     _paint_ground(draw, scene, horizon, rng)
     for item in sorted(scene.items, key=lambda i: i.kind not in AIR_OBJECTS):
-        _place_item(draw, item, 214, light, rng)
+        _place_item(draw, item, 208, light, rng)
     if scene.sky == "rain":
         _rain(draw, rng)
     return image

@@ -19,7 +19,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "blue": (48, 98, 208),
     "purple": (140, 70, 182),
 }
-PLACES: dict[str, float] = {"left": 0.23, "middle": 0.5, "right": 0.77}
+PLACES: dict[str, float] = {"left": 7 / 32, "middle": 0.5, "right": 25 / 32}
 
 GROUNDS = ("grass", "sand", "snow", "water", "cobblestone")
 SKIES = ("clear", "cloudy", "sunset", "night", "rain")
