@@ -25,7 +25,7 @@ from adt_core.sampling import guide, keyed_gumbel
 
 from .common import Run, muon_and_adam
 from .sequences import Batch, Sequences, initialise, run_decoder
-from .target import HELD_OUT, make_decoder, open_sequences
+from .target import HELD_OUT, open_sequences, trained_decoder
 
 PASSES = 4
 DECAY = 0.8
@@ -130,9 +130,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=6)
     args = parser.parse_args()
     sequences = open_sequences(args.tokens)
-    decoder = make_decoder(sequences.vocabulary)
-    decoder.load_state_dict(torch.load(args.target, weights_only=True)["average"])
-    decoder.requires_grad_(False)
+    decoder = trained_decoder(args.target, sequences.vocabulary).requires_grad_(False)
     drafter = make_drafter(decoder)
     run = Run(args.out / "drafter.pt", drafter, muon_and_adam(drafter, muon_lr=0.01, adam_lr=2e-3), args.minutes, decay=0.98)
     order = np.random.default_rng(13).permutation(len(sequences.codes) - HELD_OUT)

@@ -18,7 +18,7 @@ from adt_core.models.decoder import Decoder, Layer
 
 from .codec import CONFIG
 from .drafter import make_drafter
-from .target import make_decoder, open_sequences
+from .target import open_sequences, trained_decoder
 
 
 def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
@@ -63,8 +63,7 @@ def main() -> None:
     parser.add_argument("--drafter", type=Path)
     args = parser.parse_args()
     vocabulary = open_sequences(args.tokens).vocabulary
-    decoder = make_decoder(vocabulary)
-    decoder.load_state_dict(torch.load(args.target, weights_only=True)["average"])
+    decoder = trained_decoder(args.target, vocabulary)
     config = hf_config(decoder, vocabulary)
     head = torch.zeros(len(vocabulary), decoder.config.hidden_size)  # only image tokens are ever predicted
     head[decoder.image_ids] = decoder.head.detach().T

@@ -30,6 +30,8 @@ LAND_OBJECTS = ("house", "tent", "ball", "car", "umbrella", "flower")
 WATER_OBJECTS = ("sailboat", "ball", "rowboat")
 AIR_OBJECTS = ("balloon", "kite")
 TABLE_OBJECTS = ("mug", "vase", "teapot", "lamp", "bowl")
+PLANTS = ("tree", "pine")
+THINGS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
 
 # Colours that would melt into what is behind the object: neither a person nor the
 # attribute check could tell them apart.
@@ -96,7 +98,7 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     items = [_outdoor_item(rng, ground, sky, places[0], ())]
     if rng.random() < 0.55:
         if ground != "water" and rng.random() < 0.4:
-            items.append(Item(str(rng.choice(["tree", "pine"])), None, places[1]))
+            items.append(Item(str(rng.choice(PLANTS)), None, places[1]))
         else:
             other = _outdoor_item(rng, ground, sky, places[1], (items[0].colour,))
             if other.kind != items[0].kind:

@@ -32,11 +32,13 @@ def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
 
 @dataclass
 class Batch:
-    """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets."""
+    """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets;
+    captioned [B] bool: which rows kept their caption."""
 
     ids: Tensor
     starts: Tensor
     codes: Tensor
+    captioned: Tensor
 
     def at_image(self, values: Tensor, shift: int = 0, length: int | None = None) -> Tensor:
         """Gather ``values`` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
@@ -59,10 +61,8 @@ class Sequences:
 
     def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
         """One batch; the caption is dropped with probability ``dropout`` unless ``conditional`` says otherwise."""
-        rows = []
-        for index in indices:
-            keep = rng.random() >= self.dropout if conditional is None else conditional
-            rows.append(self.prompt(index, keep))
+        keep = [rng.random() >= self.dropout if conditional is None else conditional for _ in indices]
+        rows = [self.prompt(index, kept) for index, kept in zip(indices, keep)]
         codes = torch.from_numpy(self.codes[indices].astype(np.int64))
         image = codes + self.first_image_id
         longest = max(map(len, rows)) + codes.shape[1]
@@ -70,7 +70,7 @@ class Sequences:
         for row, prompt, tokens in zip(ids, rows, image):
             row[: len(prompt)] = torch.tensor(prompt)
             row[len(prompt) : len(prompt) + len(tokens)] = tokens
-        return Batch(ids, torch.tensor([len(prompt) - 1 for prompt in rows]), codes)
+        return Batch(ids, torch.tensor([len(prompt) - 1 for prompt in rows]), codes, torch.tensor(keep))
 
 
 def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -90,13 +90,25 @@ def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x + (F.silu(gate) * up) @ layer.down
 
 
-def run_decoder(decoder: Decoder, ids: Tensor) -> Tensor:
-    """Final (normed) features [B, n, h] of whole sequences."""
+def run_layers(decoder: Decoder, ids: Tensor) -> list[Tensor]:
+    """The residual stream [B, n, h] after every layer, of whole sequences."""
     x = F.embedding(ids, decoder.embedding)
     cos, sin = (table[: ids.shape[1]] for table in rope_tables(decoder.config, decoder.embedding.detach()))
+    streams = []
     for layer in decoder.layers:
         x = run_layer(layer, x, cos, sin)
-    return F.rms_norm(x, (decoder.config.hidden_size,), decoder.norm, decoder.config.rms_norm_eps)
+        streams.append(x)
+    return streams
+
+
+def final_features(decoder: Decoder, stream: Tensor) -> Tensor:
+    """What the head reads: the last layer's residual stream, normed."""
+    return F.rms_norm(stream, (decoder.config.hidden_size,), decoder.norm, decoder.config.rms_norm_eps)
+
+
+def run_decoder(decoder: Decoder, ids: Tensor) -> Tensor:
+    """Final (normed) features [B, n, h] of whole sequences."""
+    return final_features(decoder, run_layers(decoder, ids)[-1])
 
 
 def initialise(module: torch.nn.Module, generator: torch.Generator, depth: int) -> None:
@@ -107,4 +119,5 @@ def initialise(module: torch.nn.Module, generator: torch.Generator, depth: int) 
             p.data.copy_(torch.randn(p.shape, generator=generator) * std)
 
 
-__all__ = ["Batch", "DecoderConfig", "Sequences", "build_vocabulary", "image_token", "initialise", "run_decoder", "run_layer"]
+__all__ = ["Batch", "DecoderConfig", "Sequences", "build_vocabulary", "final_features", "image_token", "initialise", "run_decoder", "run_layer",
+           "run_layers"]
