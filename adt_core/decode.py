@@ -109,7 +109,7 @@ class Decoding:
         """Read the prompts and draw the first token of every image."""
         decoder = self.target.decoder
         self._rows = Rows(self._rows_ids, self._slots, decoder.embedding)
-        self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding)
+        self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding, self._check)
         self._rope = rope_tables(decoder.config, decoder.embedding)
         self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)

@@ -71,8 +71,10 @@ def noise_table(sampling: Sampling, image_indices: list[int], length: int, vocab
     """Noise of whole images, [B, length, vocabulary] in ``like``'s dtype and device; None at temperature 0."""
     if sampling.temperature == 0:
         return None
-    tables = [keyed_gumbel(sampling.seed, index, range(length), vocabulary, check) for index in image_indices]
-    return torch.from_numpy(np.stack(tables)).to(like)
+    table = like.new_empty(len(image_indices), length, vocabulary)
+    for noise, index in zip(table, image_indices):
+        noise.copy_(torch.from_numpy(keyed_gumbel(sampling.seed, index, range(length), vocabulary, check)))
+    return table
 
 
 def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -4,9 +4,10 @@
 
 Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that
 classifier-free guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes
-long to teach which thing a caption puts where: a second, linear head, thrown away after training, reads from
-the middle of the network what the caption puts into the column of the next token. Prints held-out nats per token with
-and without caption, and how often that head is right.
+long to teach which thing a caption puts where. Two linear heads, thrown away after training, teach it directly: one reads in
+an early layer, at a place word ("left"), which thing the word is said of; one reads in the middle, at every image token, what
+the caption puts into the column of the next. Prints held-out nats per token with and without caption, and how
+often the second head is right.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from .sequences import Batch, Sequences, build_vocabulary, final_features, image
 NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
-LAYOUT_LAYER, LAYOUT_WEIGHT = 5, 1.0
+WORD_LAYER, LAYOUT_LAYER = 3, 5
+PLACE_WORDS = ("left", "right", "middle", "center")  # each is said of the thing before it
 # What a column may hold: nothing (0), a plant in its own green, or a thing in a colour.
 CONTENTS = [None, *((kind, None) for kind in PLANTS), *((kind, colour) for kind in THINGS for colour in COLOURS)]
 # Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column" is one angle
@@ -56,18 +58,20 @@ def open_sequences(folder: Path) -> Sequences:
 
 
 class Student(nn.Module):
-    """The target and the layout head that helps to train it."""
+    """The target and the heads that help to train it."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
         self.decoder = decoder
         self.layout = nn.Linear(decoder.config.hidden_size, len(CONTENTS))
+        self.word = nn.Linear(decoder.config.hidden_size, len(CONTENTS))
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits of the image tokens [B, T, codes] and of their columns' contents [B, T, contents]."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of the image tokens [B, T, codes], of their columns' contents [B, T, contents], and of what each token of the
+        prompt is said of [B, n, contents]."""
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
-        return logits, self.layout(batch.at_image(streams[LAYOUT_LAYER - 1]))
+        return logits, self.layout(batch.at_image(streams[LAYOUT_LAYER - 1])), self.word(streams[WORD_LAYER - 1])
 
 
 def trained_decoder(checkpoint: Path, vocabulary: dict[str, int]) -> Decoder:
@@ -77,23 +81,36 @@ def trained_decoder(checkpoint: Path, vocabulary: dict[str, int]) -> Decoder:
     return student.decoder
 
 
-def column_contents(items: list[Item]) -> np.ndarray:
-    """Indices into ``CONTENTS`` [GRID]: what a scene's caption puts into each column of the grid."""
-    columns = np.zeros(GRID, np.int64)
-    for item in items:
-        near = np.abs((np.arange(GRID) + 0.5) / GRID - PLACES[item.place]) < 2.5 / GRID
-        columns[near] = CONTENTS.index((item.kind, item.colour))
-    return columns
+class Layouts:
+    """What captions put where, as indices into ``CONTENTS``.
 
+    columns: [count, GRID * GRID], of every image token's column. words: [count, longest caption], at the place words
+    what they are said of, -100 elsewhere.
+    """
 
-def read_layouts(scenes: Path) -> np.ndarray:
-    """Contents of every token's column, [count, GRID * GRID] (the same in every row)."""
-    columns = [column_contents([Item(**item) for item in json.loads(line)["items"]]) for line in scenes.read_text().splitlines()]
-    return np.tile(np.stack(columns), (1, GRID))
+    def __init__(self, scenes: Path, sequences: Sequences):
+        place_ids = [sequences.vocabulary["\u0120" + word] for word in PLACE_WORDS]  # byte-level BPE's leading space
+        self.columns = np.zeros((len(sequences.codes), GRID * GRID), np.int64)
+        self.words = np.full(sequences.captions.shape, -100, np.int64)
+        centres = (np.arange(GRID * GRID) % GRID + 0.5) / GRID
+        for columns, words, caption, line in zip(self.columns, self.words, sequences.captions, scenes.read_text().splitlines(), strict=True):
+            items = [Item(**item) for item in json.loads(line)["items"]]
+            contents = [CONTENTS.index((item.kind, item.colour)) for item in items]
+            words[np.isin(caption, place_ids)] = contents  # a caption names its things in order, each with its place
+            for item, content in zip(items, contents):
+                columns[np.abs(centres - PLACES[item.place]) < 2.5 / GRID] = content
+
+    def loss(self, indices: np.ndarray, batch: Batch, columns: Tensor, words: Tensor) -> Tensor:
+        """Cross entropies of both heads; rows without caption don't count."""
+        def entropy(logits: Tensor, truth: np.ndarray) -> Tensor:
+            truth = torch.from_numpy(truth[indices]).masked_fill(~batch.captioned[:, None], -100)
+            return F.cross_entropy(logits.flatten(0, 1), truth.flatten())
+
+        return entropy(columns, self.columns) + entropy(words[:, 1 : 1 + self.words.shape[1]], self.words)  # behind <s>
 
 
 @torch.no_grad()
-def evaluate(student: Student, sequences: Sequences, layouts: np.ndarray, count: int = 64) -> str:
+def evaluate(student: Student, sequences: Sequences, layouts: Layouts, count: int = 64) -> str:
     """Nats per image token on the last ``count`` sequences, which training never sees; share of the things' columns that the
     layout head names in the first row, where nothing but the caption can tell."""
     losses, right = {True: [], False: []}, []
@@ -101,11 +118,11 @@ def evaluate(student: Student, sequences: Sequences, layouts: np.ndarray, count:
         indices = np.arange(start, start + 16)
         for conditional in losses:
             batch = sequences.batch(indices, np.random.default_rng(0), conditional)
-            logits, layout = student(batch)
+            logits, columns, _ = student(batch)
             losses[conditional].append(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()).item())
             if conditional:
-                truth = torch.from_numpy(layouts[indices, :GRID])
-                right.append((layout[:, :GRID].argmax(-1) == truth)[truth > 0])
+                truth = torch.from_numpy(layouts.columns[indices, :GRID])
+                right.append((columns[:, :GRID].argmax(-1) == truth)[truth > 0])
     return (f"held-out nats with caption {np.mean(losses[True]):.4f}, without {np.mean(losses[False]):.4f}; "
             f"layout {torch.cat(right).float().mean().item():.3f}")
 
@@ -118,19 +135,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
-    sequences, layouts = open_sequences(args.tokens), read_layouts(args.data / "scenes.jsonl")
+    sequences = open_sequences(args.tokens)
+    layouts = Layouts(args.data / "scenes.jsonl", sequences)
     student = Student(make_decoder(sequences.vocabulary))
-    optimisers = muon_and_adam(student, muon_lr=0.02, adam_lr=4e-3, not_muon=("head", "layout"))
+    optimisers = muon_and_adam(student, muon_lr=0.02, adam_lr=4e-3, not_muon=("head", "layout", "word"))
     run = Run(args.out / "target.pt", student, optimisers, args.minutes, decay=0.99)
     order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
     while run.fraction < 1:
         start = run.step * args.batch % (len(order) - args.batch)
         indices = order[start : start + args.batch]
         batch = sequences.batch(indices, np.random.default_rng([12, run.step]))
-        logits, layout = student(batch)
-        contents = torch.from_numpy(layouts[indices]).masked_fill(~batch.captioned[:, None], -100)  # no caption, no layout
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten())
-        run.advance(loss + LAYOUT_WEIGHT * F.cross_entropy(layout.flatten(0, 1), contents.flatten()))
+        logits, columns, words = student(batch)
+        run.advance(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()) + layouts.loss(indices, batch, columns, words))
         if run.due():
             run.save()
             shipped = Student(make_decoder(sequences.vocabulary))

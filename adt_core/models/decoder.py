@@ -40,10 +40,17 @@ class DecoderConfig:
 
 
 class KVCache:
-    """Keys and values of all layers: [layers, 2, rows, kv heads, slots, head dim], allocated once."""
+    """Keys and values of all layers: [layers, 2, rows, kv heads, slots, head dim], allocated once.
 
-    def __init__(self, config: DecoderConfig, rows: int, slots: int, like: Tensor):
-        self.data = like.new_zeros(config.num_layers, 2, rows, config.num_kv_heads, slots, config.head_dim)
+    Zeroed, since a masked NaN would still be a NaN. For many rows that takes a while: ``check`` is called before every layer.
+    """
+
+    def __init__(self, config: DecoderConfig, rows: int, slots: int, like: Tensor, check: Check | None = None):
+        self.data = like.new_empty(config.num_layers, 2, rows, config.num_kv_heads, slots, config.head_dim)
+        for layer in self.data:
+            if check is not None:
+                check()
+            layer.zero_()
 
     @staticmethod
     def num_bytes(config: DecoderConfig, rows: int, slots: int, itemsize: int) -> int:
