@@ -5,7 +5,7 @@
 Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that
 classifier-free guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes
 long to teach which thing a caption puts where. Two linear heads, thrown away after training, teach it directly: one reads in
-an early layer, at a place word ("left"), which thing the word is said of; one reads in the middle, at every image token, what
+an early layer, at a place word ("left"), which thing the word is said of; one reads further up, at every image token, what
 the caption puts into the column of the next. Prints held-out nats per token with and without caption, and how
 often the second head is right.
 """
@@ -32,7 +32,7 @@ from .sequences import Batch, Sequences, build_vocabulary, final_features, image
 NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
-WORD_LAYER, LAYOUT_LAYER = 3, 5
+WORD_LAYER, LAYOUT_LAYER = 3, 7
 PLACE_WORDS = ("left", "right", "middle", "center")  # each is said of the thing before it
 # What a column may hold: nothing (0), a plant in its own green, or a thing in a colour.
 CONTENTS = [None, *((kind, None) for kind in PLANTS), *((kind, colour) for kind in THINGS for colour in COLOURS)]
