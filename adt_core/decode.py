@@ -9,15 +9,15 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from .drafters.eagle import EagleDrafter, EagleProposer
+from .drafters import Drafter, Verified
 from .errors import AdtError
 from .models.chameleon import Target
-from .models.decoder import KVCache, Rows, rope_tables
+from .models.decoder import KVCache, Rows, Step, rope_tables
 from .sampling import NOISE_VERSION, Sampling, guide, noise_table, process_logits
 from .shape import Drafting, TreeShape, make_policy
 from .trace import ImageRound, Round, Trace
 from .tree import DraftTree
-from .verify import Verdict, verify_exact
+from .verify import verify_exact
 
 Check = Callable[[], None]
 
@@ -35,7 +35,7 @@ class Decoding:
     """
 
     def __init__(self, target: Target, prompts: list[list[int]], *, negatives: list[list[int]] | None = None,
-                 sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: EagleDrafter | None = None,
+                 sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: Drafter | None = None,
                  image_indices: list[int] | None = None, check: Check | None = None):
         if not prompts:
             raise AdtError("batch size is 0; ask for at least one image.")
@@ -86,7 +86,7 @@ class Decoding:
         rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
         if self._drafter is not None:
-            caches += KVCache.num_bytes(self._drafter.config, rows, self._slots, itemsize)
+            caches += self._drafter.cache_bytes(rows, self._slots, itemsize)
         noise = self.images * self.length * self.target.num_codes * 4
         tokens = max(max(map(len, self._rows_ids)), self.drafting.nodes + 1)
         return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
@@ -118,18 +118,23 @@ class Decoding:
         self._positions = [-1] * self.images  # raster position of each image's root; -1 is the prompt's end
         step = self._rows.prefill()
         features = decoder(self._rows.ids, step, self._cache, self._rope, self._check)
-        self._root = self._emit(features[:, -1:])[:, 0]
+        perturbed = self._perturbed(features[:, -1:], None)
+        self._root = perturbed[:, 0].argmax(-1)
         self._positions = [0] * self.images
         self.codes[:, 0] = self._root.cpu()
         self._proposer = None
         if self._drafter is not None:
-            self._proposer = EagleProposer(self._drafter, decoder, self._rows, self.sampling, self.drafting, self._noise)
+            self._proposer = self._drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
-            self._proposer.observe(features, ids, step, [self._rows.length - 1] * self.images)
+            self._proposer.begin(features, ids, step, perturbed)
 
     def _row_ids(self, codes: Tensor) -> Tensor:
         """Codes [B, n] -> token ids of every row [R, n]."""
         return self._rows.spread(self.target.decoder.image_ids[codes])
+
+    def _forward(self, codes: Tensor, step: Step) -> Tensor:
+        """Codes [B, n] through the target: features [R, n, h]."""
+        return self.target.decoder(self._row_ids(codes), step, self._cache, self._rope, self._check)
 
     def _perturbed(self, features: Tensor, depths: Tensor | None) -> Tensor:
         """z + g of every node, [B, n, V]: features [R, n, h]; depths [B, n] below the root, None for the root alone."""
@@ -180,11 +185,8 @@ class Decoding:
 
     def _plain(self, starts: list[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
         """One token per image, no drafts."""
-        step = self._rows.step(starts, 0, 0, None)
-        features = self.target.decoder(self._row_ids(self._root[:, None]), step, self._cache, self._rope, self._check)
+        features = self._forward(self._root[:, None], self._rows.step(starts, 0, 0, None))
         self._root = self._emit(features)[:, 0]
-        if self._proposer is not None:
-            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, [0] * self.images)
         for image, code in enumerate(self._root.tolist()):
             if self._positions[image] < self.length - 1:
                 self.codes[image, self._positions[image] + 1] = code
@@ -193,10 +195,9 @@ class Decoding:
 
     def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
         """Check a whole tree in one forward and advance every image by its accepted path."""
-        step = self._rows.step(starts, 0, tree.depths, tree.ancestors)
-        features = self.target.decoder(self._row_ids(tree.tokens), step, self._cache, self._rope, self._check)
-        emitted = self._emit(features, tree.depths)
-        verdict = verify_exact(tree, emitted, max(shape.depth for shape in shapes))
+        features = self._forward(tree.tokens, self._rows.step(starts, 0, tree.depths, tree.ancestors))
+        perturbed = self._perturbed(features, tree.depths)
+        verdict = verify_exact(tree, perturbed.argmax(-1), max(shape.depth for shape in shapes))
         counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, tree.tokens.gather(1, verdict.path), tree.ranks.gather(1, verdict.path)], 1).tolist()
         width = verdict.path.shape[1]
@@ -207,23 +208,9 @@ class Decoding:
                 new = codes[image][1 : accepted[image] + 1] + [next_roots[image]]
                 self.codes[image, position + 1 : position + 1 + len(new)] = torch.tensor(new)
         contiguous = all(path[: a + 1] == list(range(a + 1)) for path, a in zip(paths, accepted))
-        self._advance(verdict, features, tree, starts, accepted, contiguous)
+        if not contiguous:
+            kept = self._rows.spread(verdict.path[:, : max(accepted) + 1])
+            self._cache.compact(self._rows.spread(torch.tensor(starts, device=kept.device)), kept)
+        self._root = verdict.next_root
+        self._proposer.observe(Verified(tree, features, perturbed, verdict, starts, list(self._positions), accepted, contiguous))
         return accepted, depths, nodes, [row[1:] for row in ranks]
-
-    def _advance(self, verdict: Verdict, features: Tensor, tree: DraftTree, starts: list[int], accepted: list[int], contiguous: bool) -> None:
-        """Keep the cache entries of the accepted paths and hand their features to the drafter.
-
-        contiguous: every path already stands in its final slots, as a chain's does.
-        """
-        longest, self._root = max(accepted), verdict.next_root
-        if contiguous:
-            kept, drafts = features.narrow(1, 0, longest + 1), tree.tokens.narrow(1, 1, longest)
-        else:
-            path = self._rows.spread(verdict.path[:, : longest + 1])
-            self._cache.compact(self._rows.spread(torch.tensor(starts, device=path.device)), path)
-            kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
-            drafts = tree.tokens.gather(1, verdict.path[:, 1 : longest + 1])
-        following = torch.cat([drafts, self._root[:, None]], 1)
-        if len(set(accepted)) > 1:
-            following.scatter_(1, verdict.accepted[:, None], self._root[:, None])
-        self._proposer.observe(kept, self._row_ids(following), self._rows.causal_step(starts, longest + 1), accepted)

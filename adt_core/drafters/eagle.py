@@ -20,6 +20,7 @@ from ..models.decoder import Decoder, DecoderConfig, KVCache, Layer, Rows, Step,
 from ..sampling import Sampling, guide
 from ..shape import Drafting, TreeShape
 from ..tree import CandidatePool, DraftTree, chain
+from . import Verified
 
 
 class EagleDrafter(nn.Module):
@@ -38,6 +39,12 @@ class EagleDrafter(nn.Module):
         x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1) @ self.fc + self.fc_bias
         cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
         return self.layer(x, cos, sin, step, cache.data[0])
+
+    def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> EagleProposer:
+        return EagleProposer(self, target.decoder, rows, sampling, drafting, noise)
+
+    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
+        return KVCache.num_bytes(self.config, rows, slots, itemsize)
 
 
 @torch.no_grad()
@@ -76,15 +83,28 @@ class EagleProposer:
         self._noise = noise if drafting.proposal == "coupled" else None
         self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        self._pending: tuple[Tensor, Tensor, Step, list[int]] | None = None
+        self._pending: tuple[Tensor, Tensor, Step, list[int]]  # features, ids, step; index of each image's last pair, padding after it
         self.forwards = 0
 
-    def observe(self, features: Tensor, ids: Tensor, step: Step, last: list[int]) -> None:
-        """Pairs that became certain: target features [R, m, h] and the ids [R, m] that follow them.
+    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
+        """Every prompt token's feature is paired with the token after it."""
+        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(perturbed))
 
-        last: index of each image's final pair; what stands behind it is padding.
-        """
-        self._pending = (features, ids, step, last)
+    def observe(self, verified: Verified) -> None:
+        """Pair the features of the accepted path with the tokens that follow them; they are fed in the next round."""
+        tree, verdict, accepted = verified.tree, verified.verdict, verified.accepted
+        longest, features, path = max(accepted), verified.features, verdict.path
+        if verified.contiguous:
+            features, drafts = features.narrow(1, 0, longest + 1), tree.tokens.narrow(1, 1, longest)
+        else:
+            index = self._rows.spread(path[:, : longest + 1])[..., None]
+            features = features.gather(1, index.expand(-1, -1, features.shape[-1]))
+            drafts = tree.tokens.gather(1, path[:, 1 : longest + 1])
+        following = torch.cat([drafts, verdict.next_root[:, None]], 1)
+        if len(set(accepted)) > 1:
+            following.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
+        ids = self._rows.spread(self._decoder.image_ids[following])
+        self._pending = (features, ids, self._rows.causal_step(verified.starts, longest + 1), accepted)
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
@@ -123,11 +143,6 @@ class EagleProposer:
         return list(self._noise[torch.arange(len(at), device=at.device)[:, None], at].unbind(1))
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
-        """Grow one tree per image.
-
-        root: codes [B]. starts: committed cache slots. positions: raster position of each root. shapes: depth and
-        width asked per image; depth 0 gives a lone root.
-        """
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
         limits = _Limits(shapes, self._drafting, root.device)
         noise, out = self._noise_ahead(positions, depth), self._catch_up()
