@@ -15,7 +15,7 @@ _HOME = {
     "Round": "trace",
     "load_target": "models.chameleon",
     "Target": "models.chameleon",
-    "load_drafter": "drafters.eagle",
+    "load_drafter": "drafters.load",
     "EagleDrafter": "drafters.eagle",
 }
 __all__ = [*_HOME]

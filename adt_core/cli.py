@@ -137,7 +137,7 @@ def _add_generate(parser: _Parser) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
     add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
-    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter (default: %(default)s)")
+    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter, or jacobi, which needs none (default: %(default)s)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
 
@@ -180,8 +180,8 @@ def _method(name: str) -> str:
 
 
 def _drafter(path: str) -> str:
-    if "jacobi" in path.split("+"):
-        raise argparse.ArgumentTypeError(f"{path} is not available in this version ({VERSION}); give 'bundled' or the folder of a drafter.")
+    if "+" in path and "jacobi" in path.split("+"):
+        raise argparse.ArgumentTypeError(f"{path} is not available in this version ({VERSION}); give 'bundled', 'jacobi' or the folder of a drafter.")
     return path
 
 

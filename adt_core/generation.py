@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .decode import Decoding
-from .drafters.eagle import load_drafter
+from .drafters.load import load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .models.chameleon import load_target

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..models.chameleon import Target
@@ -32,6 +33,15 @@ class Verified:
     positions: list[int]
     accepted: list[int]
     contiguous: bool
+
+    def following(self) -> Tensor:
+        """Codes [B, longest + 1] that follow the nodes of every accepted path, the new root at last; padding behind it."""
+        path, longest = self.verdict.path, max(self.accepted)
+        drafts = self.tree.tokens.narrow(1, 1, longest) if self.contiguous else self.tree.tokens.gather(1, path[:, 1 : longest + 1])
+        codes = torch.cat([drafts, self.verdict.next_root[:, None]], 1)
+        if len(set(self.accepted)) > 1:
+            codes.scatter_(1, self.verdict.accepted[:, None], self.verdict.next_root[:, None])
+        return codes
 
 
 class Proposer(Protocol):

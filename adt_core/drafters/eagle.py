@@ -48,7 +48,7 @@ class EagleDrafter(nn.Module):
 
 
 @torch.no_grad()
-def load_drafter(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
+def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
     """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, on its device and in its dtype.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
@@ -92,18 +92,13 @@ class EagleProposer:
 
     def observe(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them; they are fed in the next round."""
-        tree, verdict, accepted = verified.tree, verified.verdict, verified.accepted
-        longest, features, path = max(accepted), verified.features, verdict.path
+        features, longest, accepted = verified.features, max(verified.accepted), verified.accepted
         if verified.contiguous:
-            features, drafts = features.narrow(1, 0, longest + 1), tree.tokens.narrow(1, 1, longest)
+            features = features.narrow(1, 0, longest + 1)
         else:
-            index = self._rows.spread(path[:, : longest + 1])[..., None]
+            index = self._rows.spread(verified.verdict.path[:, : longest + 1])[..., None]
             features = features.gather(1, index.expand(-1, -1, features.shape[-1]))
-            drafts = tree.tokens.gather(1, path[:, 1 : longest + 1])
-        following = torch.cat([drafts, verdict.next_root[:, None]], 1)
-        if len(set(accepted)) > 1:
-            following.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
-        ids = self._rows.spread(self._decoder.image_ids[following])
+        ids = self._rows.spread(self._decoder.image_ids[verified.following()])
         self._pending = (features, ids, self._rows.causal_step(verified.starts, longest + 1), accepted)
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:

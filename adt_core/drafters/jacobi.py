@@ -72,7 +72,7 @@ class JacobiProposer:
     def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
         """The first token's distribution stands in for the row above the first."""
         self._above = self._unperturbed(perturbed, torch.zeros(len(perturbed), 1, dtype=torch.long, device=perturbed.device))
-        self._above = self._above.repeat(1, self._columns, 1)  # [B, columns, V]: processed logits of the last decided cell of a column
+        self._above = self._above.repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""
@@ -116,20 +116,15 @@ class JacobiProposer:
 
     def _decide(self, verified: Verified, root: Tensor) -> Tensor:
         """Write the emitted tokens over the guesses. Returns the former guesses there, [B, longest + 1]."""
-        verdict = verified.verdict
-        longest = max(verified.accepted) + 1
-        path = verdict.path[:, :longest]
-        steps = torch.arange(1, longest + 1, device=root.device)
-        at = (root + steps).clamp_max(self._length)
-        at = torch.where(steps <= verdict.accepted[:, None] + 1, at, self._length)
-        emitted = verified.perturbed.argmax(-1).gather(1, path)
+        emitted, accepted = verified.following(), verified.verdict.accepted[:, None]
+        steps = torch.arange(1, emitted.shape[1] + 1, device=root.device)
+        at = torch.where(steps <= accepted + 1, root + steps, self._length).clamp_max(self._length)
         before = self._codes.gather(1, at)
         self._codes.scatter_(1, at, emitted)
-        perturbed = verified.perturbed.gather(1, path[..., None].expand(-1, -1, verified.perturbed.shape[-1]))
-        columns = torch.where(at < self._length, at % self._columns, self._columns - 1)
-        keep = (at < self._length)[..., None]
-        above = self._above[self._images, columns]
-        self._above[self._images, columns] = torch.where(keep, self._unperturbed(perturbed, at), above)
+        index = verified.verdict.path[:, : emitted.shape[1], None]
+        perturbed = verified.perturbed.gather(1, index.expand(-1, -1, verified.perturbed.shape[-1]))
+        column = torch.where(at < self._length, at % self._columns, self._columns)
+        self._above[self._images, column] = self._unperturbed(perturbed, at)
         return before == emitted
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:
