@@ -41,13 +41,13 @@ class Drafting:
     nodes: int = 6
     init: str = "horizontal"
     wrap: str = "carry"
-    beta: float = 0.8
+    beta: float = 0.6
     depth_step: int = 1
     width_step: int = 1
     depth_min: int = 1
     depth_max: int = 6
     width_min: int = 1
-    width_max: int = 2
+    width_max: int = 3
     expand_above: float = 0.0
     keep_above: float = 0.0
 

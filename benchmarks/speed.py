@@ -27,8 +27,9 @@ METHODS = {
     "eagle2 top-k": Drafting(method="eagle2", proposal="top-k"),
     "adt-tree coupled": Drafting(method="adt-tree"),
     "adt-tree top-k": Drafting(method="adt-tree", proposal="top-k"),
-    "eagle2 best fixed": Drafting(method="eagle2", depth=3, width=1, nodes=3),  # the sweep's choice; the first is the default shape
-    "adt-tree pruned": Drafting(method="adt-tree", depth=4, width=2, nodes=8, beta=0.6, depth_max=8, expand_above=0.5, keep_above=0.1),
+    "eagle2 best fixed": Drafting(method="eagle2", depth=2, width=1, nodes=2),  # the sweep's choice; the first is the default shape
+    "eagle2 pruned": Drafting(method="eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05),  # the sweep's choice
+    "adt-tree pruned": Drafting(method="adt-tree", depth=4, width=3, nodes=8, depth_max=8, expand_above=0.5, keep_above=0.1),
 }
 EVALUATION = 1000  # first held-out caption of the evaluation set; sweeps use another set
 

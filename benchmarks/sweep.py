@@ -31,9 +31,9 @@ def families() -> dict[str, list[Drafting]]:
            [(1, 6, 0.5, 6, 1, "horizontal"), (1, 8, 0.6, 8, 1, "horizontal"), (1, 8, 0.8, 8, 1, "horizontal"), (1, 6, 0.6, 6, 1, "vertical"),
             (2, 6, 0.6, 6, 2, "horizontal"), (2, 6, 0.8, 6, 2, "horizontal"), (2, 8, 0.6, 8, 2, "horizontal"),
             (2, 6, 0.6, 6, 3, "horizontal"), (2, 6, 0.6, 6, 3, "vertical"), (2, 10, 0.6, 8, 4, "horizontal")]]
-    shapes = [("eagle2", 6, 1, 6), ("eagle2", 8, 1, 8), ("eagle2", 8, 2, 8), ("adt-tree", 4, 1, 8), ("adt-tree", 4, 2, 8)]
+    shapes = [("eagle2", 8, 1, 8), ("eagle2", 8, 2, 8), ("eagle2", 8, 3, 8), ("adt-tree", 4, 2, 8), ("adt-tree", 4, 3, 8)]
     pruned = [Drafting(method=m, depth=d, width=k, nodes=n, depth_max=8, width_max=k, expand_above=e, keep_above=q)
-              for (m, d, k, n), (e, q) in itertools.product(shapes, [(0.2, 0.05), (0.35, 0.1), (0.5, 0.1)])]
+              for (m, d, k, n), (e, q) in itertools.product(shapes, [(0.35, 0.1), (0.5, 0.1), (0.6, 0.05)])]
     return {"fixed": fixed, "adt": adt, "pruned": pruned}
 
 
