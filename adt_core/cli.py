@@ -16,7 +16,8 @@ from .version import VERSION
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
 DRAFTING = tuple(field.name for field in fields(Drafting))
-REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING)
+LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
+REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
 
 CONSTANTS = {
@@ -28,7 +29,6 @@ CONSTANTS = {
 }
 
 LATER_COMMANDS = ("benchmark", "train-drafter")
-LATER_OPTIONS = ("--lantern-k", "--lantern-delta", "--lantern-lambda", "--max-substitution")
 
 
 class UsageError(AdtError):
@@ -77,13 +77,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         raise UsageError(message)
-
-
-class _Later(argparse.Action):
-    """An option of a later version."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        raise UsageError(f"{option_string} is not available in this version ({VERSION}).")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -152,8 +145,12 @@ def _add_generate(parser: _Parser) -> None:
     for name in DRAFTING[DRAFTING.index("wrap") + 1 :]:
         option, text = f"--{name.replace('_', '-')}", CONSTANTS.get(name, "a bound of ADT-Tree's shapes")
         add(option, type=type(default[name]), metavar="X", default=default[name], help=f"{text} (default: %(default)s)")
-    for name in LATER_OPTIONS:
-        add(name, action=_Later, help=argparse.SUPPRESS)
+
+    add = parser.add_argument_group("relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given").add_argument
+    add("--lantern-k", type=int, metavar="K", default=100, help="codebook neighbours looked at (default: %(default)s)")
+    add("--lantern-delta", type=float, metavar="D", help="LANTERN: probability that may be moved per token; 0 is exact")
+    add("--lantern-lambda", type=float, metavar="L", help="LANTERN++: a draft's own probability times this is its limit; 1 is exact")
+    add("--max-substitution", type=float, metavar="S", default=1.0, help="share of tokens that may differ from the exact sample (default: %(default)s)")
 
     add = parser.add_argument_group("sampling").add_argument
     add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
@@ -172,7 +169,7 @@ def _add_generate(parser: _Parser) -> None:
 
 
 def _method(name: str) -> str:
-    if name == "auto" or name.startswith("static:"):
+    if name == "auto":
         raise argparse.ArgumentTypeError(f"{name} is not available in this version ({VERSION}); choose one of {', '.join(METHODS)}.")
     if name not in METHODS:
         raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose one of {', '.join(METHODS)}.")
@@ -193,7 +190,7 @@ def generate(options: argparse.Namespace) -> int:
     from . import generation
 
     try:
-        plan = generation.plan(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, DRAFTING)))
+        plan = generation.plan(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, DRAFTING, LANTERN)))
     except AdtError as error:
         raise UsageError(str(error)) from error
     print(generation.run(plan))

@@ -58,9 +58,7 @@ class Decoding:
         if longest + self.length > target.decoder.config.max_positions:
             raise AdtError(f"prompt is {longest} tokens long, and {target.name} has room for "
                            f"{target.decoder.config.max_positions - self.length}; shorten it.")
-        shape = (drafting.depth_max, drafting.width_max) if drafting.method == "adt-tree" else (drafting.depth, drafting.width)
-        drafts = 0 if self._drafter is None else max(drafting.nodes, shape[0] * shape[1])
-        self._slots = longest + self.length + drafts + 1
+        self._slots = longest + self.length + drafting.most_drafts + 1
         self.codes = torch.full((self.images, self.length), -1)
         decoder = target.decoder
         self.trace = Trace(
@@ -90,7 +88,7 @@ class Decoding:
         if self._drafter is not None:
             caches += self._drafter.cache_bytes(rows, self._slots, itemsize)
         noise = self.images * self.length * self.target.num_codes * 4
-        tokens = max(max(map(len, self._rows_ids)), self.drafting.nodes + 1)
+        tokens = max(max(map(len, self._rows_ids)), self.drafting.most_drafts + 1)
         return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
 
     # ---- decoding --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from .decode import Decoding
 from .drafters.load import load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
+from .lantern import Lantern
 from .models.chameleon import load_target
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
@@ -35,6 +36,7 @@ class Plan:
     prompts: list[str]
     sampling: Sampling
     drafting: Drafting
+    lantern: Lantern | None
     device: torch.device
 
     @property
@@ -49,7 +51,7 @@ class Plan:
         return [output] if count == 1 else [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
 
 
-def plan(options: argparse.Namespace, sampling: dict, drafting: dict) -> Plan:
+def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: dict) -> Plan:
     """Check everything that can be checked before a model is loaded. Raises AdtError."""
     if options.batch_size < 1:
         raise AdtError(f"--batch-size is {options.batch_size}; it must be 1 or more.")
@@ -63,7 +65,16 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict) -> Plan:
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("--prompt is empty; describe the picture in a few words.")
-    return Plan(options, prompts, Sampling(**sampling), Drafting(**drafting), choose_device(options.device))
+    return Plan(options, prompts, Sampling(**sampling), Drafting(**drafting), relaxation(**lantern), choose_device(options.device))
+
+
+def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: float | None, max_substitution: float) -> Lantern | None:
+    """LANTERN as the options ask for it; None for exact acceptance."""
+    if lantern_delta is not None and lantern_lambda is not None:
+        raise AdtError("--lantern-delta and --lantern-lambda are two rules; give one of them.")
+    if lantern_lambda is not None:
+        return Lantern(lantern_k, factor=lantern_lambda, max_substitution=max_substitution)
+    return None if lantern_delta is None else Lantern(lantern_k, lantern_delta, max_substitution=max_substitution)
 
 
 def read_prompts(path: str) -> list[str]:
@@ -100,7 +111,7 @@ def run(plan: Plan) -> str:
 
     def start(row: list[int], drafting: Drafting) -> Decoding:
         return Decoding(target, [row] * len(indices), negatives=negatives, sampling=plan.sampling, drafting=drafting,
-                        drafter=drafter, image_indices=indices)
+                        drafter=drafter, lantern=plan.lantern, image_indices=indices)
 
     methods, paths = plan.methods, iter(plan.paths)
     if options.compare:
@@ -145,6 +156,7 @@ def settings(plan: Plan, prompt: str, index: int) -> dict:
         **asdict(plan.sampling),
         "image_index": index,
         **asdict(plan.drafting),
+        **{name: getattr(options, name) for name in ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")},
         "noise_version": NOISE_VERSION,
         "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
     }
@@ -157,7 +169,8 @@ def finish(plan: Plan, results: list[list[Result]]) -> str:
     report = {**trace.report(), "images": trace.images, "model": options.model, "drafter": options.drafter}
     name = f"{plan.paths[0]}" + (f" to {plan.paths[-1].name}" if len(plan.paths) > 1 else "")
     lines = [f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} tokens/s, "
-             f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"]
+             f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"
+             + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.lantern else "")]
     if options.compare:
         plain = together([pair[1].trace for pair in results]).report()
         same = sum(int((a == b).all()) for one, other in results for a, b in zip(one.codes, other.codes))

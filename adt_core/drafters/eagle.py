@@ -21,6 +21,7 @@ from ..sampling import Sampling, guide
 from ..shape import Drafting, TreeShape
 from ..tree import CandidatePool, DraftTree, chain
 from . import Verified
+from .static import static_tree
 
 
 class EagleDrafter(nn.Module):
@@ -141,6 +142,8 @@ class EagleProposer:
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
         limits = _Limits(shapes, self._drafting, root.device)
         noise, out = self._noise_ahead(positions, depth), self._catch_up()
+        if self._drafting.static:
+            return self._grow_static(root, starts, noise, out, shapes)
         if width == 1:
             return self._grow_chain(root, starts, noise[: self._drafting.nodes], out, limits)
         return self._grow_tree(root, starts, noise, out, limits, width)
@@ -182,6 +185,25 @@ class EagleProposer:
             features = out.gather(1, self._rows.spread(parent)[..., None].expand(-1, -1, out.shape[-1]))
             out = self._run(self._rows.spread(ids), features, step)
         return pool.rerank(root, self._drafting.nodes)
+
+    def _grow_static(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, shapes: list[TreeShape]) -> DraftTree:
+        """A published tree: a node of sibling rank r holds its parent's r-th best child."""
+        tree, batch = static_tree(self._drafting.static, root.device), len(root)
+        tokens, scores = [root[:, None]], [torch.zeros(batch, 1, dtype=self._decoder.wide_dtype, device=root.device)]
+        for level, (perturbation, plan) in enumerate(zip(noise, tree.levels)):
+            if level > 0:
+                ids = self._decoder.image_ids[tokens[-1][:, plan.fed]]
+                fed, seen = plan.seen.shape
+                step = self._rows.step(starts, seen - fed, level - 1, plan.seen.expand(batch, -1, -1))
+                out = self._run(self._rows.spread(ids), out[:, plan.from_fed], step)
+            score, token = self._children(out, perturbation, plan.width)
+            tokens.append(token[:, plan.parent, plan.rank])
+            scores.append(scores[-1][:, plan.fed][:, plan.parent] + score[:, plan.parent, plan.rank])
+        tokens, scores = torch.cat(tokens, 1), torch.cat(scores, 1)
+        parents, depths, ranks = (values[:, : tokens.shape[1]].expand(batch, -1) for values in (tree.parents, tree.depths, tree.ranks))
+        valid = depths <= torch.tensor([[shape.depth] for shape in shapes], device=root.device)
+        ancestors = tree.ancestors[:, : tokens.shape[1], : tokens.shape[1]].expand(batch, -1, -1)
+        return DraftTree(tokens, parents * valid, depths * valid, ranks, scores.masked_fill(~valid, -math.inf), valid, ancestors)
 
 
 class _Limits:

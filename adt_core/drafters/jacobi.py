@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import AdtError
 from ..models.chameleon import Target
 from ..models.decoder import Rows, Step
 from ..sampling import Sampling
@@ -37,6 +38,8 @@ class JacobiDrafter:
     """Needs no weights: the target's own forwards are the drafter."""
 
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> JacobiProposer:
+        if drafting.static:
+            raise AdtError(f"method {drafting.method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'.")
         return JacobiProposer(target, images, drafting, noise)
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
@@ -56,8 +59,7 @@ class JacobiProposer:
         self.forwards = 0
         self._drafting, self._noise, self._columns = drafting, noise, target.grid[1]
         self._length = target.grid[0] * target.grid[1]
-        width = drafting.width_max if drafting.method == "adt-tree" else drafting.width
-        self._width = min(width, target.num_codes)
+        self._width = min(drafting.largest.width, target.num_codes)
         device = target.decoder.embedding.device
         self._codes = torch.zeros(images, self._length + 1, dtype=torch.long, device=device)
         self._candidates = self._codes[..., None].repeat(1, 1, self._width)
