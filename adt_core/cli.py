@@ -135,16 +135,18 @@ def _add_generate(parser: _Parser) -> None:
     add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
 
     add = parser.add_argument_group("drafting; none of it changes the image").add_argument
-    add("--method", type=_method, default=default["method"], help=f"{', '.join(METHODS)} (default: %(default)s)")
-    add("--proposal", choices=PROPOSALS, default=default["proposal"], help="how drafts are chosen (default: %(default)s)")
-    add("--depth", type=int, metavar="D", default=default["depth"], help="depth of the tree, or of ADT-Tree's first (default: %(default)s)")
-    add("--width", type=int, metavar="K", default=default["width"], help="children per node, or ADT-Tree's first (default: %(default)s)")
-    add("--nodes", type=int, metavar="N", default=default["nodes"], help="drafts that are checked per round at most (default: %(default)s)")
-    add("--init", choices=INITS, default=default["init"], help="which neighbour a tree of ADT-Tree starts from (default: %(default)s)")
-    add("--wrap", choices=WRAPS, default=default["wrap"], help="where it starts from in a new row (default: %(default)s)")
-    for name in DRAFTING[DRAFTING.index("wrap") + 1 :]:
-        option, text = f"--{name.replace('_', '-')}", CONSTANTS.get(name, "a bound of ADT-Tree's shapes")
-        add(option, type=type(default[name]), metavar="X", default=default[name], help=f"{text} (default: %(default)s)")
+    for name, settings, text in (
+            ("method", {"type": _method}, f"{', '.join(METHODS)}"),
+            ("proposal", {"choices": PROPOSALS}, "how drafts are chosen"),
+            ("depth", {}, "depth of the tree, or of ADT-Tree's first; the length of jacobi's window"),
+            ("width", {}, "children per node, or ADT-Tree's first; candidates per slot of jacobi's window"),
+            ("nodes", {}, "drafts that are checked per round at most"),
+            ("init", {"choices": INITS}, "which neighbour a tree of ADT-Tree starts from"),
+            ("wrap", {"choices": WRAPS}, "where it starts from in a new row"),
+            *((name, {}, CONSTANTS.get(name, "a bound of ADT-Tree's shapes")) for name in DRAFTING[DRAFTING.index("wrap") + 1 :])):
+        if not settings:
+            settings = {"type": type(default[name]), "metavar": "X"}
+        add(f"--{name.replace('_', '-')}", **settings, help=f"{text} (default: {default[name]}; jacobi has its own)")
 
     add = parser.add_argument_group("relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given").add_argument
     add("--lantern-k", type=int, metavar="K", default=100, help="codebook neighbours looked at (default: %(default)s)")

@@ -14,7 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .decode import Decoding
-from .drafters.load import load_drafter
+from .drafters.jacobi import JacobiDrafter
+from .drafters.load import JACOBI, load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .lantern import Lantern
@@ -57,7 +58,11 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: d
         raise AdtError(f"--batch-size is {options.batch_size}; it must be 1 or more.")
     if options.output.suffix.lower() != ".png":
         raise AdtError(f"--output: '{options.output}' must end in .png.")
-    if options.compare and options.method == "autoregressive":
+    given = {name: value for name, value in drafting.items() if value is not None}
+    drafting = replace(JacobiDrafter.default if options.drafter == JACOBI else Drafting(), **given)
+    if options.drafter == JACOBI:
+        JacobiDrafter().check(drafting)
+    if options.compare and drafting.method == "autoregressive":
         raise AdtError("--compare measures another --method against autoregressive; choose one.")
     for name in ("output", "tokens", "trace", "report"):
         if getattr(options, name):
@@ -65,7 +70,7 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: d
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("--prompt is empty; describe the picture in a few words.")
-    return Plan(options, prompts, Sampling(**sampling), Drafting(**drafting), relaxation(**lantern), choose_device(options.device))
+    return Plan(options, prompts, Sampling(**sampling), drafting, relaxation(**lantern), choose_device(options.device))
 
 
 def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: float | None, max_substitution: float) -> Lantern | None:

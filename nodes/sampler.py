@@ -113,7 +113,7 @@ class ADTTreeSampler(io.ComfyNode):
         drafter: LoadedDrafter | None = None,
         settings: "adt_core.Drafting | None" = None,
     ) -> io.NodeOutput:
-        drafting = adt_core.Drafting() if settings is None else settings
+        drafting = settings or (drafter.drafter.default if drafter is not None else adt_core.Drafting())
         _check_drafter(drafting, drafter, model)
         row = model.target.encode_prompt(read_prompt(positive, "positive").text)
         opposite = read_prompt(negative, "negative").text if negative is not None else ""
@@ -128,7 +128,7 @@ class ADTTreeSampler(io.ComfyNode):
             check=check_cancelled,
         )
         load(
-            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None else [])],
+            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
             memory_required=decoding.memory_required(),
         )
         _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: _preview(model.target, decoding)))
@@ -143,9 +143,7 @@ def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None,
             "node with the method 'autoregressive'."
         )
     if drafter is not None and drafter.target is not model.target:
-        raise AdtError(
-            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler."
-        )
+        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
 
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
@@ -155,8 +153,7 @@ def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
             progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
     report = decoding.trace.report()
     progress.say(
-        f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, "
-        f"{report['tau']:.2f} per pass of the model"
+        f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, {report['tau']:.2f} per pass of the model"
     )
 
 

@@ -23,8 +23,8 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter and the target that it was loaded for."""
+    """A drafter and the target that it was loaded for. ``patcher`` manages its network, if it has one."""
 
     drafter: Any
-    patcher: ModelPatcher
+    patcher: ModelPatcher | None
     target: Any

@@ -65,7 +65,9 @@ class Proposer(Protocol):
 
 
 class Drafter(Protocol):
-    """What a decoding needs to know of a drafter."""
+    """What a decoding needs to know of a drafter. ``default``: how to draft with it when nothing else is asked for."""
+
+    default: Drafting
 
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> Proposer:
         """A fresh proposer. noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""

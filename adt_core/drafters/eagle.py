@@ -27,6 +27,8 @@ from .static import static_tree
 class EagleDrafter(nn.Module):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
 
+    default = Drafting()
+
     def __init__(self, config: DecoderConfig, input_norm: bool):
         super().__init__()
         self.config = config

@@ -37,10 +37,16 @@ RATE = 0.1
 class JacobiDrafter:
     """Needs no weights: the target's own forwards are the drafter."""
 
+    default = Drafting(method="eagle2", depth=16, width=3, nodes=24)
+
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> JacobiProposer:
+        self.check(drafting)
+        return JacobiProposer(target, images, drafting, noise)
+
+    def check(self, drafting: Drafting) -> None:
+        """AdtError for a method that the window can't draft."""
         if drafting.static:
             raise AdtError(f"method {drafting.method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'.")
-        return JacobiProposer(target, images, drafting, noise)
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
         return 0

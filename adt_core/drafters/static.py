@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..static import STATIC_TREES
 from ..tree import ancestor_matrix
+
 
 class Level(NamedTuple):
     """How one level is drafted. fed: those nodes of the level above that have children, numbered within their level. parent: for
@@ -37,7 +38,7 @@ class StaticTree(NamedTuple):
     ancestors: Tensor
 
 
-@lru_cache(maxsize=None)
+@cache
 def static_tree(name: str, device: torch.device) -> StaticTree:
     """The tree ``name`` of STATIC_TREES."""
     by_depth = STATIC_TREES[name]

@@ -214,7 +214,7 @@ def test_commands_of_later_versions_and_none(capsys):
 
 
 def test_a_static_tree_needs_a_network(generate):
-    assert_refused(generate(drafter="jacobi", method="static:mc_sim_7b_63"), "static:mc_sim_7b_63", "jacobi")
+    assert_refused(generate(drafter="jacobi", method="static:mc_sim_7b_63"), "static:mc_sim_7b_63", "jacobi", code=2)
 
 
 def test_missing_files(generate):
