@@ -124,7 +124,7 @@ def _add_generate(parser: _Parser) -> None:
     default = {field.name: field.default for field in fields(Drafting)}
     what = parser.add_argument_group("what to draw").add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT", help="what the picture shows")
-    what.add_argument("--prompts", metavar="FILE", help="a text file with one prompt per line")
+    what.add_argument("--prompts", metavar="FILE", help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl")
     what.add_argument("--from-png", metavar="FILE", help="make the image in this PNG again; other options change its settings")
 
     add = parser.add_argument_group("model").add_argument

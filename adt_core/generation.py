@@ -20,6 +20,7 @@ from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .lantern import Lantern
 from .models.chameleon import load_target
+from .prompts import read_prompts
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
 from .trace import Trace
@@ -80,18 +81,6 @@ def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: floa
     if lantern_lambda is not None:
         return Lantern(lantern_k, factor=lantern_lambda, max_substitution=max_substitution)
     return None if lantern_delta is None else Lantern(lantern_k, lantern_delta, max_substitution=max_substitution)
-
-
-def read_prompts(path: str) -> list[str]:
-    """The lines of a text file that are not blank."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AdtError(f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error}).") from error
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
-    return prompts
 
 
 def choose_device(name: str) -> torch.device:
