@@ -1,4 +1,4 @@
-"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``inspect`` says what a checkpoint is."""
+"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``benchmark`` compares methods, ``inspect`` says what a checkpoint is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONSTANTS = {
     "keep_above": "a draft less likely than this is not checked; 0 is off",
 }
 
-LATER_COMMANDS = ("benchmark", "train-drafter")
+LATER_COMMANDS = ("train-drafter",)
 
 
 class UsageError(AdtError):
@@ -112,6 +112,10 @@ def _parsers() -> tuple[_Parser, _Parser]:
     make = commands.add_parser("generate", parents=[common], help="generate pictures", description="Generate pictures from text.")
     _add_generate(make)
     make.set_defaults(run=generate, image_index=0)
+    race = commands.add_parser("benchmark", parents=[common], help="compare methods on the same prompts",
+                               description="Compare methods on the same prompts, side by side.")
+    _add_benchmark(race)
+    race.set_defaults(run=benchmark)
     look = commands.add_parser("inspect", parents=[common], help="say what a checkpoint is",
                                description="Say what a checkpoint is, without loading it.")
     look.add_argument("path", metavar="PATH", help="folder of a target or a drafter, or 'bundled'")
@@ -127,13 +131,10 @@ def _add_generate(parser: _Parser) -> None:
     what.add_argument("--prompts", metavar="FILE", help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl")
     what.add_argument("--from-png", metavar="FILE", help="make the image in this PNG again; other options change its settings")
 
-    add = parser.add_argument_group("model").add_argument
+    add = parser.add_argument_group("and how many").add_argument
     add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
-    add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
-    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter, or jacobi, which needs none (default: %(default)s)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
-
+    add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
+    _add_model(parser)
     add = parser.add_argument_group("drafting; none of it changes the image").add_argument
     for name, settings, text in (
             ("method", {"type": _method}, f"{', '.join(METHODS)}"),
@@ -148,26 +149,54 @@ def _add_generate(parser: _Parser) -> None:
             settings = {"type": type(default[name]), "metavar": "X"}
         add(f"--{name.replace('_', '-')}", **settings, help=f"{text} (default: {default[name]}; jacobi has its own)")
 
-    add = parser.add_argument_group("relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given").add_argument
-    add("--lantern-k", type=int, metavar="K", default=100, help="codebook neighbours looked at (default: %(default)s)")
-    add("--lantern-delta", type=float, metavar="D", help="LANTERN: probability that may be moved per token; 0 is exact")
-    add("--lantern-lambda", type=float, metavar="L", help="LANTERN++: a draft's own probability times this is its limit; 1 is exact")
-    add("--max-substitution", type=float, metavar="S", default=1.0, help="share of tokens that may differ from the exact sample (default: %(default)s)")
-
-    add = parser.add_argument_group("sampling").add_argument
-    add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
-    add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
-    add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
-    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
-    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)")
-    add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
-
+    _add_lantern(parser)
+    _add_sampling(parser)
     add = parser.add_argument_group("results").add_argument
     add("--output", metavar="FILE.png", type=Path, required=True, help="the picture; several become FILE-0001.png, ...")
     add("--tokens", metavar="FILE.json", type=Path, help="write the codebook indices of each picture, row by row")
     add("--trace", metavar="FILE.json", type=Path, help="write what happened in each round")
     add("--report", metavar="FILE.json", type=Path, help="write the run's figures")
     add("--compare", action="store_true", help="decode plainly too, with the same seed, and print the speed-up")
+
+
+def _add_benchmark(parser: _Parser) -> None:
+    add = parser.add_argument_group("what is compared").add_argument
+    add("--prompts", metavar="FILE", default="bundled",
+        help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl (default: the captions that come with the pack)")
+    add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
+    add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
+    add("--caption", choices=("first", "longest"), default="first", help="of the captions of an MS-COCO image (default: %(default)s)")
+    add("--methods", metavar="A,B,...", default="eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern",
+        help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: %(default)s)")
+    add("--output", metavar="DIR", type=Path, required=True, help="folder of the results; an interrupted benchmark goes on where it stopped")
+    _add_model(parser)
+    _add_lantern(parser)
+    _add_sampling(parser)
+
+
+def _add_model(parser: _Parser) -> None:
+    add = parser.add_argument_group("model").add_argument
+    add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
+    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter, or jacobi, which needs none (default: %(default)s)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
+
+
+def _add_lantern(parser: _Parser) -> None:
+    add = parser.add_argument_group("relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given").add_argument
+    add("--lantern-k", type=int, metavar="K", default=100, help="codebook neighbours looked at (default: %(default)s)")
+    add("--lantern-delta", type=float, metavar="D", help="LANTERN: probability that may be moved per token; 0 is exact")
+    add("--lantern-lambda", type=float, metavar="L", help="LANTERN++: a draft's own probability times this is its limit; 1 is exact")
+    add("--max-substitution", type=float, metavar="S", default=1.0, help="share of tokens that may differ from the exact sample (default: %(default)s)")
+
+
+def _add_sampling(parser: _Parser) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
+    add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
+    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)")
+    add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
 
 
 def _method(name: str) -> str:
@@ -196,6 +225,14 @@ def generate(options: argparse.Namespace) -> int:
     except AdtError as error:
         raise UsageError(str(error)) from error
     print(generation.run(plan))
+    return 0
+
+
+def benchmark(options: argparse.Namespace) -> int:
+    """Run the benchmark that ``options`` ask for, and print its table."""
+    from . import benchmark as bench
+
+    print(bench.run(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN))))
     return 0
 
 

@@ -15,7 +15,8 @@ def test_plain_text(tmp_path):
 
 @pytest.mark.parametrize("caption, expected", [("first", ["a cat", "dogs"]), ("longest", ["a cat on a mat", "dogs"])])
 def test_coco_captions_one_per_image(tmp_path, caption, expected):
-    annotations = [{"image_id": 9, "id": 4, "caption": "dogs"}, {"image_id": 3, "id": 7, "caption": "a cat on a mat"}, {"image_id": 3, "id": 2, "caption": "a cat\n"}]
+    annotations = [{"image_id": 9, "id": 4, "caption": "dogs"}, {"image_id": 3, "id": 7, "caption": "a cat on a mat"},
+                   {"image_id": 3, "id": 2, "caption": "a cat\n"}]
     (tmp_path / "captions_val2017.json").write_text(json.dumps({"images": [], "annotations": annotations}))
     assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
 
@@ -32,8 +33,8 @@ def test_json_lines_and_lists(tmp_path):
     assert read_prompts(tmp_path / "p.json") == ["a cat", "a dog"]
 
 
-@pytest.mark.parametrize("name, text", [("a.json", "{"), ("a.json", "{}"), ("a.json", '{"annotations": [1]}'), ("a.json", "[1]"), ("a.jsonl", "{}"), ("a.jsonl", "1"),
-                                        ("a.tsv", "Text\tx\nhi\t1\n"), ("a.txt", " \n"), ("a.json", "[]")])
+@pytest.mark.parametrize("name, text", [("a.json", "{"), ("a.json", "{}"), ("a.json", '{"annotations": [1]}'), ("a.json", "[1]"),
+                                        ("a.jsonl", "{}"), ("a.jsonl", "1"), ("a.tsv", "Text\tx\nhi\t1\n"), ("a.txt", " \n"), ("a.json", "[]")])
 def test_what_is_not_a_prompt_file_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(AdtError, match=f"--prompts: .*{name}"):
