@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
 SettingsSocket = io.Custom("ADT_SETTINGS")
+LanternSocket = io.Custom("ADT_LANTERN")
 TraceSocket = io.Custom("ADT_TRACE")
 
 
