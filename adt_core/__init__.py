@@ -1,7 +1,7 @@
 """ADT-Tree: lossless tree speculation for visual autoregressive image models.
 
 Public API, loaded on first use so that importing the package costs nothing:
-``load_target``, ``load_drafter``, ``Sampling``, ``Drafting``, ``Decoding``, ``Trace``, ``AdtError``.
+``load_target``, ``load_drafter``, ``Sampling``, ``Drafting``, ``Lantern``, ``Decoding``, ``Trace``, ``AdtError``.
 """
 
 from importlib import import_module
@@ -10,12 +10,13 @@ _HOME = {
     "AdtError": "errors",
     "Sampling": "sampling",
     "Drafting": "shape",
+    "Lantern": "lantern",
     "Decoding": "decode",
     "Trace": "trace",
     "Round": "trace",
     "load_target": "models.chameleon",
     "Target": "models.chameleon",
-    "load_drafter": "drafters.eagle",
+    "load_drafter": "drafters.load",
     "EagleDrafter": "drafters.eagle",
 }
 __all__ = [*_HOME]

@@ -1,4 +1,4 @@
-"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``inspect`` says what a checkpoint is."""
+"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``benchmark`` compares methods, ``inspect`` says what a checkpoint is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .version import VERSION
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
 DRAFTING = tuple(field.name for field in fields(Drafting))
-REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING)
+LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
+REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
 
 CONSTANTS = {
@@ -27,8 +28,7 @@ CONSTANTS = {
     "keep_above": "a draft less likely than this is not checked; 0 is off",
 }
 
-LATER_COMMANDS = ("benchmark", "train-drafter")
-LATER_OPTIONS = ("--lantern-k", "--lantern-delta", "--lantern-lambda", "--max-substitution")
+LATER_COMMANDS = ("train-drafter",)
 
 
 class UsageError(AdtError):
@@ -79,13 +79,6 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-class _Later(argparse.Action):
-    """An option of a later version."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        raise UsageError(f"{option_string} is not available in this version ({VERSION}).")
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
     if argv and argv[0] in LATER_COMMANDS:
@@ -119,6 +112,10 @@ def _parsers() -> tuple[_Parser, _Parser]:
     make = commands.add_parser("generate", parents=[common], help="generate pictures", description="Generate pictures from text.")
     _add_generate(make)
     make.set_defaults(run=generate, image_index=0)
+    race = commands.add_parser("benchmark", parents=[common], help="compare methods on the same prompts",
+                               description="Compare methods on the same prompts, side by side.")
+    _add_benchmark(race)
+    race.set_defaults(run=benchmark)
     look = commands.add_parser("inspect", parents=[common], help="say what a checkpoint is",
                                description="Say what a checkpoint is, without loading it.")
     look.add_argument("path", metavar="PATH", help="folder of a target or a drafter, or 'bundled'")
@@ -131,38 +128,29 @@ def _add_generate(parser: _Parser) -> None:
     default = {field.name: field.default for field in fields(Drafting)}
     what = parser.add_argument_group("what to draw").add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT", help="what the picture shows")
-    what.add_argument("--prompts", metavar="FILE", help="a text file with one prompt per line")
+    what.add_argument("--prompts", metavar="FILE", help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl")
     what.add_argument("--from-png", metavar="FILE", help="make the image in this PNG again; other options change its settings")
 
-    add = parser.add_argument_group("model").add_argument
+    add = parser.add_argument_group("and how many").add_argument
     add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
-    add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
-    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter (default: %(default)s)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
-
-    add = parser.add_argument_group("drafting; none of it changes the image").add_argument
-    add("--method", type=_method, default=default["method"], help=f"{', '.join(METHODS)} (default: %(default)s)")
-    add("--proposal", choices=PROPOSALS, default=default["proposal"], help="how drafts are chosen (default: %(default)s)")
-    add("--depth", type=int, metavar="D", default=default["depth"], help="depth of the tree, or of ADT-Tree's first (default: %(default)s)")
-    add("--width", type=int, metavar="K", default=default["width"], help="children per node, or ADT-Tree's first (default: %(default)s)")
-    add("--nodes", type=int, metavar="N", default=default["nodes"], help="drafts that are checked per round at most (default: %(default)s)")
-    add("--init", choices=INITS, default=default["init"], help="which neighbour a tree of ADT-Tree starts from (default: %(default)s)")
-    add("--wrap", choices=WRAPS, default=default["wrap"], help="where it starts from in a new row (default: %(default)s)")
-    for name in DRAFTING[DRAFTING.index("wrap") + 1 :]:
-        option, text = f"--{name.replace('_', '-')}", CONSTANTS.get(name, "a bound of ADT-Tree's shapes")
-        add(option, type=type(default[name]), metavar="X", default=default[name], help=f"{text} (default: %(default)s)")
-    for name in LATER_OPTIONS:
-        add(name, action=_Later, help=argparse.SUPPRESS)
-
-    add = parser.add_argument_group("sampling").add_argument
-    add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
-    add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
-    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
-    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)")
-    add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
+    _add_model(parser)
+    add = parser.add_argument_group("drafting; none of it changes the image").add_argument
+    for name, settings, text in (
+            ("method", {"type": _method}, f"{', '.join(METHODS)}"),
+            ("proposal", {"choices": PROPOSALS}, "how drafts are chosen"),
+            ("depth", {}, "depth of the tree, or of ADT-Tree's first; the length of jacobi's window"),
+            ("width", {}, "children per node, or ADT-Tree's first; candidates per slot of jacobi's window"),
+            ("nodes", {}, "drafts that are checked per round at most"),
+            ("init", {"choices": INITS}, "which neighbour a tree of ADT-Tree starts from"),
+            ("wrap", {"choices": WRAPS}, "where it starts from in a new row"),
+            *((name, {}, CONSTANTS.get(name, "a bound of ADT-Tree's shapes")) for name in DRAFTING[DRAFTING.index("wrap") + 1 :])):
+        if not settings:
+            settings = {"type": type(default[name]), "metavar": "X"}
+        add(f"--{name.replace('_', '-')}", **settings, help=f"{text} (default: {default[name]}; jacobi has its own)")
 
+    _add_lantern(parser)
+    _add_sampling(parser)
     add = parser.add_argument_group("results").add_argument
     add("--output", metavar="FILE.png", type=Path, required=True, help="the picture; several become FILE-0001.png, ...")
     add("--tokens", metavar="FILE.json", type=Path, help="write the codebook indices of each picture, row by row")
@@ -171,8 +159,48 @@ def _add_generate(parser: _Parser) -> None:
     add("--compare", action="store_true", help="decode plainly too, with the same seed, and print the speed-up")
 
 
+def _add_benchmark(parser: _Parser) -> None:
+    add = parser.add_argument_group("what is compared").add_argument
+    add("--prompts", metavar="FILE", default="bundled",
+        help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl (default: the captions that come with the pack)")
+    add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
+    add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
+    add("--caption", choices=("first", "longest"), default="first", help="of the captions of an MS-COCO image (default: %(default)s)")
+    add("--methods", metavar="A,B,...", default="eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern",
+        help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: %(default)s)")
+    add("--output", metavar="DIR", type=Path, required=True, help="folder of the results; an interrupted benchmark goes on where it stopped")
+    _add_model(parser)
+    _add_lantern(parser)
+    _add_sampling(parser)
+
+
+def _add_model(parser: _Parser) -> None:
+    add = parser.add_argument_group("model").add_argument
+    add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
+    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter, or jacobi, which needs none (default: %(default)s)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
+
+
+def _add_lantern(parser: _Parser) -> None:
+    add = parser.add_argument_group("relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given").add_argument
+    add("--lantern-k", type=int, metavar="K", default=100, help="codebook neighbours looked at (default: %(default)s)")
+    add("--lantern-delta", type=float, metavar="D", help="LANTERN: probability that may be moved per token; 0 is exact")
+    add("--lantern-lambda", type=float, metavar="L", help="LANTERN++: a draft's own probability times this is its limit; 1 is exact")
+    add("--max-substitution", type=float, metavar="S", default=1.0, help="share of tokens that may differ from the exact sample (default: %(default)s)")
+
+
+def _add_sampling(parser: _Parser) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
+    add("--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)")
+    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
+    add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)")
+    add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
+
+
 def _method(name: str) -> str:
-    if name == "auto" or name.startswith("static:"):
+    if name == "auto":
         raise argparse.ArgumentTypeError(f"{name} is not available in this version ({VERSION}); choose one of {', '.join(METHODS)}.")
     if name not in METHODS:
         raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose one of {', '.join(METHODS)}.")
@@ -180,8 +208,8 @@ def _method(name: str) -> str:
 
 
 def _drafter(path: str) -> str:
-    if "jacobi" in path.split("+"):
-        raise argparse.ArgumentTypeError(f"{path} is not available in this version ({VERSION}); give 'bundled' or the folder of a drafter.")
+    if "+" in path and "jacobi" in path.split("+"):
+        raise argparse.ArgumentTypeError(f"{path} is not available in this version ({VERSION}); give 'bundled', 'jacobi' or the folder of a drafter.")
     return path
 
 
@@ -193,10 +221,18 @@ def generate(options: argparse.Namespace) -> int:
     from . import generation
 
     try:
-        plan = generation.plan(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, DRAFTING)))
+        plan = generation.plan(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, DRAFTING, LANTERN)))
     except AdtError as error:
         raise UsageError(str(error)) from error
     print(generation.run(plan))
+    return 0
+
+
+def benchmark(options: argparse.Namespace) -> int:
+    """Run the benchmark that ``options`` ask for, and print its table."""
+    from . import benchmark as bench
+
+    print(bench.run(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN))))
     return 0
 
 

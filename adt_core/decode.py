@@ -9,15 +9,16 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from .drafters.eagle import EagleDrafter, EagleProposer
+from .drafters import Drafter, Verified
 from .errors import AdtError
+from .lantern import Lantern, relaxed_agreement
 from .models.chameleon import Target
-from .models.decoder import KVCache, Rows, rope_tables
+from .models.decoder import KVCache, Rows, Step, rope_tables
 from .sampling import NOISE_VERSION, Sampling, guide, noise_table, process_logits
 from .shape import Drafting, TreeShape, make_policy
 from .trace import ImageRound, Round, Trace
 from .tree import DraftTree
-from .verify import Verdict, verify_exact
+from .verify import exact_agreement, longest_path
 
 Check = Callable[[], None]
 
@@ -30,20 +31,21 @@ class Decoding:
 
     prompts: token ids of each image's conditional row. negatives: ids of the rows that guidance pushes away
     from; None for the unconditional row. image_indices: index of each image within its prompt's batch, part
-    of the noise key. drafter: needed by every method but ``autoregressive``. check: called often; may raise to
+    of the noise key. drafter: needed by every method but ``autoregressive``. lantern: relaxed acceptance, which
+    changes the image; None for the exact one. check: called often; may raise to
     cancel. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(self, target: Target, prompts: list[list[int]], *, negatives: list[list[int]] | None = None,
-                 sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: EagleDrafter | None = None,
-                 image_indices: list[int] | None = None, check: Check | None = None):
+                 sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: Drafter | None = None,
+                 lantern: Lantern | None = None, image_indices: list[int] | None = None, check: Check | None = None):
         if not prompts:
             raise AdtError("batch size is 0; ask for at least one image.")
         if drafting.method != "autoregressive" and drafter is None:
             raise AdtError(f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
         if negatives is not None and len(negatives) != len(prompts):
             raise AdtError(f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none.")
-        self.target, self.sampling, self.drafting = target, sampling, drafting
+        self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
         self._drafter = drafter if drafting.method != "autoregressive" else None
         self._check = check
         self._indices = image_indices if image_indices is not None else [0] * len(prompts)
@@ -56,15 +58,13 @@ class Decoding:
         if longest + self.length > target.decoder.config.max_positions:
             raise AdtError(f"prompt is {longest} tokens long, and {target.name} has room for "
                            f"{target.decoder.config.max_positions - self.length}; shorten it.")
-        shape = (drafting.depth_max, drafting.width_max) if drafting.method == "adt-tree" else (drafting.depth, drafting.width)
-        drafts = 0 if self._drafter is None else max(drafting.nodes, shape[0] * shape[1])
-        self._slots = longest + self.length + drafts + 1
+        self._slots = longest + self.length + drafting.most_drafts + 1
         self.codes = torch.full((self.images, self.length), -1)
         decoder = target.decoder
         self.trace = Trace(
             {"method": drafting.method, "proposal": drafting.proposal, "seed": sampling.seed, "device": str(decoder.embedding.device),
              "dtype": str(decoder.dtype).removeprefix("torch."), "noise_version": NOISE_VERSION,
-             "sampling": asdict(sampling), "drafting": asdict(drafting)}, target.grid, self.images)
+             "sampling": asdict(sampling), "drafting": asdict(drafting), "lantern": lantern and asdict(lantern)}, target.grid, self.images)
 
     # ---- what callers read -----------------------------------------------------------------
 
@@ -86,9 +86,9 @@ class Decoding:
         rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
         if self._drafter is not None:
-            caches += KVCache.num_bytes(self._drafter.config, rows, self._slots, itemsize)
+            caches += self._drafter.cache_bytes(rows, self._slots, itemsize)
         noise = self.images * self.length * self.target.num_codes * 4
-        tokens = max(max(map(len, self._rows_ids)), self.drafting.nodes + 1)
+        tokens = max(max(map(len, self._rows_ids)), self.drafting.most_drafts + 1)
         return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
 
     # ---- decoding --------------------------------------------------------------------------
@@ -115,25 +115,36 @@ class Decoding:
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like, self._check)
         self._policies = [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
+        self._substituted = [0] * self.images
+        if self.lantern is not None:
+            self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).to(decoder.embedding.device)
         self._positions = [-1] * self.images  # raster position of each image's root; -1 is the prompt's end
         step = self._rows.prefill()
         features = decoder(self._rows.ids, step, self._cache, self._rope, self._check)
-        self._root = self._emit(features[:, -1:])[:, 0]
+        perturbed = self._perturbed(self._logits(features[:, -1:]), None)
+        self._root = perturbed[:, 0].argmax(-1)
         self._positions = [0] * self.images
         self.codes[:, 0] = self._root.cpu()
         self._proposer = None
         if self._drafter is not None:
-            self._proposer = EagleProposer(self._drafter, decoder, self._rows, self.sampling, self.drafting, self._noise)
+            self._proposer = self._drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
-            self._proposer.observe(features, ids, step, [self._rows.length - 1] * self.images)
+            self._proposer.begin(features, ids, step, perturbed)
 
     def _row_ids(self, codes: Tensor) -> Tensor:
         """Codes [B, n] -> token ids of every row [R, n]."""
         return self._rows.spread(self.target.decoder.image_ids[codes])
 
-    def _perturbed(self, features: Tensor, depths: Tensor | None) -> Tensor:
-        """z + g of every node, [B, n, V]: features [R, n, h]; depths [B, n] below the root, None for the root alone."""
-        z = process_logits(self.target.decoder.logits(guide(features, self.sampling.guidance)), self.sampling)
+    def _forward(self, codes: Tensor, step: Step) -> Tensor:
+        """Codes [B, n] through the target: features [R, n, h]."""
+        return self.target.decoder(self._row_ids(codes), step, self._cache, self._rope, self._check)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """Features [R, n, h] -> processed logits z [B, n, V]."""
+        return process_logits(self.target.decoder.logits(guide(features, self.sampling.guidance)), self.sampling)
+
+    def _perturbed(self, z: Tensor, depths: Tensor | None) -> Tensor:
+        """z + g of every node, [B, n, V]; depths [B, n] below the root, None for the root alone."""
         if self._noise is None:
             return z
         if len(set(self._positions)) == 1:
@@ -143,9 +154,9 @@ class Decoding:
         at = (roots + 1 + (0 if depths is None else depths)).clamp_max(self.length - 1)
         return z + self._noise[torch.arange(self.images, device=z.device)[:, None], at]
 
-    def _emit(self, features: Tensor, depths: Tensor | None = None) -> Tensor:
-        """Codes the target emits after every node, [B, n]."""
-        return self._perturbed(features, depths).argmax(-1)
+    def _emit(self, features: Tensor) -> Tensor:
+        """The code that the target emits after every root, [B, 1]: features [R, 1, h]."""
+        return self._perturbed(self._logits(features), None).argmax(-1)
 
     @torch.inference_mode()
     def _round(self, index: int) -> Round:
@@ -158,17 +169,14 @@ class Decoding:
         if max(shape.depth for shape in shapes) > 0:
             tree = self._proposer.propose(self._root, starts, self._positions, shapes)
         drafted = time.perf_counter()
-        accepted, depths, nodes, ranks = self._plain(starts) if tree is None else self._verify(tree, starts, shapes)
-        images = []
-        for image, (shape, position) in enumerate(zip(shapes, self._positions)):
-            if position >= self.length - 1:
-                continue
-            a = accepted[image]
-            self._policies[image].update(position, a, depths[image])
-            images.append(ImageRound(image, position, shape.depth, shape.width, depths[image], nodes[image], a, tuple(ranks[image][:a])))
-            self._positions[image] = position + a + 1
+        shares = self._plain(starts, shapes) if tree is None else self._verify(tree, starts, shapes)
+        shares = tuple(share for share in shares if share.position < self.length - 1)
+        for share in shares:
+            self._policies[share.image].update(share.position, share.accepted, share.depth)
+            self._positions[share.image] += share.accepted + 1
+            self._substituted[share.image] += share.substituted
         forwards = (self._proposer.forwards if self._proposer else 0) - drafter_forwards
-        return Round(index, time.perf_counter() - started, drafted - started, forwards, tuple(images))
+        return Round(index, time.perf_counter() - started, drafted - started, forwards, shares)
 
     def _shape(self, image: int) -> TreeShape:
         """The policy's choice, cut so that the last draft still leaves one token to emit."""
@@ -178,52 +186,52 @@ class Decoding:
         shape = self._policies[image].choose(self._positions[image])
         return TreeShape(min(shape.depth, room), shape.width)
 
-    def _plain(self, starts: list[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+    def _plain(self, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """One token per image, no drafts."""
-        step = self._rows.step(starts, 0, 0, None)
-        features = self.target.decoder(self._row_ids(self._root[:, None]), step, self._cache, self._rope, self._check)
+        features = self._forward(self._root[:, None], self._rows.step(starts, 0, 0, None))
         self._root = self._emit(features)[:, 0]
-        if self._proposer is not None:
-            self._proposer.observe(features, self._row_ids(self._root[:, None]), step, [0] * self.images)
         for image, code in enumerate(self._root.tolist()):
-            if self._positions[image] < self.length - 1:
-                self.codes[image, self._positions[image] + 1] = code
-        none = [0] * self.images
-        return none, none, none, [[]] * self.images
+            self._decide(image, [code])
+        return [ImageRound(image, position, *shape, 0, 0, 0, ()) for image, (position, shape) in enumerate(zip(self._positions, shapes))]
 
-    def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+    def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """Check a whole tree in one forward and advance every image by its accepted path."""
-        step = self._rows.step(starts, 0, tree.depths, tree.ancestors)
-        features = self.target.decoder(self._row_ids(tree.tokens), step, self._cache, self._rope, self._check)
-        emitted = self._emit(features, tree.depths)
-        verdict = verify_exact(tree, emitted, max(shape.depth for shape in shapes))
-        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
-        read = torch.cat([counts, verdict.path, tree.tokens.gather(1, verdict.path), tree.ranks.gather(1, verdict.path)], 1).tolist()
-        width = verdict.path.shape[1]
-        accepted, depths, nodes, next_roots = (list(column) for column in zip(*(row[:4] for row in read)))
-        paths, codes, ranks = ([row[4 + i * width : 4 + (i + 1) * width] for row in read] for i in range(3))
-        for image, position in enumerate(self._positions):
-            if position < self.length - 1:
-                new = codes[image][1 : accepted[image] + 1] + [next_roots[image]]
-                self.codes[image, position + 1 : position + 1 + len(new)] = torch.tensor(new)
-        contiguous = all(path[: a + 1] == list(range(a + 1)) for path, a in zip(paths, accepted))
-        self._advance(verdict, features, tree, starts, accepted, contiguous)
-        return accepted, depths, nodes, [row[1:] for row in ranks]
-
-    def _advance(self, verdict: Verdict, features: Tensor, tree: DraftTree, starts: list[int], accepted: list[int], contiguous: bool) -> None:
-        """Keep the cache entries of the accepted paths and hand their features to the drafter.
-
-        contiguous: every path already stands in its final slots, as a chain's does.
-        """
-        longest, self._root = max(accepted), verdict.next_root
-        if contiguous:
-            kept, drafts = features.narrow(1, 0, longest + 1), tree.tokens.narrow(1, 1, longest)
+        features = self._forward(tree.tokens, self._rows.step(starts, 0, tree.depths, tree.ancestors))
+        z = self._logits(features)
+        perturbed = self._perturbed(z, tree.depths)
+        emitted = perturbed.argmax(-1)
+        along = [tree.tokens, tree.ranks]
+        if self.lantern is None:
+            agrees = exact_agreement(tree, emitted)
         else:
-            path = self._rows.spread(verdict.path[:, : longest + 1])
-            self._cache.compact(self._rows.spread(torch.tensor(starts, device=path.device)), path)
-            kept = features.gather(1, path[..., None].expand(-1, -1, features.shape[-1]))
-            drafts = tree.tokens.gather(1, verdict.path[:, 1 : longest + 1])
-        following = torch.cat([drafts, self._root[:, None]], 1)
-        if len(set(accepted)) > 1:
-            following.scatter_(1, verdict.accepted[:, None], self._root[:, None])
-        self._proposer.observe(kept, self._row_ids(following), self._rows.causal_step(starts, longest + 1), accepted)
+            agrees, substitutes = self._relaxed(tree, emitted, z, shapes)
+            along.append(substitutes.long())
+        verdict = longest_path(tree, agrees, emitted, max(shape.depth for shape in shapes))
+        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
+        read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()  # the one synchronisation
+        width, shares, contiguous = verdict.path.shape[1], [], True
+        for image, (row, shape, position) in enumerate(zip(read, shapes, self._positions)):
+            accepted, depth, nodes, next_root = row[:4]
+            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(4, len(row), width))
+            self._decide(image, [*codes, next_root])
+            contiguous &= path == list(range(1, accepted + 1))
+            shares.append(ImageRound(image, position, *shape, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted))))
+        counts = [share.accepted for share in shares]
+        if not contiguous:
+            kept = self._rows.spread(verdict.path[:, : max(counts) + 1])
+            self._cache.compact(self._rows.spread(torch.tensor(starts, device=kept.device)), kept)
+        self._root = verdict.next_root
+        self._proposer.observe(Verified(tree, features, perturbed, verdict, starts, list(self._positions), counts, contiguous))
+        return shares
+
+    def _decide(self, image: int, codes: list[int]) -> None:
+        """Enter the codes that follow an image's root; a finished image takes no more."""
+        first = self._positions[image] + 1
+        if first < self.length:
+            self.codes[image, first : first + len(codes)] = torch.tensor(codes)
+
+    def _relaxed(self, tree: DraftTree, emitted: Tensor, z: Tensor, shapes: list[TreeShape]) -> tuple[Tensor, Tensor]:
+        """Nodes that pass under LANTERN, and those that pass as substitutes."""
+        allowed = [self.lantern.allowed(position + 1, substituted) for position, substituted in zip(self._positions, self._substituted)]
+        return relaxed_agreement(tree, emitted, z, self._neighbours, self.lantern, greedy=self.sampling.temperature == 0,
+                                 width=max(shape.width for shape in shapes), allowed=torch.tensor(allowed, device=z.device))

@@ -14,10 +14,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .decode import Decoding
-from .drafters.eagle import load_drafter
+from .drafters.jacobi import JacobiDrafter
+from .drafters.load import JACOBI, load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
+from .lantern import Lantern
 from .models.chameleon import load_target
+from .prompts import read_prompts
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
 from .trace import Trace
@@ -35,6 +38,7 @@ class Plan:
     prompts: list[str]
     sampling: Sampling
     drafting: Drafting
+    lantern: Lantern | None
     device: torch.device
 
     @property
@@ -49,13 +53,17 @@ class Plan:
         return [output] if count == 1 else [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
 
 
-def plan(options: argparse.Namespace, sampling: dict, drafting: dict) -> Plan:
+def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: dict) -> Plan:
     """Check everything that can be checked before a model is loaded. Raises AdtError."""
     if options.batch_size < 1:
         raise AdtError(f"--batch-size is {options.batch_size}; it must be 1 or more.")
     if options.output.suffix.lower() != ".png":
         raise AdtError(f"--output: '{options.output}' must end in .png.")
-    if options.compare and options.method == "autoregressive":
+    given = {name: value for name, value in drafting.items() if value is not None}
+    drafting = replace(JacobiDrafter.default if options.drafter == JACOBI else Drafting(), **given)
+    if options.drafter == JACOBI:
+        JacobiDrafter().check(drafting)
+    if options.compare and drafting.method == "autoregressive":
         raise AdtError("--compare measures another --method against autoregressive; choose one.")
     for name in ("output", "tokens", "trace", "report"):
         if getattr(options, name):
@@ -63,19 +71,16 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict) -> Plan:
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("--prompt is empty; describe the picture in a few words.")
-    return Plan(options, prompts, Sampling(**sampling), Drafting(**drafting), choose_device(options.device))
+    return Plan(options, prompts, Sampling(**sampling), drafting, relaxation(**lantern), choose_device(options.device))
 
 
-def read_prompts(path: str) -> list[str]:
-    """The lines of a text file that are not blank."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AdtError(f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error}).") from error
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
-    return prompts
+def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: float | None, max_substitution: float) -> Lantern | None:
+    """LANTERN as the options ask for it; None for exact acceptance."""
+    if lantern_delta is not None and lantern_lambda is not None:
+        raise AdtError("--lantern-delta and --lantern-lambda are two rules; give one of them.")
+    if lantern_lambda is not None:
+        return Lantern(lantern_k, factor=lantern_lambda, max_substitution=max_substitution)
+    return None if lantern_delta is None else Lantern(lantern_k, lantern_delta, max_substitution=max_substitution)
 
 
 def choose_device(name: str) -> torch.device:
@@ -100,7 +105,7 @@ def run(plan: Plan) -> str:
 
     def start(row: list[int], drafting: Drafting) -> Decoding:
         return Decoding(target, [row] * len(indices), negatives=negatives, sampling=plan.sampling, drafting=drafting,
-                        drafter=drafter, image_indices=indices)
+                        drafter=drafter, lantern=plan.lantern, image_indices=indices)
 
     methods, paths = plan.methods, iter(plan.paths)
     if options.compare:
@@ -145,6 +150,7 @@ def settings(plan: Plan, prompt: str, index: int) -> dict:
         **asdict(plan.sampling),
         "image_index": index,
         **asdict(plan.drafting),
+        **{name: getattr(options, name) for name in ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")},
         "noise_version": NOISE_VERSION,
         "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
     }
@@ -157,7 +163,8 @@ def finish(plan: Plan, results: list[list[Result]]) -> str:
     report = {**trace.report(), "images": trace.images, "model": options.model, "drafter": options.drafter}
     name = f"{plan.paths[0]}" + (f" to {plan.paths[-1].name}" if len(plan.paths) > 1 else "")
     lines = [f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} tokens/s, "
-             f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"]
+             f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"
+             + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.lantern else "")]
     if options.compare:
         plain = together([pair[1].trace for pair in results]).report()
         same = sum(int((a == b).all()) for one, other in results for a, b in zip(one.codes, other.codes))

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import AdtError
+from .static import STATIC_TREES
 
-METHODS = ("autoregressive", "eagle2", "adt-tree")
+METHODS = ("autoregressive", "eagle2", "adt-tree", *(f"static:{name}" for name in STATIC_TREES))
 PROPOSALS = ("coupled", "top-k")
 INITS = ("horizontal", "vertical", "random")
 WRAPS = ("carry", "vertical", "reset")
@@ -26,7 +27,8 @@ WRAPS = ("carry", "vertical", "reset")
 class Drafting:
     """How drafts are made.
 
-    method: ``autoregressive`` (no drafts), ``eagle2`` (one fixed dynamic-tree shape) or ``adt-tree``.
+    method: ``autoregressive`` (no drafts), ``eagle2`` (one fixed dynamic-tree shape), ``adt-tree``, or ``static:`` and the name of a
+    published tree.
     proposal: ``coupled`` (children = top-k of drafter logits plus the target's own noise) or ``top-k``.
     depth, width: the fixed shape, or where ADT-Tree starts. nodes: drafts verified per round at most.
     init, wrap, beta, depth_step, width_step and the bounds belong to ADT-Tree: see :class:`AdtTree`.
@@ -67,6 +69,26 @@ class Drafting:
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise AdtError(f"{name} is {value}; it must be a number from 0 to 1.")
 
+    @property
+    def static(self) -> str:
+        """Name of the static tree, or nothing."""
+        return self.method.removeprefix("static:") if self.method.startswith("static:") else ""
+
+    @property
+    def largest(self) -> TreeShape:
+        """The deepest and the widest that a tree may be."""
+        if self.static:
+            levels = STATIC_TREES[self.static]
+            return TreeShape(len(levels) - 1, len(levels[1]))
+        return TreeShape(self.depth_max, self.width_max) if self.method == "adt-tree" else TreeShape(self.depth, self.width)
+
+    @property
+    def most_drafts(self) -> int:
+        """Uncommitted tokens that a round may need room for, in the target's cache or in the drafter's."""
+        if self.method == "autoregressive":
+            return 0
+        return sum(map(len, STATIC_TREES[self.static])) if self.static else max(self.nodes, self.largest.depth * self.largest.width)
+
 
 class TreeShape(NamedTuple):
     depth: int
@@ -74,10 +96,10 @@ class TreeShape(NamedTuple):
 
 
 class FixedShape:
-    """The same shape every round (EAGLE-2)."""
+    """The same shape every round (EAGLE-2, static trees)."""
 
     def __init__(self, drafting: Drafting):
-        self._shape = TreeShape(drafting.depth, drafting.width)
+        self._shape = drafting.largest
 
     def choose(self, position: int) -> TreeShape:
         return self._shape

@@ -10,7 +10,8 @@ class ImageRound:
     """One image's share of a round.
 
     position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: realised depth
-    of the verified tree. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each.
+    of the verified tree. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each. substituted: how
+    many of them stand for another token (LANTERN).
     """
 
     image: int
@@ -21,6 +22,7 @@ class ImageRound:
     nodes: int
     accepted: int
     ranks: tuple[int, ...]
+    substituted: int = 0
 
     @property
     def alpha(self) -> float:
@@ -53,7 +55,8 @@ class Trace:
         """One flat dictionary: the settings and the run's figures.
 
         tau: tokens emitted per image and target forward after prefill. mean_depth: mean realised depth over
-        rounds. seconds: decoding, prefill included, loading excluded.
+        rounds. substitution_rate: share of tokens that LANTERN took in place of the exact sample. seconds: decoding,
+        prefill included, loading excluded.
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
@@ -70,6 +73,7 @@ class Trace:
             "target_forwards": len(self.rounds),
             "drafter_forwards": sum(round.drafter_forwards for round in self.rounds),
             "verified_nodes": sum(share.nodes for share in shares),
+            "substitution_rate": sum(share.substituted for share in shares) / emitted if emitted else 0.0,
             "drafting_seconds": sum(round.drafting for round in self.rounds),
             "prefill_seconds": self.prefill_seconds,
         }

@@ -43,14 +43,15 @@ class DraftTree:
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
-    """parents [B, n], root pointing at itself -> bool [B, n, n]; ``depth`` bounds the longest path."""
+    """parents [B, n], root pointing at itself -> bool [B, n, n]; ``depth`` bounds the longest path.
+
+    Squaring the relation "self or parent" reaches twice as far each time.
+    """
     batch, n = parents.shape
-    ancestors = torch.eye(n, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
-    pointer = parents
-    for _ in range(depth):
-        ancestors.scatter_(2, pointer[..., None], True)
-        pointer = parents.gather(1, pointer)
-    return ancestors
+    reach = torch.eye(n, device=parents.device).repeat(batch, 1, 1).scatter_(2, parents[..., None], 1.0)
+    for _ in range(max(depth - 1, 0).bit_length()):
+        reach = (reach @ reach).clamp_max_(1)
+    return reach > 0
 
 
 @lru_cache(maxsize=256)

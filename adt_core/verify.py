@@ -22,15 +22,21 @@ class Verdict:
     next_root: Tensor
 
 
-def verify_exact(tree: DraftTree, emitted: Tensor, depth: int) -> Verdict:
-    """Keep the path whose every token is the one the target emits at its parent.
+def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
+    """Nodes whose token is the one that the target emits at their parent, and the root; bool [B, N + 1].
 
-    emitted [B, N + 1]: for each node the code the target draws after it, ``argmax(z + g)``. Comparison,
-    ancestor reduction and argmax only: no loop over candidates and no host synchronisation. Lossless for
-    any tree, because nothing here depends on how the tree was made. ``depth`` bounds the tree's depth.
+    emitted [B, N + 1]: for each node the code the target draws after it, ``argmax(z + g)``.
     """
     agrees = (tree.tokens == emitted.gather(1, tree.parents)) & tree.valid
     agrees[:, 0] = True
+    return agrees
+
+
+def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor, depth: int) -> Verdict:
+    """The deepest path of nodes that agree, [B, N + 1], and what is emitted after it. ``depth`` bounds the tree's.
+
+    Ancestor reduction and argmax only: no loop over candidates and no host synchronisation.
+    """
     on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
     accepted, last = (tree.depths * on_path).max(1)
     lineage = tree.ancestors[torch.arange(len(last), device=last.device), last]
@@ -38,3 +44,8 @@ def verify_exact(tree: DraftTree, emitted: Tensor, depth: int) -> Verdict:
     path = torch.zeros(len(last), depth + 2, dtype=torch.long, device=last.device)
     path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
     return Verdict(accepted, path[:, : depth + 1], last, emitted.gather(1, last[:, None])[:, 0])
+
+
+def verify_exact(tree: DraftTree, emitted: Tensor, depth: int) -> Verdict:
+    """Lossless for any tree, because nothing here depends on how the tree was made."""
+    return longest_path(tree, exact_agreement(tree, emitted), emitted, depth)

@@ -35,8 +35,8 @@ def settings() -> list[Drafting]:
 class Watched(Decoding):
     """Records, for every position, the gap between the two best perturbed logits of the plain run."""
 
-    def _emit(self, features: Tensor, depths: Tensor | None = None) -> Tensor:
-        z = self._perturbed(features, depths)
+    def _emit(self, features: Tensor) -> Tensor:
+        z = self._perturbed(self._logits(features), None)
         top = z.topk(2, -1).values
         self.gaps = getattr(self, "gaps", {})
         for image, root in enumerate(self._positions):

@@ -15,6 +15,7 @@ import folder_paths
 from ..adt_core.errors import AdtError
 
 BUNDLED = "bundled"
+JACOBI = "jacobi"  # the drafter without files
 MODELS = "ar_image_models"
 DRAFTERS = "ar_image_drafters"
 
@@ -36,8 +37,8 @@ def models() -> dict[str, str]:
 
 
 def drafters() -> dict[str, str]:
-    """Name -> path of every drafter that can be chosen; the bundled one comes first."""
-    return _choices(_roots(DRAFTERS), lambda config: True)
+    """Name -> path of every drafter that can be chosen; the bundled one comes first, then the one without files."""
+    return {BUNDLED: BUNDLED, JACOBI: JACOBI} | _choices(_roots(DRAFTERS), lambda config: True)
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
@@ -49,8 +50,8 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
 def fingerprint(path: str) -> str:
     """Changes when the checkpoint's files do, so that a replaced checkpoint is loaded again."""
-    if path == BUNDLED:
-        return BUNDLED
+    if path in (BUNDLED, JACOBI):
+        return path
     with os.scandir(path) as entries:
         return repr(sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file()))
 

@@ -85,7 +85,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
             node_id="ADTTreeDrafterLoader",
             display_name="ADT-Tree Drafter Loader",
             category=CATEGORY,
-            description="Loads the small network that guesses the next image tokens. The model checks every guess, so a "
+            description="Loads what guesses the next image tokens: a small network, or nothing but the model's own passes. The model checks every guess, so a "
             "drafter changes the speed and not the image.",
             search_aliases=["eagle", "draft model", "speculative decoding"],
             inputs=[
@@ -94,8 +94,9 @@ class ADTTreeDrafterLoader(io.ComfyNode):
                     "drafter",
                     options=list(folders.drafters()),
                     default=folders.BUNDLED,
-                    tooltip="'bundled' belongs to the bundled model. Others are folders in the EAGLE layout (config.json and "
-                    "the weights) in models/ar_image_drafters, or in what extra_model_paths.yaml adds to that key.",
+                    tooltip="'bundled' belongs to the bundled model. 'jacobi' needs no files and suits every model. Others are "
+                    "folders in the EAGLE layout (config.json and the weights) in models/ar_image_drafters, or in what "
+                    "extra_model_paths.yaml adds to that key.",
                 ),
             ],
             outputs=[DrafterSocket.Output(display_name="drafter", tooltip="The drafter, for the ADT-Tree Sampler.")],
@@ -108,5 +109,5 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     @classmethod
     def execute(cls, model: LoadedModel, drafter: str) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS)
-        network = adt_core.load_drafter(path, model.target, check=check_cancelled)
-        return io.NodeOutput(LoadedDrafter(network, manage(network), model.target))
+        found = adt_core.load_drafter(path, model.target, check=check_cancelled)
+        return io.NodeOutput(LoadedDrafter(found, manage(found) if isinstance(found, torch.nn.Module) else None, model.target))

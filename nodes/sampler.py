@@ -11,7 +11,7 @@ from .. import adt_core
 from ..adt_core.errors import AdtError
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load
-from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
+from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
 from .stock import read_prompt, to_image
 
 
@@ -23,7 +23,7 @@ class ADTTreeSampler(io.ComfyNode):
             display_name="ADT-Tree Sampler",
             category=CATEGORY,
             description="Makes images token by token, several tokens per pass of the model. The seed alone decides the noise, so "
-            "the same seed gives the same image with any drafter and any settings, only sooner or later.",
+            "the same seed gives the same image with any drafter and any settings, only sooner or later; LANTERN alone changes it.",
             search_aliases=["autoregressive sampler", "speculative decoding", "generate image"],
             inputs=[
                 ModelSocket.Input("model", tooltip="The model that makes the image."),
@@ -80,6 +80,7 @@ class ADTTreeSampler(io.ComfyNode):
                     max=64,
                     tooltip="Images of this prompt. Each has its own noise, and the first is the same whatever the number.",
                 ),
+                LanternSocket.Input("lantern", optional=True, tooltip="Relaxed acceptance, which changes the image; without it, exact."),
             ],
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The images as codebook vectors, for VAE Decode with this model's VAE."),
@@ -112,8 +113,9 @@ class ADTTreeSampler(io.ComfyNode):
         negative: list | None = None,
         drafter: LoadedDrafter | None = None,
         settings: "adt_core.Drafting | None" = None,
+        lantern: "adt_core.Lantern | None" = None,
     ) -> io.NodeOutput:
-        drafting = adt_core.Drafting() if settings is None else settings
+        drafting = settings or (drafter.drafter.default if drafter is not None else adt_core.Drafting())
         _check_drafter(drafting, drafter, model)
         row = model.target.encode_prompt(read_prompt(positive, "positive").text)
         opposite = read_prompt(negative, "negative").text if negative is not None else ""
@@ -124,11 +126,12 @@ class ADTTreeSampler(io.ComfyNode):
             sampling=adt_core.Sampling(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance),
             drafting=drafting,
             drafter=drafter.drafter if drafter is not None else None,
+            lantern=lantern,
             image_indices=list(range(batch_size)),
             check=check_cancelled,
         )
         load(
-            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None else [])],
+            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
             memory_required=decoding.memory_required(),
         )
         _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: _preview(model.target, decoding)))
@@ -143,9 +146,7 @@ def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None,
             "node with the method 'autoregressive'."
         )
     if drafter is not None and drafter.target is not model.target:
-        raise AdtError(
-            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler."
-        )
+        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
 
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
@@ -155,8 +156,7 @@ def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
             progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
     report = decoding.trace.report()
     progress.say(
-        f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, "
-        f"{report['tau']:.2f} per pass of the model"
+        f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, {report['tau']:.2f} per pass of the model"
     )
 
 

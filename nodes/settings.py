@@ -42,8 +42,7 @@ class ADTTreeSettings(io.ComfyNode):
                 _choice(
                     "init",
                     INITS,
-                    "ADT-Tree: whose shape a tree starts from: that of the token to the left (horizontal), of the one above "
-                    "(vertical), or a random one.",
+                    "ADT-Tree: whose shape a tree starts from: that of the token to the left (horizontal), of the one above (vertical), or a random one.",
                     advanced=True,
                 ),
                 _choice(

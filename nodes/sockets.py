@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
 SettingsSocket = io.Custom("ADT_SETTINGS")
+LanternSocket = io.Custom("ADT_LANTERN")
 TraceSocket = io.Custom("ADT_TRACE")
 
 
@@ -23,8 +24,8 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter and the target that it was loaded for."""
+    """A drafter and the target that it was loaded for. ``patcher`` manages its network, if it has one."""
 
     drafter: Any
-    patcher: ModelPatcher
+    patcher: ModelPatcher | None
     target: Any

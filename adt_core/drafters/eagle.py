@@ -20,10 +20,14 @@ from ..models.decoder import Decoder, DecoderConfig, KVCache, Layer, Rows, Step,
 from ..sampling import Sampling, guide
 from ..shape import Drafting, TreeShape
 from ..tree import CandidatePool, DraftTree, chain
+from . import Verified
+from .static import static_tree
 
 
 class EagleDrafter(nn.Module):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
+
+    default = Drafting()
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
         super().__init__()
@@ -39,9 +43,15 @@ class EagleDrafter(nn.Module):
         cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
         return self.layer(x, cos, sin, step, cache.data[0])
 
+    def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> EagleProposer:
+        return EagleProposer(self, target.decoder, rows, sampling, drafting, noise)
+
+    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
+        return KVCache.num_bytes(self.config, rows, slots, itemsize)
+
 
 @torch.no_grad()
-def load_drafter(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
+def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
     """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, on its device and in its dtype.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
@@ -76,15 +86,23 @@ class EagleProposer:
         self._noise = noise if drafting.proposal == "coupled" else None
         self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        self._pending: tuple[Tensor, Tensor, Step, list[int]] | None = None
+        self._pending: tuple[Tensor, Tensor, Step, list[int]]  # features, ids, step; index of each image's last pair, padding after it
         self.forwards = 0
 
-    def observe(self, features: Tensor, ids: Tensor, step: Step, last: list[int]) -> None:
-        """Pairs that became certain: target features [R, m, h] and the ids [R, m] that follow them.
+    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
+        """Every prompt token's feature is paired with the token after it."""
+        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(perturbed))
 
-        last: index of each image's final pair; what stands behind it is padding.
-        """
-        self._pending = (features, ids, step, last)
+    def observe(self, verified: Verified) -> None:
+        """Pair the features of the accepted path with the tokens that follow them; they are fed in the next round."""
+        features, longest, accepted = verified.features, max(verified.accepted), verified.accepted
+        if verified.contiguous:
+            features = features.narrow(1, 0, longest + 1)
+        else:
+            index = self._rows.spread(verified.verdict.path[:, : longest + 1])[..., None]
+            features = features.gather(1, index.expand(-1, -1, features.shape[-1]))
+        ids = self._rows.spread(self._decoder.image_ids[verified.following()])
+        self._pending = (features, ids, self._rows.causal_step(verified.starts, longest + 1), accepted)
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
@@ -123,14 +141,11 @@ class EagleProposer:
         return list(self._noise[torch.arange(len(at), device=at.device)[:, None], at].unbind(1))
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
-        """Grow one tree per image.
-
-        root: codes [B]. starts: committed cache slots. positions: raster position of each root. shapes: depth and
-        width asked per image; depth 0 gives a lone root.
-        """
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
         limits = _Limits(shapes, self._drafting, root.device)
         noise, out = self._noise_ahead(positions, depth), self._catch_up()
+        if self._drafting.static:
+            return self._grow_static(root, starts, noise, out, shapes)
         if width == 1:
             return self._grow_chain(root, starts, noise[: self._drafting.nodes], out, limits)
         return self._grow_tree(root, starts, noise, out, limits, width)
@@ -172,6 +187,25 @@ class EagleProposer:
             features = out.gather(1, self._rows.spread(parent)[..., None].expand(-1, -1, out.shape[-1]))
             out = self._run(self._rows.spread(ids), features, step)
         return pool.rerank(root, self._drafting.nodes)
+
+    def _grow_static(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, shapes: list[TreeShape]) -> DraftTree:
+        """A published tree: a node of sibling rank r holds its parent's r-th best child."""
+        tree, batch = static_tree(self._drafting.static, root.device), len(root)
+        tokens, scores = [root[:, None]], [torch.zeros(batch, 1, dtype=self._decoder.wide_dtype, device=root.device)]
+        for level, (perturbation, plan) in enumerate(zip(noise, tree.levels)):
+            if level > 0:
+                ids = self._decoder.image_ids[tokens[-1][:, plan.fed]]
+                fed, seen = plan.seen.shape
+                step = self._rows.step(starts, seen - fed, level - 1, plan.seen.expand(batch, -1, -1))
+                out = self._run(self._rows.spread(ids), out[:, plan.from_fed], step)
+            score, token = self._children(out, perturbation, plan.width)
+            tokens.append(token[:, plan.parent, plan.rank])
+            scores.append(scores[-1][:, plan.fed][:, plan.parent] + score[:, plan.parent, plan.rank])
+        tokens, scores = torch.cat(tokens, 1), torch.cat(scores, 1)
+        parents, depths, ranks = (values[:, : tokens.shape[1]].expand(batch, -1) for values in (tree.parents, tree.depths, tree.ranks))
+        valid = depths <= torch.tensor([[shape.depth] for shape in shapes], device=root.device)
+        ancestors = tree.ancestors[:, : tokens.shape[1], : tokens.shape[1]].expand(batch, -1, -1)
+        return DraftTree(tokens, parents * valid, depths * valid, ranks, scores.masked_fill(~valid, -math.inf), valid, ancestors)
 
 
 class _Limits:

@@ -7,13 +7,16 @@ has the encoder only). Architecture: Esser et al., arXiv 2012.09841, as used by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 Check = Callable[[], None]
+_ROWS = 1024  # of the distance matrix at a time
 
 
 @dataclass(frozen=True)
@@ -165,11 +168,34 @@ class Quantizer(nn.Module):
         self.embedding = nn.Embedding(config.num_embeddings, config.embed_dim)
 
 
+@dataclass
+class Neighbours:
+    """indices [V, k]: the nearest other codes, nearest first. distances [V, k]: how far, in the codebook's space."""
+
+    indices: Tensor
+    distances: Tensor
+
+    @classmethod
+    def of(cls, codebook: Tensor, k: int) -> Neighbours:
+        """From codebook vectors [V, C]; ``k`` is cut to the V - 1 that there are."""
+        k = min(k, len(codebook) - 1)
+        nearest = []
+        for rows in torch.arange(len(codebook), device=codebook.device).split(_ROWS):
+            distance = torch.cdist(codebook[rows].float(), codebook.float())
+            distance.scatter_(1, rows[:, None], math.inf)  # a code is not its own neighbour
+            nearest.append(distance.topk(k, 1, largest=False))
+        return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
+
+    def to(self, device: torch.device) -> Neighbours:
+        return Neighbours(self.indices.to(device), self.distances.to(device))
+
+
 class VQModel(nn.Module):
     """Encoder, codebook and decoder. Works in float32 whatever the transformer's dtype is."""
 
     def __init__(self, config: VQConfig):
         super().__init__()
+        self._nearest: Neighbours | None = None
         self.config = config
         self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
@@ -179,6 +205,12 @@ class VQModel(nn.Module):
     def codebook(self) -> Tensor:
         """[num_codes, C] codebook vectors."""
         return self.quantize.embedding.weight
+
+    def neighbours(self, k: int) -> Neighbours:
+        """The ``k`` nearest neighbours of every code; computed once."""
+        if self._nearest is None or self._nearest.indices.shape[1] != min(k, len(self.codebook) - 1):
+            self._nearest = Neighbours.of(self.codebook, k)
+        return self._nearest
 
     def lookup(self, codes: Tensor) -> Tensor:
         """codes [B, h, w] int64 -> codebook vectors [B, C, h, w]."""

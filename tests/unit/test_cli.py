@@ -180,13 +180,13 @@ def assert_refused(result, *named, code=1):
         ({"tokens": "/"}, ["--tokens", "/"]),
         ({"promt": "x"}, ["--promt"]),
         ({"method": "auto"}, ["--method", "auto", "not available in this version"]),
-        ({"method": "static:wide"}, ["--method", "static:wide", "not available in this version"]),
-        ({"drafter": "jacobi"}, ["--drafter", "jacobi", "not available in this version"]),
+        ({"method": "static:wide"}, ["--method", "static:wide", "naive_extend_57"]),
         ({"drafter": "bundled+jacobi"}, ["--drafter", "bundled+jacobi", "not available in this version"]),
-        ({"lantern_k": 10}, ["--lantern-k", "not available in this version"]),
-        ({"lantern_delta": 0.1}, ["--lantern-delta", "not available in this version"]),
-        ({"lantern_lambda": 2}, ["--lantern-lambda", "not available in this version"]),
-        ({"max_substitution": 0.1}, ["--max-substitution", "not available in this version"]),
+        ({"lantern_k": 0, "lantern_delta": 0.1}, ["lantern_k", "0"]),
+        ({"lantern_delta": 1.5}, ["lantern_delta", "1.5"]),
+        ({"lantern_lambda": "nan"}, ["lantern_lambda", "nan"]),
+        ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
+        ({"lantern_delta": 0.1, "max_substitution": 2}, ["max_substitution", "2"]),
     ],
 )
 def test_wrong_arguments(generate, options, named):
@@ -208,9 +208,13 @@ def test_empty_list_of_prompts(generate):
 
 
 def test_commands_of_later_versions_and_none(capsys):
-    for arguments in (["benchmark", "--x"], ["train-drafter"], ["paint"], []):
+    for arguments in (["train-drafter"], ["paint"], []):
         assert cli.main(arguments) == 2
         assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
+
+
+def test_a_static_tree_needs_a_network(generate):
+    assert_refused(generate(drafter="jacobi", method="static:mc_sim_7b_63"), "static:mc_sim_7b_63", "jacobi", code=2)
 
 
 def test_missing_files(generate):

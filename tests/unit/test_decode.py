@@ -10,7 +10,8 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 METHODS = [dict(method="eagle2", depth=3, width=3, nodes=9), dict(method="eagle2", depth=5, width=1, nodes=5),
            dict(method="eagle2", depth=2, width=40, nodes=60), dict(method="adt-tree"), dict(method="adt-tree", init="vertical", wrap="reset"),
            dict(method="adt-tree", init="random"), dict(method="adt-tree", proposal="top-k", nodes=30, width_max=10),
-           dict(method="eagle2", expand_above=0.2, keep_above=0.05)]
+           dict(method="eagle2", expand_above=0.2, keep_above=0.05), dict(method="static:naive_extend_57"),
+           dict(method="static:mc_sim_7b_63", proposal="top-k")]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ class StubProposer:
         self.truth, self.right, self.forwards = stub_truth(decoding), right, 0
         self.codes = decoding.target.num_codes
 
-    def observe(self, *pairs):
+    def observe(self, verified):
         pass
 
     def propose(self, root, starts, positions, shapes):

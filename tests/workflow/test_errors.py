@@ -49,6 +49,12 @@ def test_bad_values_are_refused_before_the_run(comfy, graph, node, name, value, 
     assert words in refused(comfy, graph.set(node, **{name: value}))
 
 
+@pytest.mark.parametrize("name, value", [("neighbours", 0), ("delta", float("nan")), ("factor", 0.5), ("max_substitution", 2.0), ("rule", "magic")])
+def test_bad_values_of_lantern_are_refused_before_the_run(comfy, graph, name, value):
+    values = {"rule": "delta (LANTERN)", "neighbours": 100, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0, name: value}
+    assert name in refused(comfy, graph.set("ADTTreeSampler", lantern=graph.add("ADTTreeLantern", **values)))
+
+
 @pytest.mark.parametrize("bad", ["KSampler takes no ADT_MODEL", "sampler takes no MODEL", "no positive"])
 def test_wrong_plugs_do_not_fit(comfy, graph, bad):
     if bad == "no positive":

@@ -71,6 +71,24 @@ def test_without_drafter_and_settings_nodes(comfy, graph, reference):
     np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
 
 
+def test_the_drafter_without_files_gives_the_same_image(comfy, graph, reference):
+    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1).drop("ADTTreeSampler", "settings")
+    graph.set("ADTTreeDrafterLoader", drafter="jacobi")
+    (image,) = images(comfy, comfy.run(graph.prompt))
+    np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
+
+
+@pytest.mark.parametrize("values", [{"neighbours": 50, "delta": 0.4}, {"neighbours": 50, "factor": 5.0}, {"delta": 0.0}])
+def test_lantern_gives_the_engines_relaxed_image(comfy, graph, reference, values):
+    rule = "lambda (LANTERN++)" if "factor" in values else "delta (LANTERN)"
+    lantern = graph.add("ADTTreeLantern", **{"rule": rule, "neighbours": 100, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0, **values})
+    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, lantern=lantern)
+    (image,) = images(comfy, comfy.run(graph.prompt))
+    np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 5}, lantern=values)["images"][0])
+    exact = reference(prompt=PROMPT, sampling={"seed": 5})["images"][0]
+    assert np.array_equal(image, exact) == (values.get("delta") == 0)
+
+
 def test_batch_is_the_same_images_and_latents_hold_codebook_vectors(comfy, graph, reference):
     """Three at once are what the engine makes of image indices 0, 1 and 2; the first is the image of a batch of one."""
     sampling = {"seed": 5, "guidance": 2.0, "temperature": 0.9, "top_k": 300, "top_p": 0.98}

@@ -1,0 +1,163 @@
+"""Several methods on the same prompts, side by side: what ``python -m adt_core benchmark`` runs.
+
+Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed drifts. A
+prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from . import report
+from .decode import Decoding
+from .drafters.jacobi import JacobiDrafter
+from .drafters.load import JACOBI, load_drafter
+from .errors import AdtError
+from .generation import choose_device, relaxation
+from .lantern import Lantern
+from .models.chameleon import Target, load_target
+from .prompts import read_prompts, sample
+from .sampling import Sampling
+from .shape import Drafting
+from .static import STATIC_TREES
+from .version import VERSION
+
+PLAIN = "autoregressive"
+RELAXED = "+lantern"
+RUNS = "runs.jsonl"
+CAPTIONS = Path(__file__).parent / "bundled" / "captions.json"
+"""Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
+
+_PRUNED = {"depth": 8, "width": 3, "nodes": 8, "expand_above": 0.6, "keep_above": 0.05}
+PRESETS: dict[str, Drafting] = {
+    PLAIN: Drafting(method=PLAIN),
+    **{f"static:{name}": Drafting(method=f"static:{name}") for name in STATIC_TREES},
+    "eagle2": Drafting(method="eagle2"),
+    "eagle2-top-k": Drafting(method="eagle2", proposal="top-k"),
+    "eagle2-pruned": Drafting(method="eagle2", **_PRUNED),
+    "adt-tree": Drafting(),
+    "adt-tree-vertical": Drafting(init="vertical"),
+    "adt-tree-random": Drafting(init="random"),
+    "adt-tree-top-k": Drafting(proposal="top-k"),
+    "jacobi-chain": replace(JacobiDrafter.default, width=1),
+    "jacobi": JacobiDrafter.default,
+}
+"""What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is compared. ``drafter``: of the methods that need a network. ``lantern``: of those that end in ``+lantern``."""
+
+    prompts: list[str]
+    methods: list[str]
+    sampling: Sampling
+    lantern: Lantern
+    drafter: str = "bundled"
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            base = name.removesuffix(RELAXED)
+            if base not in PRESETS or name == PLAIN + RELAXED:
+                raise AdtError(f"--methods: {name!r} is unknown; choose from {', '.join(PRESETS)}, all but the first also with {RELAXED} behind it.")
+
+    @property
+    def names(self) -> list[str]:
+        """The methods, plain decoding first: everything is measured against it."""
+        return [PLAIN, *(name for name in dict.fromkeys(self.methods) if name != PLAIN)]
+
+    def settings(self, target: Target) -> dict:
+        """Everything that the figures hang on; runs of other settings are never mixed with these."""
+        decoder = target.decoder
+        device = torch.cuda.get_device_name() if decoder.embedding.is_cuda else platform.processor() or platform.machine()
+        return {"model": target.name, "drafter": self.drafter, "methods": {name: asdict(PRESETS[name.removesuffix(RELAXED)]) for name in self.names},
+                "sampling": asdict(self.sampling), "lantern": asdict(self.lantern), "prompts": self.prompts, "grid": list(target.grid),
+                "engine": f"ADT-Tree {VERSION}", "commit": _commit(), "torch": torch.__version__, "python": platform.python_version(), "device": device,
+                "threads": torch.get_num_threads(), "dtype": str(decoder.dtype).removeprefix("torch.")}
+
+
+def _commit() -> str | None:
+    """The commit of this pack, if it lies in a git checkout."""
+    try:
+        return subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def open_runs(folder: Path, settings: dict) -> list[dict]:
+    """Finished prompts in ``folder``; begins the file if there is none. AdtError if they were made with other settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / RUNS
+    if not path.exists():
+        path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
+        return []
+    head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if json.loads(head)["settings"] != settings:
+        raise AdtError(f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}.")
+    whole = [line for line in lines if line.endswith("\n")]  # a line that was being written when the power went is done again
+    path.write_text("".join([head, *whole]), encoding="utf-8")
+    return [json.loads(line) for line in whole]
+
+
+def measure(benchmark: Benchmark, target: Target, folder: Path) -> Iterator[dict]:
+    """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
+
+    A record has ``prompt``, ``text`` and ``runs``: for each method its report, with ``agreement`` (share of tokens equal to plain
+    decoding's) and ``acceptance`` (the acceptance map).
+    """
+    done = open_runs(folder, benchmark.settings(target))
+    yield from done
+    if len(done) == len(benchmark.prompts):
+        return
+    eagle = load_drafter(benchmark.drafter, target) if any("jacobi" not in name for name in benchmark.names[1:]) else None
+    jacobi = load_drafter(JACOBI, target)
+
+    def decode(name: str, prompt: str, rounds: int | None = None) -> Decoding:
+        decoding = Decoding(target, [target.encode_prompt(prompt)], sampling=benchmark.sampling, drafting=PRESETS[name.removesuffix(RELAXED)],
+                            drafter=None if name == PLAIN else jacobi if "jacobi" in name else eagle,
+                            lantern=benchmark.lantern if name.endswith(RELAXED) else None)
+        for count, _ in enumerate(decoding, start=1):
+            if count == rounds:
+                break
+        return decoding
+
+    for name in benchmark.names:
+        decode(name, benchmark.prompts[0], rounds=8)  # first calls are slow
+    for number in range(len(done), len(benchmark.prompts)):
+        order = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64))).permutation(benchmark.names)
+        decodings = {str(name): decode(str(name), benchmark.prompts[number]) for name in order}
+        plain = decodings[PLAIN].codes
+        runs = {name: {**decodings[name].trace.report(), "agreement": (decodings[name].codes == plain).double().mean().item(),
+                       "acceptance": decodings[name].trace.acceptance_map()} for name in benchmark.names}
+        record = {"prompt": number, "text": benchmark.prompts[number], "runs": runs}
+        with (folder / RUNS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        yield record
+
+
+def run(options: argparse.Namespace, sampling: dict, lantern: dict) -> str:
+    """What the command does: measure, write the results, and say where they are. Raises AdtError for options that make no sense."""
+    if options.count is not None and options.count < 1:
+        raise AdtError(f"--count is {options.count}; it must be 1 or more.")
+    path = CAPTIONS if options.prompts == "bundled" else options.prompts
+    prompts = read_prompts(path, caption=options.caption)
+    benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, options.methods.split(","), Sampling(**sampling),
+                          relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]), options.drafter)
+    target = load_target(options.model, choose_device(options.device), getattr(torch, options.dtype))
+    for prompt in benchmark.prompts:
+        target.encode_prompt(prompt)  # one that is too long should not be found after an hour
+    records = list(tqdm(measure(benchmark, target, options.output), total=len(benchmark.prompts), unit=" prompts", leave=False))
+    settings = benchmark.settings(target)
+    written = report.write(records, settings, options.output)
+    plots = "" if any(path.suffix == ".png" for path in written) else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
+    return report.markdown(report.summary(records), settings) + "\n" + ", ".join(map(str, written)) + plots

@@ -1,0 +1,99 @@
+"""The table of a benchmark: ratios to plain decoding with their intervals, as Markdown, CSV, JSON and two plots."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from .images import write_json
+
+PLAIN = "autoregressive"
+COLUMNS = {
+    "method": "method", "speedup": "SR (median)", "low": "95 % from", "high": "to", "tau": "tau", "mean_depth": "d-bar", "target_forwards": "target forwards",
+    "drafter_forwards": "drafter forwards", "nodes_per_round": "nodes a round", "seconds": "seconds an image", "identical": "identical images",
+    "agreement": "equal tokens", "substitution_rate": "substituted",
+}
+"""Name of a column in CSV and JSON -> its heading."""
+
+
+def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float]:
+    """95 % bootstrap interval of the median, with a generator of its own."""
+    rng = np.random.Generator(np.random.Philox(key=0))
+    medians = np.median(rng.choice(values, (draws, len(values))), axis=1)
+    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+
+
+def summary(records: list[dict]) -> list[dict]:
+    """A row per method, by the names of COLUMNS. SR is a ratio prompt by prompt, then the median."""
+    rows = []
+    for name in records[0]["runs"]:
+        runs = [record["runs"][name] for record in records]
+        ratios = np.array([record["runs"][PLAIN]["seconds"] / record["runs"][name]["seconds"] for record in records])
+        low, high = median_interval(ratios)
+        average = {key: mean(run[key] for run in runs) for key in
+                   ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")}
+        rows.append({"method": name, "speedup": float(np.median(ratios)), "low": low, "high": high, **average,
+                     "nodes_per_round": sum(run["verified_nodes"] for run in runs) / sum(run["target_forwards"] for run in runs),
+                     "identical": sum(run["agreement"] == 1 for run in runs)})
+    return rows
+
+
+def markdown(rows: list[dict], settings: dict) -> str:
+    """The table, and under it what it was measured with."""
+    images = len(settings["prompts"])
+    form = {"method": str, "target_forwards": "{:.0f}".format, "drafter_forwards": "{:.0f}".format, "identical": f"{{}} of {images}".format,
+            "agreement": "{:.1%}".format, "substitution_rate": "{:.1%}".format}
+    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(form.get(key, "{:.2f}".format)(row[key]) for key in COLUMNS) + " |" for row in rows]
+    sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
+    named = ", ".join(f"{key} {settings[key]}" for key in ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype"))
+    return "\n".join([*lines, "", f"{images} prompts, one image each. {sampling}. {named}.", ""])
+
+
+def write(records: list[dict], settings: dict, folder: Path) -> list[Path]:
+    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots; the paths that were written."""
+    rows = summary(records)
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    (folder / "results.md").write_text(markdown(rows, settings), encoding="utf-8")
+    (folder / "results.csv").write_text(text.getvalue(), encoding="utf-8")
+    write_json(folder / "results.json", {"settings": settings, "summary": rows, "records": records})
+    return [folder / "results.md", folder / "results.csv", folder / "results.json", *_plots(rows, records, folder)]
+
+
+def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure((7, 0.4 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    middle = np.array([row["speedup"] for row in rows])
+    error = np.abs(np.array([[row["low"], row["high"]] for row in rows]).T - middle)
+    axes.barh([row["method"] for row in rows], middle, xerr=error, color="#4c78a8", ecolor="#222222")
+    axes.invert_yaxis()
+    axes.axvline(1, color="#222222", linewidth=0.8)
+    axes.set_xlabel("times as fast as plain decoding (median, 95 % interval)")
+    figure.savefig(folder / "speedup.png", dpi=150)
+    drafting = [row["method"] for row in rows if row["method"] != PLAIN]
+    if not drafting:
+        return [folder / "speedup.png"]
+    columns = min(4, len(drafting))
+    figure = Figure((2.6 * columns, 2.8 * -(-len(drafting) // columns)), layout="constrained")
+    grid = np.atleast_1d(figure.subplots(-(-len(drafting) // columns), columns)).flatten()
+    maps = {name: np.mean([record["runs"][name]["acceptance"] for record in records], 0) for name in drafting}
+    high = max(values.max() for values in maps.values())
+    for axes, name in zip(grid, drafting):
+        shown = axes.imshow(maps[name], vmin=1, vmax=high)
+        axes.set_title(name, fontsize=8)
+    for axes in grid:
+        axes.set_axis_off()
+    figure.colorbar(shown, ax=list(grid), label="tokens per forward")
+    figure.savefig(folder / "regions.png", dpi=150)
+    return [folder / "speedup.png", folder / "regions.png"]

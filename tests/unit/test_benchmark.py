@@ -1,0 +1,100 @@
+"""The benchmark command on a tiny random model: every column, interrupts, and what it refuses."""
+
+import csv
+import json
+
+import pytest
+
+from adt_core import benchmark, cli
+from adt_core.prompts import read_prompts
+from adt_core.report import COLUMNS
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+METHODS = ["eagle2", "adt-tree", "static:mc_sim_7b_63", "jacobi", "eagle2+lantern", "jacobi+lantern"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_checkpoint(folder / "target", scale=3.0)
+    write_tiny_drafter(folder / "drafter", folder / "target")
+    return folder
+
+
+@pytest.fixture
+def run(checkpoints, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\na cow\n")
+
+    def run(*extra: str, methods: str = ",".join(METHODS), prompts: str = "prompts.txt"):
+        code = cli.main(["benchmark", "--model", str(checkpoints / "target"), "--drafter", str(checkpoints / "drafter"), "--dtype", "float64",
+                         "--prompts", str(tmp_path / prompts), "--methods", methods, "--output", str(tmp_path / "out"), "--lantern-delta", "0.5", *extra])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+    return run
+
+
+def test_every_method_and_every_column(run, tmp_path):
+    code, out, _ = run()
+    assert code == 0 and all(name in out for name in METHODS)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["method"] for row in results["summary"]] == ["autoregressive", *METHODS]
+    assert all(set(row) == set(COLUMNS) for row in results["summary"])
+    assert {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"} <= set(results["settings"])
+    for row in results["summary"]:
+        assert row["low"] <= row["speedup"] <= row["high"] and row["seconds"] > 0
+        if "lantern" not in row["method"]:
+            assert row["identical"] == 3 and row["agreement"] == 1 and row["substitution_rate"] == 0
+    plain, relaxed = results["summary"][0], results["summary"][-1]
+    assert plain["speedup"] == 1 and plain["tau"] == 1 and relaxed["substitution_rate"] > 0 and relaxed["agreement"] < 1
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["autoregressive", *METHODS]
+    assert (tmp_path / "out" / "results.md").read_text() in out
+
+
+def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
+    finish = benchmark.Decoding
+    started = []
+
+    def interrupted(*args, **kwargs):
+        started.append(1)
+        if len(started) == 6:
+            raise KeyboardInterrupt
+        return finish(*args, **kwargs)
+
+    monkeypatch.setattr(benchmark, "Decoding", interrupted)
+    code, _, err = run(methods="eagle2")  # two to warm up, two a prompt
+    assert code == 130 and "Interrupted" in err
+    lines = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
+    assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
+    with (tmp_path / "out" / "runs.jsonl").open("a") as file:
+        file.write('{"prompt": 1, "te')  # the power went while the next was being written
+    monkeypatch.setattr(benchmark, "Decoding", finish)
+    assert run(methods="eagle2")[0] == 0
+    after = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
+    assert after[:2] == lines and [json.loads(line)["text"] for line in after[1:]] == ["a cat", "a dog", "a cow"]
+    assert run(methods="eagle2")[0] == 0 and (tmp_path / "out" / "runs.jsonl").read_text().splitlines() == after
+
+
+def test_runs_of_other_settings_are_never_mixed(run):
+    assert run(methods="eagle2")[0] == 0
+    code, _, err = run("--seed", "4", methods="eagle2")
+    assert code == 1 and "--output" in err and "other settings" in err
+
+
+def test_a_sample_of_the_prompts(run, tmp_path):
+    assert run("--count", "2", "--sample-seed", "1", methods="jacobi-chain")[0] == 0
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["records"]) == 2
+
+
+@pytest.mark.parametrize("extra, options, named", [
+    ([], {"methods": "eagle3"}, "--methods"), ([], {"methods": "autoregressive+lantern"}, "--methods"), ([], {"prompts": "nowhere.txt"}, "--prompts"),
+    (["--count", "0"], {}, "--count"), (["--lantern-lambda", "2"], {}, "--lantern-lambda"), (["--temperature", "nan"], {}, "temperature")])
+def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, named):
+    code, out, err = run(*extra, **options)
+    assert code != 0 and out == "" and named in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_captions_that_come_with_the_pack():
+    prompts = read_prompts(benchmark.CAPTIONS)
+    assert len(prompts) == len(set(prompts)) >= 100

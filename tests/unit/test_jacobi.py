@@ -1,0 +1,84 @@
+"""The training-free window: lossless under any shape, convergent, and never confused by what it was fed."""
+
+import pytest
+import torch
+
+from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.drafters.jacobi import JacobiProposer
+from adt_core.tree import DraftTree, ancestor_matrix
+from tests.tiny import write_tiny_checkpoint
+
+SHAPES = [dict(depth=1, width=1, nodes=1), dict(depth=2, width=2, nodes=2), dict(depth=16, width=1, nodes=16), dict(depth=64, width=1, nodes=64),
+          dict(depth=5, width=3, nodes=16), dict(depth=12, width=4, nodes=64), dict(depth=8, width=40, nodes=30), dict(depth=30, width=4, nodes=20)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return load_target(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "target", scale=3.0), dtype=torch.float64)
+
+
+def run(target, drafting, sampling=Sampling(seed=5), prompts=("a cat", "three small dogs", "x")):
+    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], sampling=sampling, drafting=drafting, drafter=load_drafter("jacobi", target))
+    for _ in decoding:
+        pass
+    return decoding
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["eagle2", "adt-tree"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s.values())))
+def test_every_shape_writes_the_plain_tokens(target, shape, method, temperature):
+    sampling = Sampling(seed=9, temperature=temperature)
+    plain = run(target, Drafting(method="autoregressive"), sampling)
+    bounds = dict(depth_max=shape["depth"], width_max=shape["width"])
+    decoding = run(target, Drafting(method=method, **shape, **bounds), sampling)
+    assert torch.equal(decoding.codes, plain.codes)
+    assert all(share.nodes <= shape["nodes"] for round in decoding.trace.rounds for share in round.images)
+    assert decoding.trace.report()["drafter_forwards"] == 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(guidance=1.0), Sampling(top_k=5), Sampling(top_p=0.8, temperature=1.3)])
+@pytest.mark.parametrize("proposal", ["coupled", "top-k"])
+def test_filters_and_proposals_stay_lossless(target, sampling, proposal):
+    drafting = Drafting(method="eagle2", proposal=proposal, depth=6, width=3, nodes=12)
+    assert torch.equal(run(target, drafting, sampling).codes, run(target, Drafting(method="autoregressive"), sampling).codes)
+
+
+def test_a_model_that_ignores_context_is_guessed_in_one_refresh(target):
+    """Once a window has been read, its slots hold exactly what such a target emits: every later draft is accepted."""
+    decoder = target.decoder
+    saved = {name: parameter.clone() for name, parameter in decoder.named_parameters()}
+    with torch.no_grad():
+        for layer in decoder.layers:
+            layer.out.zero_()
+            layer.down.zero_()
+        decoder.embedding.copy_(decoder.embedding[:1].expand_as(decoder.embedding))
+    try:
+        decoding = run(target, Drafting(method="eagle2", depth=4, width=1, nodes=4), prompts=("a",))
+        shares = [share for round in decoding.trace.rounds for share in round.images]
+        assert len(shares) == 3 and all(share.accepted == share.depth for share in shares)  # 15 tokens after the first, 5 a round
+    finally:
+        with torch.no_grad():
+            for name, parameter in decoder.named_parameters():
+                parameter.copy_(saved[name])
+
+
+def test_branches_are_single_deviations_in_order_of_their_probability(target):
+    proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=3, nodes=6), None)
+    log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
+    others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
+    tree = proposer._with_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p)
+    # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), above .06 at slot 1 and .0675 at slot 3.
+    assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
+    assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
+    assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]
+    assert torch.allclose(tree.scores[0, 4:].exp(), torch.tensor([0.36, 0.288, 0.09]))
+
+
+def test_a_change_is_found_on_the_path_and_nowhere_else(target):
+    proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=2, nodes=5), None)
+    proposer._codes[0, 5:9] = torch.tensor([7, 1, 2, 3])  # root at position 5, then what is now known or guessed
+    parents = torch.tensor([[0, 0, 1, 2, 1, 4]])
+    tree = DraftTree(torch.tensor([[7, 1, 9, 3, 2, 3]]), parents, torch.tensor([[0, 1, 2, 3, 2, 3]]), torch.zeros_like(parents),
+                     torch.zeros(1, 6), torch.ones(1, 6, dtype=torch.bool), ancestor_matrix(parents, 3))
+    assert proposer._last_change(tree, torch.arange(5, 10)[None]).tolist() == [[0, 0, 2, 2, 0, 0]]

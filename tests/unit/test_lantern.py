@@ -1,0 +1,154 @@
+"""Relaxed acceptance on vocabularies small enough to enumerate."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling, load_drafter, load_target
+from adt_core.lantern import relaxed_agreement
+from adt_core.models.vq import Neighbours
+from adt_core.tree import DraftTree, ancestor_matrix
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+UNLIMITED = torch.tensor([10**6])
+
+
+def star(children: list[int]) -> DraftTree:
+    """A root with the given children."""
+    n = len(children) + 1
+    parents = torch.zeros(1, n, dtype=torch.long)
+    row = torch.arange(n)[None]
+    return DraftTree(torch.tensor([[0, *children]]), parents, (row > 0).long(), (row - 1).clamp_min(0), torch.zeros(1, n),
+                     torch.ones(1, n, dtype=torch.bool), ancestor_matrix(parents, 1))
+
+
+def output_law(p: torch.Tensor, children: list[int], neighbours: Neighbours, lantern: Lantern) -> torch.Tensor:
+    """Law of the token after the root, by enumeration of the exact sample y."""
+    law = torch.zeros_like(p)
+    for y, mass in enumerate(p):
+        tree = star(children)
+        emitted = torch.full((1, tree.size), y)
+        z = p.log()[None, None].expand(1, tree.size, -1)
+        agrees, _ = relaxed_agreement(tree, emitted, z, neighbours, lantern, greedy=False, width=len(children), allowed=UNLIMITED)
+        passed = agrees[0, 1:].nonzero().flatten().tolist()
+        assert len(passed) <= 1
+        law[children[passed[0]] if passed else y] += mass
+    return law
+
+
+def random_case(seed: int, codes: int, width: int, k: int):
+    generator = torch.Generator().manual_seed(seed)
+    p = (2 * torch.randn(codes, generator=generator, dtype=torch.float64)).softmax(0)
+    neighbours = Neighbours.of(torch.randn(codes, 3, generator=generator), k)
+    return p, torch.randperm(codes, generator=generator)[:width].tolist(), neighbours
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 9999), codes=st.integers(3, 9), width=st.integers(1, 5), k=st.integers(1, 8), delta=st.floats(0, 1))
+def test_no_more_than_delta_moves_whatever_the_number_of_siblings(seed, codes, width, k, delta):
+    p, children, neighbours = random_case(seed, codes, min(width, codes), k)
+    law = output_law(p, children, neighbours, Lantern(k, delta))
+    assert (law - p).clamp_min(0).sum() <= delta + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
+def test_a_single_child_passes_with_the_published_probability(seed, codes, k, delta):
+    """p(x) + p(A(x)), A(x) the longest prefix of x's neighbours within delta (LANTERN, equation of the relaxed probability)."""
+    p, (x,), neighbours = random_case(seed, codes, 1, k)
+    prefix = list(itertools.takewhile(lambda mass: mass <= delta, p[neighbours.indices[x]].cumsum(0).tolist()))
+    law = output_law(p, [x], neighbours, Lantern(k, delta))
+    assert law[x].item() == pytest.approx(p[x].item() + (prefix[-1] if prefix else 0.0), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 9999), codes=st.integers(3, 9), width=st.integers(1, 4), factor=st.floats(1, 20))
+def test_lantern_plus_plus_bounds_each_child_by_its_own_probability(seed, codes, width, factor):
+    p, children, neighbours = random_case(seed, codes, min(width, codes), codes)
+    law = output_law(p, children, neighbours, Lantern(codes, factor=factor))
+    for x in children:
+        assert law[x] <= factor * p[x] + 1e-9
+
+
+@pytest.mark.parametrize("lantern", [Lantern(5, 0.0), Lantern(5, factor=1.0)])
+def test_nothing_moves_at_delta_0_or_lambda_1(lantern):
+    for seed in range(20):
+        p, children, neighbours = random_case(seed, 8, 3, 5)
+        assert torch.allclose(output_law(p, children, neighbours, lantern), p)
+
+
+def test_the_nearest_substitute_wins_and_an_exact_match_beats_it():
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [1.6], [9.0]]), 3)
+    z = torch.full((1, 3, 4), 0.25).log()
+
+    def passed(y: int) -> list[list[bool]]:
+        return [flags[0].tolist() for flags in relaxed_agreement(star([0, 2]), torch.full((1, 3), y), z, neighbours, Lantern(3, 1.0),
+                                                                 greedy=False, width=2, allowed=UNLIMITED)]
+    assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 lies nearer to 2 than to 0
+    assert passed(0) == [[True, True, False], [False, False, False]]
+
+
+def test_the_greedy_rule_adds_the_neighbours_to_a_draft():
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
+    z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
+
+    def passes(x: int, delta: float) -> bool:
+        return bool(relaxed_agreement(star([x]), torch.full((1, 2), 3), z, neighbours, Lantern(3, delta), greedy=True, width=1, allowed=UNLIMITED)[1][0, 1])
+    assert passes(0, 0.3)  # .20 + .25 > .40
+    assert not passes(0, 0.2)  # its nearest neighbour holds .25
+    assert passes(1, 0.3) and not passes(2, 0.2)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_checkpoint(folder / "target", scale=3.0)
+    write_tiny_drafter(folder / "drafter", folder / "target")
+    target = load_target(folder / "target", dtype=torch.float64)
+    return target, load_drafter(folder / "drafter", target), load_drafter("jacobi", target)
+
+
+def run(models, drafter: int = 0, lantern=None, **settings):
+    target, *drafters = models
+    decoding = Decoding(target, [target.encode_prompt(p) for p in ("a cat", "three small dogs", "x")], drafter=drafters[drafter], lantern=lantern,
+                        sampling=Sampling(seed=2, temperature=settings.pop("temperature", 1.0)),
+                        drafting=Drafting(**{"method": "eagle2", "depth": 4, "width": 4, "nodes": 20, **settings}))
+    for _ in decoding:
+        pass
+    return decoding
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("proposal", ["coupled", "top-k"])
+@pytest.mark.parametrize("drafter", [0, 1], ids=["eagle", "jacobi"])
+def test_delta_0_is_lossless(models, drafter, proposal, temperature):
+    exact = run(models, drafter, proposal=proposal, temperature=temperature)
+    relaxed = run(models, drafter, Lantern(10, 0.0), proposal=proposal, temperature=temperature)
+    assert torch.equal(relaxed.codes, exact.codes) and relaxed.trace.report()["substitution_rate"] == 0
+
+
+@pytest.mark.parametrize("drafter", [0, 1], ids=["eagle", "jacobi"])
+def test_relaxing_accepts_more_and_says_how_much_it_changed(models, drafter):
+    exact, relaxed = run(models, drafter).trace.report(), run(models, drafter, Lantern(39, 1.0)).trace.report()
+    assert relaxed["tau"] > exact["tau"] and relaxed["substitution_rate"] > 0 == exact["substitution_rate"]
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.1, 0.3])
+def test_the_cap_holds_for_every_image_at_every_time(models, cap):
+    decoding = run(models, 1, Lantern(39, 1.0, max_substitution=cap))
+    emitted, substituted = [1] * 3, [0] * 3
+    for share in (share for round in decoding.trace.rounds for share in round.images):
+        emitted[share.image] += share.accepted + 1
+        substituted[share.image] += share.substituted
+        assert substituted[share.image] <= cap * emitted[share.image]
+    assert sum(substituted) > 0 or cap == 0
+
+
+@pytest.mark.parametrize("values, named", [(dict(neighbours=0), "lantern_k"), (dict(delta=1.5), "lantern_delta"), (dict(delta=float("nan")), "lantern_delta"),
+                                           (dict(factor=0.5), "lantern_lambda"), (dict(max_substitution=-1), "max_substitution")])
+def test_bad_values_are_refused_by_name(values, named):
+    with pytest.raises(AdtError, match=named):
+        Lantern(**values)
