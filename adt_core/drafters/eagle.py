@@ -108,8 +108,8 @@ class EagleProposer:
         self.forwards += 1
         return self._drafter(ids, features, step, self._cache, self._rope)
 
-    def _children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-        """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, V].
+    def children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
+        """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, m or 1, V].
 
         Scores are log-softmax of the logits that rank them; for coupled proposals those carry the noise,
         which makes them nearly calibrated acceptance probabilities.
@@ -118,10 +118,10 @@ class EagleProposer:
         if self._sampling.temperature not in (0, 1):
             z = z / self._sampling.temperature
         if noise is not None:
-            z = z + noise[:, None]
+            z = z + noise
         return z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
 
-    def _catch_up(self) -> Tensor:
+    def catch_up(self) -> Tensor:
         """Feed the pending pairs; the output of each image's last pair, [R, 1, h]."""
         features, ids, step, last = self._pending
         out = self._run(ids, features, step)
@@ -130,20 +130,50 @@ class EagleProposer:
         index = self._rows.spread(torch.tensor(last, device=out.device))
         return out[torch.arange(len(out), device=out.device), index][:, None]
 
-    def _noise_ahead(self, positions: list[int], depth: int) -> list[Tensor | None]:
-        """Noise of the next ``depth`` raster positions after each root: per level [B, V]."""
+    def noise_ahead(self, positions: list[int], depth: int) -> Tensor | None:
+        """Noise of the next ``depth`` raster positions after each root, [B, depth, V]."""
         if self._noise is None:
-            return [None] * depth
-        if len(set(positions)) == 1:
-            return list(self._noise[:, positions[0] + 1 : positions[0] + 1 + depth].unbind(1))
+            return None
+        if len(set(positions)) == 1 and positions[0] + depth < self._noise.shape[1]:
+            return self._noise[:, positions[0] + 1 : positions[0] + 1 + depth]
         last = self._noise.shape[1] - 1
         at = torch.tensor([[min(p + level, last) for level in range(1, depth + 1)] for p in positions], device=self._noise.device)
-        return list(self._noise[torch.arange(len(at), device=at.device)[:, None], at].unbind(1))
+        return self._noise[torch.arange(len(at), device=at.device)[:, None], at]
+
+    def _noise_by_level(self, positions: list[int], depth: int) -> list[Tensor | None]:
+        """The same level by level, [B, 1, V] each."""
+        noise = self.noise_ahead(positions, depth)
+        return [None] * depth if noise is None else list(noise.split(1, 1))
+
+    def read_tree(self, verified: Verified) -> Tensor:
+        """Feed the pairs of all drafts of a verified tree, and that of the new root, and keep those of the accepted paths.
+
+        Returns what the drafter made of them: features [R, N + 1, h] of the drafts and, at last, of the new root.
+        """
+        tree, verdict, features = verified.tree, verified.verdict, verified.features
+        accepted = verdict.accepted[:, None]
+        last = verdict.path.gather(1, accepted)
+        parents = torch.cat([tree.parents[:, 1:], last], 1)
+        lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
+        own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
+        own[:, -1, -1] = True
+        offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
+        ids = self._decoder.image_ids[torch.cat([tree.tokens[:, 1:], verdict.next_root[:, None]], 1)]
+        pairs = features.gather(1, self._rows.spread(parents)[..., None].expand(-1, -1, features.shape[-1]))
+        out = self._run(self._rows.spread(ids), pairs, self._rows.step(verified.starts, 0, offsets, own))
+        kept = (verdict.path[:, 1 : max(verified.accepted) + 2] - 1).clamp_min(0)
+        kept = F.pad(kept, (0, max(verified.accepted) + 1 - kept.shape[1])).scatter(1, accepted, tree.size - 1)
+        self._cache.compact(self._rows.spread(torch.tensor(verified.starts, device=kept.device)), self._rows.spread(kept))
+        return out
+
+    def read_ahead(self, tokens: Tensor, features: Tensor, starts: list[int]) -> Tensor:
+        """Feed the next m tokens [B, m], each with the feature [R, m, h] of the one before it, without keeping them: features [R, m, h]."""
+        return self._run(self._rows.spread(self._decoder.image_ids[tokens]), features, self._rows.causal_step(starts, tokens.shape[1]))
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
         limits = _Limits(shapes, self._drafting, root.device)
-        noise, out = self._noise_ahead(positions, depth), self._catch_up()
+        noise, out = self._noise_by_level(positions, depth), self.catch_up()
         if self._drafting.static:
             return self._grow_static(root, starts, noise, out, shapes)
         if width == 1:
@@ -154,7 +184,7 @@ class EagleProposer:
         """Width 1: no beam, no candidates to rank, no mask to build."""
         tokens, scores, total = [root[:, None]], [], None
         for level, perturbation in enumerate(noise, start=1):
-            score, token = self._children(out, perturbation, 1)
+            score, token = self.children(out, perturbation, 1)
             total = limits.candidates(score if total is None else score + total, level)
             tokens.append(token[:, 0])
             scores.append(total[:, 0])
@@ -170,7 +200,7 @@ class EagleProposer:
         batch = torch.arange(len(root), device=root.device)[:, None]
         seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)  # uncommitted slots each node sees
         for level, perturbation in enumerate(noise, start=1):
-            scores, tokens = self._children(out, perturbation, width)
+            scores, tokens = self.children(out, perturbation, width)
             scores = limits.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
             first = pool.add(tokens, scores, parents)
             if level == len(noise):
@@ -198,7 +228,7 @@ class EagleProposer:
                 fed, seen = plan.seen.shape
                 step = self._rows.step(starts, seen - fed, level - 1, plan.seen.expand(batch, -1, -1))
                 out = self._run(self._rows.spread(ids), out[:, plan.from_fed], step)
-            score, token = self._children(out, perturbation, plan.width)
+            score, token = self.children(out, perturbation, plan.width)
             tokens.append(token[:, plan.parent, plan.rank])
             scores.append(scores[-1][:, plan.fed][:, plan.parent] + score[:, plan.parent, plan.rank])
         tokens, scores = torch.cat(tokens, 1), torch.cat(scores, 1)

@@ -5,6 +5,7 @@ import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters.jacobi import JacobiProposer
+from adt_core.drafters.window import spine_and_branches
 from adt_core.tree import DraftTree, ancestor_matrix
 from tests.tiny import write_tiny_checkpoint
 
@@ -63,11 +64,10 @@ def test_a_model_that_ignores_context_is_guessed_in_one_refresh(target):
                 parameter.copy_(saved[name])
 
 
-def test_branches_are_single_deviations_in_order_of_their_probability(target):
-    proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=3, nodes=6), None)
+def test_branches_are_single_deviations_in_order_of_their_probability():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
     others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
-    tree = proposer._with_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p)
+    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p, nodes=6)
     # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), above .06 at slot 1 and .0675 at slot 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]

@@ -1,0 +1,159 @@
+"""The open slots of a Jacobi window in one round, how far their candidates can be trusted, and the tree that they make."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..tree import DraftTree, ancestor_matrix
+from . import Verified
+
+FOLLOW = 4
+"""Spine tokens that a branch may carry on with after its deviation."""
+NEVER = 10**6
+"""Staleness of a slot that was never computed."""
+STALE_AFTER = (1, 2, 3, 4, 5, 9, NEVER)
+"""Lower ends of the staleness classes 1, 2, ...: distance back to the nearest token that has changed since a slot was computed.
+Class 0: nothing has changed, so the slot is certain."""
+CLASSES = len(STALE_AFTER) + 1
+TEMPERATURES = (0.05, *(distance**-0.5 for distance in STALE_AFTER[:-1]), 1.0)
+HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
+"""What is assumed of the classes before anything was seen."""
+NETWORK_HIT_RATES = (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
+"""The same for guesses of a drafter network at slots of these classes; they have classes of their own, behind the others."""
+RATE = 0.1
+PRIOR = 4.0
+"""Observations that an assumed hit rate counts for."""
+
+
+class Forecast(NamedTuple):
+    """What a source of candidates expected of some slots, [B, m] each: class, favourite code, its probability."""
+
+    classes: Tensor
+    codes: Tensor
+    predicted: Tensor
+
+
+class Calibration:
+    """Temperature and hit rate of every class of slots, learned while decoding."""
+
+    def __init__(self, like: Tensor):
+        """like: gives dtype and device."""
+        self._temperature = like.new_tensor(TEMPERATURES + (1.0,) * CLASSES)
+        self._hits = like.new_tensor(HIT_RATES + NETWORK_HIT_RATES) * PRIOR
+        self._seen = torch.full_like(self._hits, PRIOR)
+
+    def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
+        """What to expect of slots of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K], and all log-probabilities."""
+        log_p = (scores / self._temperature[classes][..., None]).log_softmax(-1)
+        return Forecast(classes, candidates[..., 0], log_p[..., 0].exp()), log_p
+
+    def hit_rate(self, classes: Tensor) -> Tensor:
+        """Share of the slots of a class whose favourite was right."""
+        return (self._hits / self._seen)[classes]
+
+    def learn(self, forecast: Forecast, verified: Verified) -> None:
+        """Sharpen or flatten a class by how often its favourite turned out right.
+
+        Slots tell up to the spine's first miss: behind it, nothing was expected of the tokens that came.
+        """
+        emitted = verified.following()
+        m = min(emitted.shape[1], forecast.codes.shape[1])
+        classes, codes, predicted = (values[:, :m] for values in forecast)
+        missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
+        told = F.pad(missed, (1, 0))[:, :-1] == 0
+        told &= torch.arange(m, device=told.device) <= verified.verdict.accepted[:, None]
+        weight = told.to(self._hits.dtype).flatten()
+        hit, classes = (codes == emitted[:, :m]).to(weight.dtype).flatten(), classes.flatten()
+        error = torch.zeros_like(self._hits).index_add_(0, classes, (predicted.flatten() - hit) * weight)
+        self._temperature.mul_((RATE * error).exp()).clamp_(1e-2, 1e2)
+        self._hits.index_add_(0, classes, hit * weight)
+        self._seen.index_add_(0, classes, weight)
+
+
+@dataclass
+class Window:
+    """The next M slots of every image.
+
+    at [B, M]: raster positions. tokens [B, M + 1]: the root and the spine. candidates, scores [B, M, K]: best codes of a slot, the
+    spine's first, and their perturbed logits. distance [B, M]: staleness. network [B, M]: which slots hold a network's guess.
+    live [B, M]: which slots the image's own shape allows.
+    """
+
+    at: Tensor
+    tokens: Tensor
+    candidates: Tensor
+    scores: Tensor
+    distance: Tensor
+    network: Tensor
+    live: Tensor
+
+    @property
+    def depth(self) -> int:
+        return self.at.shape[1]
+
+    def staleness(self) -> Tensor:
+        """Staleness class of every slot, [B, M]."""
+        return torch.bucketize(self.distance, torch.tensor(STALE_AFTER, device=self.distance.device), right=True)
+
+    def classes(self) -> Tensor:
+        """Class of every slot, [B, M], for the calibration."""
+        return self.staleness() + CLASSES * self.network
+
+    def replace(self, first: int, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
+        """Put a network's candidates and scores [B, m, K] into the slots from ``first`` on that ``use`` [B, m] marks.
+
+        Where that changes the spine, the slots behind it were computed from another token.
+        """
+        slots = slice(first, first + use.shape[1])
+        self.candidates[:, slots] = torch.where(use[..., None], candidates, self.candidates[:, slots])
+        self.scores[:, slots] = torch.where(use[..., None], scores, self.scores[:, slots])
+        self.network[:, slots] |= use
+        spine = self.candidates[..., 0]
+        changed = self.tokens[:, 1:] != spine
+        self.tokens[:, 1:] = spine
+        slot = torch.arange(self.depth, device=spine.device)
+        last = F.pad(torch.where(changed, slot, -NEVER).cummax(1).values, (1, -1), value=-NEVER)  # the last change before each slot
+        since = slot - last
+        nearer = torch.where(self.distance == 0, since, torch.minimum(self.distance, since))
+        stale = (last >= 0) & (self.distance != NEVER) & ~self.network
+        self.distance = torch.where(stale, nearer, self.distance)
+
+
+def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int) -> DraftTree:
+    """A spine and the best single deviations from it, ``nodes`` drafts in all.
+
+    tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. Branch
+    (i, r, m) follows the spine up to slot i, takes candidate r there and carries on with m spine tokens; its score is the
+    log-probability of all its tokens. Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
+    """
+    batch, spine, width = log_p.shape
+    cumulative = log_p[..., 0].cumsum(1)  # [B, M]
+    before = F.pad(cumulative, (1, 0))[:, :-1]
+    carried = F.pad(cumulative, (0, FOLLOW), value=-math.inf).unfold(1, FOLLOW + 1, 1) - cumulative[..., None]  # [B, M, m]
+    scores = (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(nan=-math.inf, neginf=-math.inf).flatten(1)
+    budget = min(nodes - spine, scores.shape[1])
+    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget].sort(1).values
+    scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)
+    slot, m = kept // ((width - 1) * (FOLLOW + 1)), kept % (FOLLOW + 1)
+    number = torch.arange(spine, spine + budget, device=kept.device)  # the node before; a continued branch hangs on it
+    line = torch.arange(spine + 1, device=kept.device).expand(batch, -1)
+    valid = scores.isfinite()
+    parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, slot, number)], 1) * valid
+    deviation = others.flatten(1).gather(1, kept // (FOLLOW + 1))
+    branch = torch.where(m == 0, deviation, tokens.gather(1, (slot + m + 1).clamp_max(spine)))
+    rank = torch.where(m == 0, kept // (FOLLOW + 1) % (width - 1) + 1, 0)
+    return DraftTree(
+        tokens=torch.cat([tokens, branch], 1),
+        parents=parents,
+        depths=torch.cat([line, slot + m + 1], 1) * valid,
+        ranks=torch.cat([torch.zeros_like(line), rank], 1),
+        scores=scores,
+        valid=valid,
+        ancestors=ancestor_matrix(parents, spine + 1),
+    )
