@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
 
+from .auto import CostAware, experience, verify_costs
 from .drafters import Drafter, Verified
+from .drafters.load import for_method
 from .errors import AdtError
 from .lantern import Lantern, relaxed_agreement
 from .models.chameleon import Target
 from .models.decoder import KVCache, Rows, Step, rope_tables
 from .sampling import NOISE_VERSION, Sampling, guide, noise_table, process_logits
-from .shape import Drafting, TreeShape, make_policy
+from .shape import AdtTree, Drafting, FixedShape, TreeShape, make_policy
 from .trace import ImageRound, Round, Trace
 from .tree import DraftTree
 from .verify import exact_agreement, longest_path
@@ -46,7 +48,8 @@ class Decoding:
         if negatives is not None and len(negatives) != len(prompts):
             raise AdtError(f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none.")
         self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
-        self._drafter = drafter if drafting.method != "autoregressive" else None
+        self._given = drafter  # experience with it is remembered by this object
+        self._drafter = for_method(drafter, drafting) if drafting.method != "autoregressive" else None
         self._check = check
         self._indices = image_indices if image_indices is not None else [0] * len(prompts)
         self._rows_ids = list(prompts)
@@ -114,7 +117,7 @@ class Decoding:
         self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like, self._check)
-        self._policies = [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
+        self._policies = self._make_policies()
         self._substituted = [0] * self.images
         if self.lantern is not None:
             self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).to(decoder.embedding.device)
@@ -130,6 +133,20 @@ class Decoding:
             self._proposer = self._drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
             self._proposer.begin(features, ids, step, perturbed)
+
+    def _make_policies(self) -> list[FixedShape | AdtTree | CostAware]:
+        """One per image; ``auto`` has one for the batch."""
+        if self.drafting.method != "auto":
+            return [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
+        costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
+        known = experience(self._given, (self._rows.count, replace(self.sampling, seed=0), self.lantern))
+        return [CostAware(costs, known, self.length)] * self.images
+
+    def _read_nodes(self, nodes: int) -> None:
+        """A target forward over so many nodes behind the prompt, for its time."""
+        codes = torch.zeros(self.images, nodes, dtype=torch.long, device=self._rows.device)
+        features = self._forward(codes, self._rows.causal_step([self._rows.length] * self.images, nodes))
+        self._logits(features).argmax(-1).tolist()
 
     def _row_ids(self, codes: Tensor) -> Tensor:
         """Codes [B, n] -> token ids of every row [R, n]."""
@@ -171,12 +188,13 @@ class Decoding:
         drafted = time.perf_counter()
         shares = self._plain(starts, shapes) if tree is None else self._verify(tree, starts, shapes)
         shares = tuple(share for share in shares if share.position < self.length - 1)
+        seconds = time.perf_counter() - started
         for share in shares:
-            self._policies[share.image].update(share.position, share.accepted, share.depth)
+            self._policies[share.image].update(share, seconds)
             self._positions[share.image] += share.accepted + 1
             self._substituted[share.image] += share.substituted
         forwards = (self._proposer.forwards if self._proposer else 0) - drafter_forwards
-        return Round(index, time.perf_counter() - started, drafted - started, forwards, shares)
+        return Round(index, seconds, drafted - started, forwards, shares)
 
     def _shape(self, image: int) -> TreeShape:
         """The policy's choice, cut so that the last draft still leaves one token to emit."""
@@ -184,7 +202,7 @@ class Decoding:
         if self._proposer is None or room <= 0:
             return TreeShape(0, 1)
         shape = self._policies[image].choose(self._positions[image])
-        return TreeShape(min(shape.depth, room), shape.width)
+        return shape._replace(depth=min(shape.depth, room))
 
     def _plain(self, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """One token per image, no drafts."""
@@ -192,7 +210,7 @@ class Decoding:
         self._root = self._emit(features)[:, 0]
         for image, code in enumerate(self._root.tolist()):
             self._decide(image, [code])
-        return [ImageRound(image, position, *shape, 0, 0, 0, ()) for image, (position, shape) in enumerate(zip(self._positions, shapes))]
+        return [ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()) for image, (position, shape) in enumerate(zip(self._positions, shapes))]
 
     def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """Check a whole tree in one forward and advance every image by its accepted path."""
@@ -206,7 +224,7 @@ class Decoding:
         else:
             agrees, substitutes = self._relaxed(tree, emitted, z, shapes)
             along.append(substitutes.long())
-        verdict = longest_path(tree, agrees, emitted, max(shape.depth for shape in shapes))
+        verdict = longest_path(tree, agrees, emitted)
         counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()  # the one synchronisation
         width, shares, contiguous = verdict.path.shape[1], [], True
@@ -215,7 +233,7 @@ class Decoding:
             path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(4, len(row), width))
             self._decide(image, [*codes, next_root])
             contiguous &= path == list(range(1, accepted + 1))
-            shares.append(ImageRound(image, position, *shape, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted))))
+            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted))))
         counts = [share.accepted for share in shares]
         if not contiguous:
             kept = self._rows.spread(verdict.path[:, : max(counts) + 1])

@@ -16,19 +16,23 @@ import numpy as np
 
 from .errors import AdtError
 from .static import STATIC_TREES
+from .trace import ImageRound
 
-METHODS = ("autoregressive", "eagle2", "adt-tree", *(f"static:{name}" for name in STATIC_TREES))
+METHODS = ("autoregressive", "eagle2", "adt-tree", "auto", *(f"static:{name}" for name in STATIC_TREES))
 PROPOSALS = ("coupled", "top-k")
 INITS = ("horizontal", "vertical", "random")
 WRAPS = ("carry", "vertical", "reset")
+SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of drafts that ``auto`` chooses from."""
+AUTO_WIDTH = 4
 
 
 @dataclass(frozen=True)
 class Drafting:
     """How drafts are made.
 
-    method: ``autoregressive`` (no drafts), ``eagle2`` (one fixed dynamic-tree shape), ``adt-tree``, or ``static:`` and the name of a
-    published tree.
+    method: ``autoregressive`` (no drafts), ``eagle2`` (one fixed dynamic-tree shape), ``adt-tree``, ``auto`` (what pays on this
+    device: see :class:`adt_core.auto.CostAware`; it has no constants), or ``static:`` and the name of a published tree.
     proposal: ``coupled`` (children = top-k of drafter logits plus the target's own noise) or ``top-k``.
     depth, width: the fixed shape, or where ADT-Tree starts. nodes: drafts verified per round at most.
     init, wrap, beta, depth_step, width_step and the bounds belong to ADT-Tree: see :class:`AdtTree`.
@@ -80,19 +84,37 @@ class Drafting:
         if self.static:
             levels = STATIC_TREES[self.static]
             return TreeShape(len(levels) - 1, len(levels[1]))
+        if self.method == "auto":
+            return TreeShape(spine(SIZES[-1]), AUTO_WIDTH)
         return TreeShape(self.depth_max, self.width_max) if self.method == "adt-tree" else TreeShape(self.depth, self.width)
+
+    @property
+    def budget(self) -> int:
+        """Drafts verified per round at most."""
+        if self.static:
+            return sum(map(len, STATIC_TREES[self.static])) - 1
+        return {"autoregressive": 0, "auto": SIZES[-1]}.get(self.method, self.nodes)
 
     @property
     def most_drafts(self) -> int:
         """Uncommitted tokens that a round may need room for, in the target's cache or in the drafter's."""
-        if self.method == "autoregressive":
-            return 0
-        return sum(map(len, STATIC_TREES[self.static])) if self.static else max(self.nodes, self.largest.depth * self.largest.width)
+        if self.method in ("eagle2", "adt-tree"):
+            return max(self.nodes, self.largest.depth * self.largest.width)
+        return self.budget + 1
 
 
 class TreeShape(NamedTuple):
+    """depth, width: the deepest and widest that a tree may be. menu: numbers of drafts to choose from, and how many tokens a round with that many
+    has to bring to be worth its time; empty for the drafting's own ``nodes``."""
+
     depth: int
     width: int
+    menu: tuple[tuple[int, float], ...] = ()
+
+
+def spine(nodes: int) -> int:
+    """Length of a window's spine when ``auto`` takes ``nodes`` drafts: two thirds, the rest is branches."""
+    return nodes if nodes <= 4 else round(nodes * 2 / 3)
 
 
 class FixedShape:
@@ -104,7 +126,7 @@ class FixedShape:
     def choose(self, position: int) -> TreeShape:
         return self._shape
 
-    def update(self, position: int, accepted: int, realised_depth: int) -> None:
+    def update(self, share: ImageRound, seconds: float) -> None:
         pass
 
 
@@ -151,15 +173,13 @@ class AdtTree:
             self._chosen = left
         return self._chosen
 
-    def update(self, position: int, accepted: int, realised_depth: int) -> None:
-        """Learn from the round rooted at ``position``: write the next shape into the cells it emitted."""
-        d, (depth, width) = self._drafting, self._chosen
-        shape = self._chosen
-        if realised_depth > 0:
-            easy = accepted / realised_depth >= d.beta
-            sign = 1 if easy else -1
-            shape = self._bounded(depth + sign * d.depth_step, width - sign * d.width_step)
-        for cell in range(position + 1, position + accepted + 2):
+    def update(self, share: ImageRound, seconds: float) -> None:
+        """Learn from a round: write the next shape into the cells it emitted."""
+        d, shape = self._drafting, self._chosen
+        if share.depth > 0:
+            sign = 1 if share.alpha >= d.beta else -1
+            shape = self._bounded(shape.depth + sign * d.depth_step, shape.width - sign * d.width_step)
+        for cell in range(share.position + 1, share.position + share.accepted + 2):
             self._cells[cell] = shape
 
 

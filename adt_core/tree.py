@@ -21,7 +21,7 @@ class DraftTree:
     """tokens, parents, depths, ranks, scores, valid: [B, N + 1]; ancestors: [B, N + 1, N + 1] bool.
 
     ``tokens[:, 0]`` is the root's code. ``ancestors[b, i, j]``: j is i or an ancestor of i. ``ranks`` counts
-    siblings from 0 (the drafter's favourite). ``scores`` are cumulative log-probabilities.
+    siblings from 0 (the drafter's favourite). ``scores`` are cumulative log-probabilities. ``height`` bounds the depths of all images.
     """
 
     tokens: Tensor
@@ -31,6 +31,7 @@ class DraftTree:
     scores: Tensor
     valid: Tensor
     ancestors: Tensor
+    height: int
 
     @property
     def size(self) -> int:
@@ -74,7 +75,7 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
     batch, n = tokens.shape
     parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
     valid = F.pad(scores.isfinite(), (1, 0), value=True)
-    return DraftTree(tokens, parents, depths * valid, torch.zeros_like(tokens), F.pad(scores, (1, 0)), valid, ancestors)
+    return DraftTree(tokens, parents, depths * valid, torch.zeros_like(tokens), F.pad(scores, (1, 0)), valid, ancestors, n - 1)
 
 
 class CandidatePool:
@@ -137,4 +138,5 @@ class CandidatePool:
             scores=F.pad(scores, (1, 0)),
             valid=valid,
             ancestors=ancestor_matrix(parents, len(self._sizes)),
+            height=len(self._sizes),
         )

@@ -32,20 +32,20 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
     return agrees
 
 
-def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor, depth: int) -> Verdict:
-    """The deepest path of nodes that agree, [B, N + 1], and what is emitted after it. ``depth`` bounds the tree's.
+def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Verdict:
+    """The deepest path of nodes that agree, [B, N + 1], and what is emitted after it.
 
     Ancestor reduction and argmax only: no loop over candidates and no host synchronisation.
     """
     on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
     accepted, last = (tree.depths * on_path).max(1)
     lineage = tree.ancestors[torch.arange(len(last), device=last.device), last]
-    column = torch.where(lineage, tree.depths, depth + 1)  # everyone off the path goes to a spare column
-    path = torch.zeros(len(last), depth + 2, dtype=torch.long, device=last.device)
+    column = torch.where(lineage, tree.depths, tree.height + 1)  # everyone off the path goes to a spare column
+    path = torch.zeros(len(last), tree.height + 2, dtype=torch.long, device=last.device)
     path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
-    return Verdict(accepted, path[:, : depth + 1], last, emitted.gather(1, last[:, None])[:, 0])
+    return Verdict(accepted, path[:, : tree.height + 1], last, emitted.gather(1, last[:, None])[:, 0])
 
 
-def verify_exact(tree: DraftTree, emitted: Tensor, depth: int) -> Verdict:
+def verify_exact(tree: DraftTree, emitted: Tensor) -> Verdict:
     """Lossless for any tree, because nothing here depends on how the tree was made."""
-    return longest_path(tree, exact_agreement(tree, emitted), emitted, depth)
+    return longest_path(tree, exact_agreement(tree, emitted), emitted)

@@ -152,7 +152,7 @@ class EagleProposer:
         """
         tree, verdict, features = verified.tree, verified.verdict, verified.features
         accepted = verdict.accepted[:, None]
-        last = verdict.path.gather(1, accepted)
+        last = verdict.last[:, None]
         parents = torch.cat([tree.parents[:, 1:], last], 1)
         lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
         own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
@@ -235,7 +235,7 @@ class EagleProposer:
         parents, depths, ranks = (values[:, : tokens.shape[1]].expand(batch, -1) for values in (tree.parents, tree.depths, tree.ranks))
         valid = depths <= torch.tensor([[shape.depth] for shape in shapes], device=root.device)
         ancestors = tree.ancestors[:, : tokens.shape[1], : tokens.shape[1]].expand(batch, -1, -1)
-        return DraftTree(tokens, parents * valid, depths * valid, ranks, scores.masked_fill(~valid, -math.inf), valid, ancestors)
+        return DraftTree(tokens, parents * valid, depths * valid, ranks, scores.masked_fill(~valid, -math.inf), valid, ancestors, len(noise))
 
 
 class _Limits:

@@ -20,10 +20,10 @@ from ..errors import AdtError
 from ..models.chameleon import Target
 from ..models.decoder import Rows, Step
 from ..sampling import Sampling
-from ..shape import Drafting, TreeShape
+from ..shape import Drafting, TreeShape, spine
 from ..tree import DraftTree, chain
 from . import Verified
-from .window import NEVER, Calibration, Forecast, Window, spine_and_branches
+from .window import NEVER, Calibration, Forecast, Window, best_size, spine_and_branches
 
 
 class JacobiDrafter:
@@ -56,7 +56,8 @@ class JacobiProposer:
     forwards = 0
 
     def __init__(self, target: Target, images: int, drafting: Drafting, noise: Tensor | None, least_candidates: int = 1):
-        self._drafting, self._noise, self._columns = drafting, noise, target.grid[1]
+        self._noise, self._columns = noise, target.grid[1]
+        self._coupled, self._most = drafting.proposal == "coupled", drafting.budget
         self.length = target.grid[0] * target.grid[1]
         self.width = min(max(drafting.largest.width, least_candidates), target.num_codes)
         device = target.decoder.embedding.device
@@ -82,7 +83,7 @@ class JacobiProposer:
 
     def _best(self, perturbed: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, K] that go into the slots ``at``."""
-        if self._drafting.proposal != "coupled":
+        if not self._coupled:
             perturbed = self._unperturbed(perturbed, at)
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
@@ -145,7 +146,7 @@ class JacobiProposer:
 
     def open(self, root: Tensor, positions: list[int], shapes: list[TreeShape]) -> Window:
         """The slots that the trees of this round may reach."""
-        depth = min(max(shape.depth for shape in shapes), self._drafting.nodes)
+        depth = min(max(shape.depth for shape in shapes), self._most)
         self._fill(positions, [min(shape.depth, depth) for shape in shapes])
         slots = torch.arange(depth, device=root.device)
         at = (torch.tensor(positions, device=root.device)[:, None] + 1 + slots).clamp_max(self.length)
@@ -162,11 +163,15 @@ class JacobiProposer:
         self.forecasts = [forecast]
         width = min(max(shape.width for shape in shapes), self.width)
         log_p = log_p.masked_fill(~window.live[..., None], -math.inf)
-        if width == 1 or window.depth >= self._drafting.nodes:
-            return chain(window.tokens, log_p[..., 0].cumsum(1))
         allowed = torch.tensor([shape.width for shape in shapes], device=log_p.device)[:, None, None]
-        log_p = log_p.masked_fill(torch.arange(self.width, device=log_p.device) >= allowed, -math.inf)
-        return spine_and_branches(window.tokens, window.candidates[..., 1:width], log_p[..., :width], self._drafting.nodes)
+        log_p = log_p.masked_fill(torch.arange(self.width, device=log_p.device) >= allowed, -math.inf)[..., :width]
+        menu = shapes[0].menu
+        nodes = best_size(log_p, menu) if menu else self._most
+        depth = min(window.depth, spine(nodes)) if menu else window.depth
+        tokens, log_p = window.tokens[:, : depth + 1], log_p[:, :depth]
+        if width == 1 or depth >= nodes:
+            return chain(tokens, log_p[..., 0].cumsum(1))
+        return spine_and_branches(tokens, window.candidates[:, :depth, 1:width], log_p, nodes)
 
     def enter(self, window: Window) -> None:
         """Take over a spine that somebody else has changed."""

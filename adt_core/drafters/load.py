@@ -6,17 +6,30 @@ from pathlib import Path
 
 from ..models.chameleon import Target
 from ..models.checkpoint import Check
+from ..shape import Drafting
 from . import Drafter
-from .eagle import load_eagle
+from .eagle import EagleDrafter, load_eagle
 from .jacobi import JacobiDrafter
+from .merged import MergedDrafter
 
 JACOBI = "jacobi"
 """Name of the drafter that needs no files."""
+WITH_WINDOW = "+jacobi"
+"""Behind the name of a network: both in one tree."""
 
 
 def load_drafter(path: str | Path, target: Target, check: Check | None = None) -> Drafter:
-    """The drafter at ``path`` for ``target``: "bundled", a folder, or "jacobi" for the training-free one.
+    """The drafter at ``path`` for ``target``: "bundled", a folder, "jacobi" for the training-free one, or a network's path with "+jacobi" behind it.
 
     Raises AdtError if files are missing or damaged, or the drafter was made for another target.
     """
-    return JacobiDrafter() if str(path) == JACOBI else load_eagle(path, target, check)
+    name = str(path)
+    if name == JACOBI:
+        return JacobiDrafter()
+    network = load_eagle(name.removesuffix(WITH_WINDOW), target, check)
+    return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
+
+
+def for_method(drafter: Drafter, drafting: Drafting) -> Drafter:
+    """The drafter as the method takes it: ``auto`` gives a network a window."""
+    return MergedDrafter(drafter) if drafting.method == "auto" and isinstance(drafter, EagleDrafter) else drafter

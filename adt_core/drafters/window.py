@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..shape import spine
 from ..tree import DraftTree, ancestor_matrix
 from . import Verified
 
@@ -27,6 +28,8 @@ HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
 NETWORK_HIT_RATES = (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
 """The same for guesses of a drafter network at slots of these classes; they have classes of their own, behind the others."""
 RATE = 0.1
+REFRESH = 0.04
+"""What another slot of the spine is worth beside its own chance, in tokens: later rounds find it fresher."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
 
@@ -125,6 +128,25 @@ class Window:
         self.distance = torch.where(stale, nearer, self.distance)
 
 
+def _branch_scores(log_p: Tensor) -> Tensor:
+    """log_p [B, M, k] -> log-probability of every branch (i, r, m), [B, M, k - 1, FOLLOW + 1]."""
+    cumulative = log_p[..., 0].cumsum(1)
+    before = F.pad(cumulative, (1, 0))[:, :-1]
+    carried = F.pad(cumulative, (0, FOLLOW), value=-math.inf).unfold(1, FOLLOW + 1, 1) - cumulative[..., None]
+    return (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(nan=-math.inf, neginf=-math.inf)
+
+
+def best_size(log_p: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
+    """Of the numbers of drafts on the menu, the one whose expected tokens exceed its price by most. log_p [B, M, k]."""
+    reached = log_p[..., 0].cumsum(1).exp().mean(0).cumsum(0)  # tokens from the first spine slots
+    branches = _branch_scores(log_p).flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0)
+    gains = []
+    for nodes, price in menu:
+        depth = min(spine(nodes), log_p.shape[1])
+        gains.append(reached[depth - 1] + (branches[min(nodes - depth, len(branches)) - 1] if nodes > depth else 0) + REFRESH * depth - price)
+    return menu[int(torch.stack(gains).argmax())][0]
+
+
 def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int) -> DraftTree:
     """A spine and the best single deviations from it, ``nodes`` drafts in all.
 
@@ -132,21 +154,19 @@ def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int
     (i, r, m) follows the spine up to slot i, takes candidate r there and carries on with m spine tokens; its score is the
     log-probability of all its tokens. Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
     """
-    batch, spine, width = log_p.shape
+    batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
-    before = F.pad(cumulative, (1, 0))[:, :-1]
-    carried = F.pad(cumulative, (0, FOLLOW), value=-math.inf).unfold(1, FOLLOW + 1, 1) - cumulative[..., None]  # [B, M, m]
-    scores = (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(nan=-math.inf, neginf=-math.inf).flatten(1)
-    budget = min(nodes - spine, scores.shape[1])
+    scores = _branch_scores(log_p).flatten(1)
+    budget = min(nodes - length, scores.shape[1])
     kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget].sort(1).values
     scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)
     slot, m = kept // ((width - 1) * (FOLLOW + 1)), kept % (FOLLOW + 1)
-    number = torch.arange(spine, spine + budget, device=kept.device)  # the node before; a continued branch hangs on it
-    line = torch.arange(spine + 1, device=kept.device).expand(batch, -1)
+    number = torch.arange(length, length + budget, device=kept.device)  # the node before; a continued branch hangs on it
+    line = torch.arange(length + 1, device=kept.device).expand(batch, -1)
     valid = scores.isfinite()
     parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, slot, number)], 1) * valid
     deviation = others.flatten(1).gather(1, kept // (FOLLOW + 1))
-    branch = torch.where(m == 0, deviation, tokens.gather(1, (slot + m + 1).clamp_max(spine)))
+    branch = torch.where(m == 0, deviation, tokens.gather(1, (slot + m + 1).clamp_max(length)))
     rank = torch.where(m == 0, kept // (FOLLOW + 1) % (width - 1) + 1, 0)
     return DraftTree(
         tokens=torch.cat([tokens, branch], 1),
@@ -155,5 +175,6 @@ def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int
         ranks=torch.cat([torch.zeros_like(line), rank], 1),
         scores=scores,
         valid=valid,
-        ancestors=ancestor_matrix(parents, spine + 1),
+        ancestors=ancestor_matrix(parents, length + 1),
+        height=length,
     )

@@ -53,7 +53,7 @@ def random_tree(model: RandomModel, prefix: list[int], draw: torch.Generator, no
     parent_row = row([number[parents[i]] for i in order])
     size = len(order)
     tree = DraftTree(row([tokens[i] for i in order]), parent_row, row([depths[i] for i in order]), torch.zeros(1, size, dtype=torch.long),
-                     torch.zeros(1, size), torch.ones(1, size, dtype=torch.bool), ancestor_matrix(parent_row, max(depths)))
+                     torch.zeros(1, size), torch.ones(1, size, dtype=torch.bool), ancestor_matrix(parent_row, max(depths)), max(1, *depths))
     return tree, [paths[i] for i in order]
 
 
@@ -66,7 +66,7 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
     while len(tokens) < LENGTH:
         tree, paths = random_tree(model, tokens, draw, nodes, skill)
         emitted = torch.tensor([[model.emit(path) for path in paths]])
-        verdict = verify_exact(tree, emitted, max(1, int(tree.depths.max())))
+        verdict = verify_exact(tree, emitted)
         accepted = int(verdict.accepted)
         path = verdict.path[0, : accepted + 1].tolist()
         assert path[-1] == int(verdict.last) and tree.depths[0, path].tolist() == list(range(accepted + 1))
@@ -79,6 +79,6 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
 
 def test_padding_nodes_are_never_accepted():
     tree = DraftTree(torch.tensor([[0, 3]]), torch.zeros(1, 2, dtype=torch.long), torch.tensor([[0, 0]]), torch.zeros(1, 2, dtype=torch.long),
-                     torch.zeros(1, 2), torch.tensor([[True, False]]), ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1))
-    verdict = verify_exact(tree, torch.tensor([[3, 1]]), 1)
+                     torch.zeros(1, 2), torch.tensor([[True, False]]), ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1), 1)
+    verdict = verify_exact(tree, torch.tensor([[3, 1]]))
     assert int(verdict.accepted) == 0 and int(verdict.next_root) == 3

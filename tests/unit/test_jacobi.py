@@ -80,5 +80,5 @@ def test_a_change_is_found_on_the_path_and_nowhere_else(target):
     proposer._codes[0, 5:9] = torch.tensor([7, 1, 2, 3])  # root at position 5, then what is now known or guessed
     parents = torch.tensor([[0, 0, 1, 2, 1, 4]])
     tree = DraftTree(torch.tensor([[7, 1, 9, 3, 2, 3]]), parents, torch.tensor([[0, 1, 2, 3, 2, 3]]), torch.zeros_like(parents),
-                     torch.zeros(1, 6), torch.ones(1, 6, dtype=torch.bool), ancestor_matrix(parents, 3))
+                     torch.zeros(1, 6), torch.ones(1, 6, dtype=torch.bool), ancestor_matrix(parents, 3), 3)
     assert proposer._last_change(tree, torch.arange(5, 10)[None]).tolist() == [[0, 0, 2, 2, 0, 0]]

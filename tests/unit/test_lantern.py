@@ -22,7 +22,7 @@ def star(children: list[int]) -> DraftTree:
     parents = torch.zeros(1, n, dtype=torch.long)
     row = torch.arange(n)[None]
     return DraftTree(torch.tensor([[0, *children]]), parents, (row > 0).long(), (row - 1).clamp_min(0), torch.zeros(1, n),
-                     torch.ones(1, n, dtype=torch.bool), ancestor_matrix(parents, 1))
+                     torch.ones(1, n, dtype=torch.bool), ancestor_matrix(parents, 1), 1)
 
 
 def output_law(p: torch.Tensor, children: list[int], neighbours: Neighbours, lantern: Lantern) -> torch.Tensor:

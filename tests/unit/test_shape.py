@@ -4,12 +4,18 @@ import pytest
 
 from adt_core import AdtError, Drafting
 from adt_core.shape import AdtTree, FixedShape, TreeShape, make_policy
+from adt_core.trace import ImageRound
 
 SETTINGS = dict(depth=4, width=3, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)
 
 
 def policy(columns=8, **changes) -> AdtTree:
     return AdtTree(Drafting(**{**SETTINGS, **changes}), columns, 0, 0)
+
+
+def learn(policy, position: int, accepted: int, depth: int) -> None:
+    """One round rooted at ``position``, over a tree of this realised depth."""
+    policy.update(ImageRound(0, position, depth, 1, depth, depth, accepted, (0,) * accepted), seconds=0.01)
 
 
 def test_starts_from_the_configured_shape():
@@ -19,16 +25,16 @@ def test_starts_from_the_configured_shape():
 def test_success_goes_deeper_and_narrower_failure_shallower_and_wider():
     p = policy()
     p.choose(0)
-    p.update(0, accepted=2, realised_depth=4)  # alpha = 0.5 >= beta
+    learn(p, 0, accepted=2, depth=4)  # alpha = 0.5 >= beta
     assert p.choose(3) == TreeShape(5, 2)
-    p.update(3, accepted=0, realised_depth=5)
+    learn(p, 3, accepted=0, depth=5)
     assert p.choose(4) == TreeShape(4, 3)
 
 
 def test_alpha_divides_by_realised_depth():
     p = policy()
     p.choose(0)
-    p.update(0, accepted=1, realised_depth=2)  # 1 / 2, although depth 4 was asked for
+    learn(p, 0, accepted=1, depth=2)  # 1 / 2, although depth 4 was asked for
     assert p.choose(2).depth == 5
 
 
@@ -36,28 +42,28 @@ def test_bounds_hold():
     p = policy()
     for position in range(20):
         p.choose(position)
-        p.update(position, 0, 3)
+        learn(p, position, accepted=0, depth=3)
     assert p.choose(20) == TreeShape(1, 5)
     for position in range(20, 60, 2):
         p.choose(position)
-        p.update(position, 1, 1)
+        learn(p, position, accepted=1, depth=1)
     assert p.choose(60) == TreeShape(6, 1)
 
 
 def test_a_round_without_drafts_teaches_nothing():
     p = policy()
     shape = p.choose(0)
-    p.update(0, 0, 0)
+    learn(p, 0, accepted=0, depth=0)
     assert p.choose(1) == shape
 
 
 def test_vertical_adjacency_takes_the_cell_above():
     p = policy(init="vertical")
     p.choose(0)
-    p.update(0, accepted=4, realised_depth=4)  # cells 1..5 become deeper
+    learn(p, 0, accepted=4, depth=4)  # cells 1..5 become deeper
     for position in (5, 6, 7, 8):
         p.choose(position)
-        p.update(position, 0, 4)
+        learn(p, position, accepted=0, depth=4)
     assert p.choose(10) == TreeShape(5, 2)  # below cell 2
 
 
@@ -65,9 +71,9 @@ def test_vertical_adjacency_takes_the_cell_above():
 def test_first_round_of_a_row(wrap, expected):
     p = policy(columns=4, wrap=wrap)
     p.choose(0)
-    p.update(0, accepted=1, realised_depth=2)  # cells 1, 2: (5, 2)
+    learn(p, 0, accepted=1, depth=2)  # cells 1, 2: (5, 2)
     p.choose(2)
-    p.update(2, accepted=3, realised_depth=4)  # cells 3..6: (6, 1)
+    learn(p, 2, accepted=3, depth=4)  # cells 3..6: (6, 1)
     assert p.choose(6) == TreeShape(*expected)  # row 1, column 2; above it is cell 2
 
 
@@ -84,7 +90,7 @@ def test_policies_are_made_per_image_and_eagle2_never_changes():
     drafting = Drafting(method="eagle2", depth=3, width=2)
     p = make_policy(drafting, 8, 0, 0)
     assert isinstance(p, FixedShape)
-    p.update(0, 3, 3)
+    learn(p, 0, accepted=3, depth=3)
     assert p.choose(4) == TreeShape(3, 2)
 
 

@@ -1,0 +1,110 @@
+"""The cost-aware policy: as many drafts as pay for themselves on this device.
+
+A round with n drafts takes the time of c(n) plain steps, measured, and brings 1 + (sum of the drafts' acceptance probabilities) tokens, which
+calibrated drafters know beforehand. Over a whole image tokens per time are highest when every round maximises
+``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management Science 13, 1967:
+the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1 and is the floor.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .shape import AUTO_WIDTH, SIZES, TreeShape, spine
+from .trace import ImageRound
+
+MEASURED = (1, 9, 17, 33, 65)
+"""Nodes of the forwards that are timed; what lies between is interpolated."""
+REPEATS = 3
+PATIENCE = 0.02
+"""Share of an image's plain decoding time that may be lost before the image is finished plainly."""
+MEMORY = 0.97
+"""Weight of the past, per round, in the pace."""
+
+_measured: WeakKeyDictionary[torch.nn.Module, dict[tuple, dict[int, float]]] = WeakKeyDictionary()
+_experience: WeakKeyDictionary[object, dict[tuple, Experience]] = WeakKeyDictionary()
+
+
+def verify_costs(forward: Callable[[int], object], decoder: torch.nn.Module, rows: int) -> dict[int, float]:
+    """Time of a target forward over n nodes, in plain steps, for the n of MEASURED.
+
+    ``forward`` runs one and waits for it. Measured once for a decoder on its device, in its dtype and with this number of rows.
+    """
+    key = (rows, str(decoder.embedding.device), decoder.embedding.dtype)
+    known = _measured.setdefault(decoder, {})
+    if key not in known:
+        seconds = {n: statistics.median(_timed(forward, n) for _ in range(REPEATS)) for n in MEASURED}
+        known[key] = {n: max(1.0, seconds[n] / seconds[1]) for n in MEASURED} | {0: seconds[1]}
+    return known[key]
+
+
+def _timed(forward: Callable[[int], object], nodes: int) -> float:
+    forward(nodes)
+    started = time.perf_counter()
+    forward(nodes)
+    return time.perf_counter() - started
+
+
+class Experience:
+    """What outlives an image: how fast drafting was, what a round costs beside its forward, and whether drafting paid at all."""
+
+    def __init__(self) -> None:
+        self.tokens = self.cost = 10.0  # running sums; their ratio is the pace
+        self.overhead = 0.3
+        self.failures = self.skipped = 0
+
+
+def experience(drafter: object, key: tuple) -> Experience:
+    """That of a drafter under settings ``key``."""
+    return _experience.setdefault(drafter, {}).setdefault(key, Experience())
+
+
+class CostAware:
+    """One for all images of a batch, whose rounds cost what they cost together; prices and tokens are per image."""
+
+    def __init__(self, costs: dict[int, float], experience: Experience, length: int):
+        self._costs, self._known, self._length = costs, experience, length
+        self._level, self._lost = 1, 0.0
+        self._plainly = experience.skipped < 2**experience.failures - 1  # 0, 1, 3, 7, ... images without a try
+        experience.skipped = experience.skipped + 1 if self._plainly else 0
+
+    @property
+    def pace(self) -> float:
+        return max(1.0, self._known.tokens / self._known.cost)
+
+    def _cost(self, drafts: int) -> float:
+        """Plain steps' time of a round with ``drafts`` drafts, drafting included."""
+        return self._verify(drafts) + self._known.overhead
+
+    def _verify(self, drafts: int) -> float:
+        n = drafts + 1
+        low = max(m for m in MEASURED if m <= n)
+        high = min((m for m in MEASURED if m >= n), default=low)
+        share = (n - low) / (high - low) if high > low else 0.0
+        return self._costs[low] + share * (self._costs[high] - self._costs[low])
+
+    def choose(self, position: int) -> TreeShape:
+        """All sizes up to one above the last, and what each has to bring."""
+        if self._plainly:
+            return TreeShape(0, 1)
+        sizes = SIZES[: self._level + 2]
+        return TreeShape(spine(sizes[-1]), AUTO_WIDTH, tuple((n, self.pace * self._cost(n)) for n in sizes))
+
+    def update(self, share: ImageRound, seconds: float) -> None:
+        """Learn from an image's share of a round that took ``seconds``."""
+        if share.depth == 0:
+            return
+        known, spent = self._known, seconds / self._costs[0]
+        known.overhead += 0.05 * (min(max(spent - self._verify(share.nodes), 0.0), 2.0) - known.overhead)
+        cost = self._cost(share.nodes)
+        known.tokens, known.cost = MEMORY * known.tokens + share.accepted + 1, MEMORY * known.cost + cost
+        self._level = next((i for i, size in enumerate(SIZES) if size >= share.nodes), len(SIZES) - 1)
+        self._lost += cost - share.accepted - 1
+        if self._lost > PATIENCE * self._length:
+            self._plainly = True
+            known.failures += 1
