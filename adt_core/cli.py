@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from .errors import AdtError
+from .prompts import CAPTIONS
 from .shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
 from .version import VERSION
 
@@ -165,7 +166,7 @@ def _add_benchmark(parser: _Parser) -> None:
         help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl (default: the captions that come with the pack)")
     add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
     add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
-    add("--caption", choices=("first", "longest"), default="first", help="of the captions of an MS-COCO image (default: %(default)s)")
+    add("--caption", choices=CAPTIONS, default=CAPTIONS[0], help="of the captions of an MS-COCO image (default: %(default)s)")
     add("--methods", metavar="A,B,...", default="eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern",
         help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: %(default)s)")
     add("--output", metavar="DIR", type=Path, required=True, help="folder of the results; an interrupted benchmark goes on where it stopped")
