@@ -54,17 +54,18 @@ def markdown(rows: list[dict], settings: dict) -> str:
     return "\n".join([*lines, "", f"{images} prompts, one image each. {sampling}. {named}.", ""])
 
 
-def write(records: list[dict], settings: dict, folder: Path) -> list[Path]:
-    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots; the paths that were written."""
+def write(records: list[dict], settings: dict, folder: Path) -> tuple[str, list[Path]]:
+    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots; the table, and the paths that were written."""
     rows = summary(records)
+    shown = markdown(rows, settings)
     text = io.StringIO()
     table = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    (folder / "results.md").write_text(markdown(rows, settings), encoding="utf-8")
+    (folder / "results.md").write_text(shown, encoding="utf-8")
     (folder / "results.csv").write_text(text.getvalue(), encoding="utf-8")
     write_json(folder / "results.json", {"settings": settings, "summary": rows, "records": records})
-    return [folder / "results.md", folder / "results.csv", folder / "results.json", *_plots(rows, records, folder)]
+    return shown, [folder / "results.md", folder / "results.csv", folder / "results.json", *_plots(rows, records, folder)]
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
