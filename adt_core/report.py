@@ -27,31 +27,40 @@ def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
+def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
+    """Seconds of ``of`` / seconds of ``to``, prompt by prompt: above 1, ``to`` is faster."""
+    return np.array([record["runs"][of]["seconds"] / record["runs"][to]["seconds"] for record in records])
+
+
 def summary(records: list[dict]) -> list[dict]:
     """A row per method, by the names of COLUMNS. SR is a ratio prompt by prompt, then the median."""
     rows = []
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
-        ratios = np.array([record["runs"][PLAIN]["seconds"] / record["runs"][name]["seconds"] for record in records])
-        low, high = median_interval(ratios)
+        speedups = ratios(records, PLAIN, name)
+        low, high = median_interval(speedups)
         average = {key: mean(run[key] for run in runs) for key in
                    ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")}
-        rows.append({"method": name, "speedup": float(np.median(ratios)), "low": low, "high": high, **average,
+        rows.append({"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high, **average,
                      "nodes_per_round": sum(run["verified_nodes"] for run in runs) / sum(run["target_forwards"] for run in runs),
                      "identical": sum(run["agreement"] == 1 for run in runs)})
     return rows
 
 
-def markdown(rows: list[dict], settings: dict) -> str:
-    """The table, and under it what it was measured with."""
-    images = len(settings["prompts"])
+def table(rows: list[dict], images: int) -> str:
+    """Rows of :func:`summary` as Markdown."""
     form = {"method": str, "target_forwards": "{:.0f}".format, "drafter_forwards": "{:.0f}".format, "identical": f"{{}} of {images}".format,
             "agreement": "{:.1%}".format, "substitution_rate": "{:.1%}".format}
     lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(form.get(key, "{:.2f}".format)(row[key]) for key in COLUMNS) + " |" for row in rows]
+    return "\n".join([*lines, *("| " + " | ".join(form.get(key, "{:.2f}".format)(row[key]) for key in COLUMNS) + " |" for row in rows)])
+
+
+def markdown(rows: list[dict], settings: dict) -> str:
+    """The table, and under it what it was measured with."""
+    images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
     named = ", ".join(f"{key} {settings[key]}" for key in ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype"))
-    return "\n".join([*lines, "", f"{images} prompts, one image each. {sampling}. {named}.", ""])
+    return "\n".join([table(rows, images), "", f"{images} prompts, one image each. {sampling}. {named}.", ""])
 
 
 def write(records: list[dict], settings: dict, folder: Path) -> tuple[str, list[Path]]:
