@@ -1,7 +1,8 @@
 """Several methods on the same prompts, side by side: what ``python -m adt_core benchmark`` runs.
 
 Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed drifts. A
-prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the next one.
+prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the next one. Pictures are kept in
+``images/METHOD``; a method that wrote plain decoding's tokens has plain decoding's picture.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from . import report
+from . import quality, report
 from .decode import Check, Decoding
 from .drafters import Drafter
 from .drafters.jacobi import JacobiDrafter
 from .drafters.load import load_drafter
 from .errors import AdtError
 from .generation import Result, choose_device, relaxation
+from .images import save_png, to_uint8
 from .lantern import Lantern
 from .models.chameleon import Target, load_target
 from .prompts import read_prompts, sample
@@ -70,13 +74,18 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared. ``drafter``: of the methods that need a network. ``lantern``: of those that end in ``+lantern``."""
+    """What is compared.
+
+    drafter: of the methods that need a network. lantern: of those that end in ``+lantern``. metrics: what is measured of every
+    picture, by a name that goes into the settings.
+    """
 
     prompts: list[str]
     methods: list[str]
     sampling: Sampling
     lantern: Lantern
     drafter: str = "bundled"
+    metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -109,9 +118,9 @@ class Benchmark:
         decoder = target.decoder
         device = torch.cuda.get_device_name() if decoder.embedding.is_cuda else platform.processor() or platform.machine()
         return {"model": target.name, "drafter": self.drafter, "methods": {name: asdict(preset.drafting) for name, preset in self.presets.items()},
-                "sampling": asdict(self.sampling), "lantern": asdict(self.lantern), "prompts": self.prompts, "grid": list(target.grid),
-                "engine": f"ADT-Tree {VERSION}", "commit": _commit(), "torch": torch.__version__, "python": platform.python_version(), "device": device,
-                "threads": torch.get_num_threads(), "dtype": str(decoder.dtype).removeprefix("torch.")}
+                "sampling": asdict(self.sampling), "lantern": asdict(self.lantern), "metrics": list(self.metrics), "prompts": self.prompts,
+                "grid": list(target.grid), "engine": f"ADT-Tree {VERSION}", "commit": _commit(), "torch": torch.__version__,
+                "python": platform.python_version(), "device": device, "threads": torch.get_num_threads(), "dtype": str(decoder.dtype).removeprefix("torch.")}
 
 
 def _commit() -> str | None:
@@ -141,8 +150,8 @@ def measure(benchmark: Benchmark, settings: dict, target: Target, drafters: dict
     """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
 
     settings, drafters: what :class:`Benchmark` makes of ``target``. A record has ``prompt``, ``text`` and ``runs``: for each method its
-    report, with ``agreement`` (share of tokens equal to plain decoding's) and ``acceptance`` (the acceptance map). check: called
-    often; may raise to cancel.
+    report, with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture`` (its path
+    in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
     """
     done = open_runs(folder, settings)
     yield from done
@@ -162,26 +171,43 @@ def measure(benchmark: Benchmark, settings: dict, target: Target, drafters: dict
         order = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64))).permutation(benchmark.names)
         results = {str(name): decode(str(name), prompt) for name in order}
         plain = results[PLAIN].codes
+        shown = {name: _show(benchmark, name, number, results[name].codes, target, folder, check)
+                 for name in benchmark.names if name == PLAIN or not torch.equal(results[name].codes, plain)}
         runs = {name: {**results[name].trace.report(), "agreement": (results[name].codes == plain).double().mean().item(),
-                       "acceptance": results[name].trace.acceptance_map()} for name in benchmark.names}
+                       "acceptance": results[name].trace.acceptance_map(), **shown.get(name, shown[PLAIN])} for name in benchmark.names}
         record = {"prompt": number, "text": prompt, "runs": runs}
         with (folder / RUNS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         yield record
 
 
-def run(options: argparse.Namespace, sampling: dict, lantern: dict) -> str:
+def _show(benchmark: Benchmark, name: str, number: int, codes: Tensor, target: Target, folder: Path, check: Check | None) -> dict:
+    """Write the picture of codes [1, rows, columns]; where it is, and what the metrics say of it."""
+    prompt, path = benchmark.prompts[number], Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
+    pixels = target.codec.decode(codes.to(target.codec.codebook.device), check=check)[0]
+    save_png(folder / path, pixels, {"prompt": prompt, "method": name})
+    picture = Image.fromarray(to_uint8(pixels))
+    scores = {column: score for metric in benchmark.metrics.values() for column, score in metric(picture, prompt).items()}
+    return {"picture": path.as_posix(), "quality": scores}
+
+
+def run(options: argparse.Namespace, sampling: dict, lantern: dict, weights: dict) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
     prompts = read_prompts(CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
     benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, options.methods.split(","), Sampling(**sampling),
                           relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]), options.drafter)
-    target = load_target(options.model, choose_device(options.device), getattr(torch, options.dtype))
+    device = choose_device(options.device)
+    metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
+    benchmark = replace(benchmark, metrics=metrics.pictures)
+    target = load_target(options.model, device, getattr(torch, options.dtype))
     for prompt in benchmark.prompts:
         target.encode_prompt(prompt)  # one that is too long should not be found after an hour
     settings = benchmark.settings(target)
-    records = measure(benchmark, settings, target, benchmark.drafters(target), options.output)
-    table, paths = report.write(list(tqdm(records, total=len(benchmark.prompts), unit=" prompts", leave=False)), settings, options.output)
+    prompts_done = measure(benchmark, settings, target, benchmark.drafters(target), options.output)
+    records = list(tqdm(prompts_done, total=len(benchmark.prompts), unit=" prompts", leave=False))
+    pictures = {name: [options.output / record["runs"][name]["picture"] for record in records] for name in benchmark.names}
+    table, paths = report.write(records, settings, options.output, metrics.sets(pictures) if metrics.sets else {}, metrics.note)
     plots = "" if any(path.suffix == ".png" for path in paths) else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + plots

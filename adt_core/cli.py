@@ -18,6 +18,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
 DRAFTING = tuple(field.name for field in fields(Drafting))
 LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
+QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
 REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
 
@@ -173,6 +174,12 @@ def _add_benchmark(parser: _Parser) -> None:
     _add_model(parser)
     _add_lantern(parser)
     _add_sampling(parser)
+    add = parser.add_argument_group("image quality; each needs weights from a local path").add_argument
+    add("--clip", metavar="DIR", type=Path, help="CLIP score: a CLIP model in transformers' layout")
+    add("--hps", metavar="DIR", type=Path, help="HPSv2: its weights in the same layout")
+    add("--aesthetic", metavar="FILE", type=Path, help="aesthetic score: LAION's predictor for the CLIP ViT-L/14 in --clip")
+    add("--inception", metavar="FILE", type=Path, help="Inception Score: torch-fidelity's weights of Inception")
+    add("--real-images", metavar="DIR", type=Path, help="FID: the folder of pictures that --inception compares with")
 
 
 def _add_model(parser: _Parser) -> None:
@@ -233,7 +240,7 @@ def benchmark(options: argparse.Namespace) -> int:
     """Run the benchmark that ``options`` ask for, and print its table."""
     from . import benchmark as bench
 
-    print(bench.run(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN))))
+    print(bench.run(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN, QUALITY))))
     return 0
 
 
