@@ -21,6 +21,8 @@ LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
 QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
 REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
+COMPARED = "eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern"
+"""What a benchmark sets against plain decoding unless told otherwise."""
 
 CONSTANTS = {
     "beta": "accepted share of a tree's depth from which the next one is deeper and narrower",
@@ -168,7 +170,7 @@ def _add_benchmark(parser: _Parser) -> None:
     add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
     add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
     add("--caption", choices=CAPTIONS, default=CAPTIONS[0], help="of the captions of an MS-COCO image (default: %(default)s)")
-    add("--methods", metavar="A,B,...", default="eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern",
+    add("--methods", metavar="A,B,...", default=COMPARED,
         help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: %(default)s)")
     add("--output", metavar="DIR", type=Path, required=True, help="folder of the results; an interrupted benchmark goes on where it stopped")
     _add_model(parser)
