@@ -52,7 +52,7 @@ def choose(clip: Path | None, hps: Path | None, aesthetic: Path | None, inceptio
     sets = inception_metric(inception, real_images, count, device) if inception else None
     pictures: dict[str, PictureMetric] = {}
     if clip:
-        pictures[" ".join(["CLIP score", str(clip), *([str(aesthetic)] if aesthetic else [])])] = clip_metric(clip, "--clip", "CLIP score", device, aesthetic)
+        pictures[f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")] = clip_metric(clip, "--clip", "CLIP score", device, aesthetic)
     if hps:
         pictures[f"HPSv2 {hps}"] = clip_metric(hps, "--hps", "HPSv2", device)
     given = {"CLIP score": clip, "HPSv2": hps, "aesthetic": aesthetic, "IS": inception, "FID": real_images}

@@ -82,13 +82,12 @@ class ADTTreeBenchmark(io.ComfyNode):
         drafter: LoadedDrafter | None = None,
         lantern: "adt_core.Lantern | None" = None,
     ) -> io.NodeOutput:
-        named = drafter.name if drafter is not None else ""
+        named = drafter.name if drafter is not None else "none"
         plan = _plan(prompts, methods, count, named, lantern, seed=seed, guidance=guidance, temperature=temperature)
         drafters = _drafters(plan, model, drafter)
-        decodings = [plan.start(name, prompt, model.target, drafters) for name in plan.names for prompt in plan.prompts]
         load(
             [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
-            memory_required=max(decoding.memory_required() for decoding in decodings),
+            memory_required=max(plan.start(name, prompt, model.target, drafters).memory_required() for name in plan.names for prompt in plan.prompts),
         )
         settings = plan.settings(model.target)
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
