@@ -74,7 +74,7 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     if not (folder / "config.json").is_file():
         raise AdtError(f"{option}: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout.")
     try:
-        model = CLIPModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval().to(device)
+        model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises many types for files that are missing, damaged or of another model
         raise AdtError(f"{option}: '{folder}' is not a whole CLIP model in transformers' layout ({error}); download it again.") from error
