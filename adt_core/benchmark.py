@@ -1,7 +1,8 @@
 """Several methods on the same prompts, side by side: what ``python -m adt_core benchmark`` runs.
 
 Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed drifts. A
-prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the next one.
+prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the next one. Pictures are kept in
+``images/METHOD``; a method that wrote plain decoding's tokens has plain decoding's picture.
 """
 
 from __future__ import annotations
@@ -11,64 +12,82 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from . import report
-from .decode import Decoding
+from . import quality, report
+from .decode import Check, Decoding
+from .drafters import Drafter
 from .drafters.jacobi import JacobiDrafter
-from .drafters.load import JACOBI, load_drafter
+from .drafters.load import load_drafter
 from .errors import AdtError
-from .generation import choose_device, relaxation
+from .generation import Result, choose_device, relaxation
+from .images import save_png, to_uint8
 from .lantern import Lantern
 from .models.chameleon import Target, load_target
 from .prompts import read_prompts, sample
+from .report import PLAIN
 from .sampling import Sampling
 from .shape import Drafting
 from .static import STATIC_TREES
 from .version import VERSION
 
-PLAIN = "autoregressive"
 RELAXED = "+lantern"
 RUNS = "runs.jsonl"
 CAPTIONS = Path(__file__).parent / "bundled" / "captions.json"
 """Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 
+
+class Preset(NamedTuple):
+    """A method of the benchmark. ``source``: what drafts: "network" stands for the drafter that was asked for, "" is none."""
+
+    drafting: Drafting
+    source: str = "network"
+
+
 _PRUNED = {"depth": 8, "width": 3, "nodes": 8, "expand_above": 0.6, "keep_above": 0.05}
-PRESETS: dict[str, Drafting] = {
-    PLAIN: Drafting(method=PLAIN),
-    **{f"static:{name}": Drafting(method=f"static:{name}") for name in STATIC_TREES},
-    "eagle2": Drafting(method="eagle2"),
-    "eagle2-top-k": Drafting(method="eagle2", proposal="top-k"),
-    "eagle2-pruned": Drafting(method="eagle2", **_PRUNED),
-    "adt-tree": Drafting(),
-    "adt-tree-vertical": Drafting(init="vertical"),
-    "adt-tree-random": Drafting(init="random"),
-    "adt-tree-top-k": Drafting(proposal="top-k"),
-    "jacobi-chain": replace(JacobiDrafter.default, width=1),
-    "jacobi": JacobiDrafter.default,
+PRESETS = {
+    PLAIN: Preset(Drafting(method=PLAIN), source=""),
+    **{f"static:{name}": Preset(Drafting(method=f"static:{name}")) for name in STATIC_TREES},
+    "eagle2": Preset(Drafting(method="eagle2")),
+    "eagle2-top-k": Preset(Drafting(method="eagle2", proposal="top-k")),
+    "eagle2-pruned": Preset(Drafting(method="eagle2", **_PRUNED)),
+    "adt-tree": Preset(Drafting()),
+    "adt-tree-vertical": Preset(Drafting(init="vertical")),
+    "adt-tree-random": Preset(Drafting(init="random")),
+    "adt-tree-top-k": Preset(Drafting(proposal="top-k")),
+    "jacobi-chain": Preset(replace(JacobiDrafter.default, width=1), source="jacobi"),
+    "jacobi": Preset(JacobiDrafter.default, source="jacobi"),
 }
 """What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared. ``drafter``: of the methods that need a network. ``lantern``: of those that end in ``+lantern``."""
+    """What is compared.
+
+    drafter: of the methods that need a network. lantern: of those that end in ``+lantern``. metrics: what is measured of every
+    picture, by a name that goes into the settings.
+    """
 
     prompts: list[str]
     methods: list[str]
     sampling: Sampling
     lantern: Lantern
     drafter: str = "bundled"
+    metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            base = name.removesuffix(RELAXED)
-            if base not in PRESETS or name == PLAIN + RELAXED:
+            if name.removesuffix(RELAXED) not in PRESETS or name == PLAIN + RELAXED:
                 raise AdtError(f"--methods: {name!r} is unknown; choose from {', '.join(PRESETS)}, all but the first also with {RELAXED} behind it.")
 
     @property
@@ -76,14 +95,30 @@ class Benchmark:
         """The methods, plain decoding first: everything is measured against it."""
         return [PLAIN, *(name for name in dict.fromkeys(self.methods) if name != PLAIN)]
 
+    @property
+    def presets(self) -> dict[str, Preset]:
+        """What every name stands for."""
+        return {name: PRESETS[name.removesuffix(RELAXED)] for name in self.names}
+
+    def drafters(self, target: Target) -> dict[str, Drafter]:
+        """What drafts, by source; no more than the methods need is loaded."""
+        sources = {preset.source for preset in self.presets.values()} - {""}
+        return {source: load_drafter(source.replace("network", self.drafter), target) for source in sorted(sources)}
+
+    def start(self, name: str, prompt: str, target: Target, drafters: dict[str, Drafter], check: Check | None = None) -> Decoding:
+        """A decoding of one prompt by one method."""
+        preset = self.presets[name]
+        return Decoding(target, [target.encode_prompt(prompt)], sampling=self.sampling, drafting=preset.drafting, drafter=drafters.get(preset.source),
+                        lantern=self.lantern if name.endswith(RELAXED) else None, check=check)
+
     def settings(self, target: Target) -> dict:
         """Everything that the figures hang on; runs of other settings are never mixed with these."""
         decoder = target.decoder
         device = torch.cuda.get_device_name() if decoder.embedding.is_cuda else platform.processor() or platform.machine()
-        return {"model": target.name, "drafter": self.drafter, "methods": {name: asdict(PRESETS[name.removesuffix(RELAXED)]) for name in self.names},
-                "sampling": asdict(self.sampling), "lantern": asdict(self.lantern), "prompts": self.prompts, "grid": list(target.grid),
-                "engine": f"ADT-Tree {VERSION}", "commit": _commit(), "torch": torch.__version__, "python": platform.python_version(), "device": device,
-                "threads": torch.get_num_threads(), "dtype": str(decoder.dtype).removeprefix("torch.")}
+        return {"model": target.name, "drafter": self.drafter, "methods": {name: asdict(preset.drafting) for name, preset in self.presets.items()},
+                "sampling": asdict(self.sampling), "lantern": asdict(self.lantern), "metrics": list(self.metrics), "prompts": self.prompts,
+                "grid": list(target.grid), "engine": f"ADT-Tree {VERSION}", "commit": _commit(), "torch": torch.__version__,
+                "python": platform.python_version(), "device": device, "threads": torch.get_num_threads(), "dtype": str(decoder.dtype).removeprefix("torch.")}
 
 
 def _commit() -> str | None:
@@ -109,55 +144,67 @@ def open_runs(folder: Path, settings: dict) -> list[dict]:
     return [json.loads(line) for line in whole]
 
 
-def measure(benchmark: Benchmark, target: Target, folder: Path) -> Iterator[dict]:
+def measure(benchmark: Benchmark, settings: dict, target: Target, drafters: dict[str, Drafter], folder: Path, check: Check | None = None) -> Iterator[dict]:
     """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
 
-    A record has ``prompt``, ``text`` and ``runs``: for each method its report, with ``agreement`` (share of tokens equal to plain
-    decoding's) and ``acceptance`` (the acceptance map).
+    settings, drafters: what :class:`Benchmark` makes of ``target``. A record has ``prompt``, ``text`` and ``runs``: for each method its
+    report, with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture`` (its path
+    in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
     """
-    done = open_runs(folder, benchmark.settings(target))
+    done = open_runs(folder, settings)
     yield from done
     if len(done) == len(benchmark.prompts):
         return
-    eagle = load_drafter(benchmark.drafter, target) if any("jacobi" not in name for name in benchmark.names[1:]) else None
-    jacobi = load_drafter(JACOBI, target)
 
-    def decode(name: str, prompt: str, rounds: int | None = None) -> Decoding:
-        decoding = Decoding(target, [target.encode_prompt(prompt)], sampling=benchmark.sampling, drafting=PRESETS[name.removesuffix(RELAXED)],
-                            drafter=None if name == PLAIN else jacobi if "jacobi" in name else eagle,
-                            lantern=benchmark.lantern if name.endswith(RELAXED) else None)
-        for count, _ in enumerate(decoding, start=1):
-            if count == rounds:
-                break
-        return decoding
+    def decode(name: str, prompt: str, rounds: int | None = None) -> Result:
+        decoding = benchmark.start(name, prompt, target, drafters, check)
+        for _ in islice(decoding, rounds):
+            pass
+        return Result(decoding.grid_codes(), decoding.trace)  # without the caches
 
     for name in benchmark.names:
         decode(name, benchmark.prompts[0], rounds=8)  # first calls are slow
-    for number in range(len(done), len(benchmark.prompts)):
+    for number, prompt in enumerate(benchmark.prompts[len(done) :], start=len(done)):
         order = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64))).permutation(benchmark.names)
-        decodings = {str(name): decode(str(name), benchmark.prompts[number]) for name in order}
-        plain = decodings[PLAIN].codes
-        runs = {name: {**decodings[name].trace.report(), "agreement": (decodings[name].codes == plain).double().mean().item(),
-                       "acceptance": decodings[name].trace.acceptance_map()} for name in benchmark.names}
-        record = {"prompt": number, "text": benchmark.prompts[number], "runs": runs}
+        results = {str(name): decode(str(name), prompt) for name in order}
+        plain = results[PLAIN].codes
+        shown = {name: _show(benchmark, name, number, results[name].codes, target, folder, check)
+                 for name in benchmark.names if name == PLAIN or not torch.equal(results[name].codes, plain)}
+        runs = {name: {**results[name].trace.report(), "agreement": (results[name].codes == plain).double().mean().item(),
+                       "acceptance": results[name].trace.acceptance_map(), **shown.get(name, shown[PLAIN])} for name in benchmark.names}
+        record = {"prompt": number, "text": prompt, "runs": runs}
         with (folder / RUNS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         yield record
 
 
-def run(options: argparse.Namespace, sampling: dict, lantern: dict) -> str:
+def _show(benchmark: Benchmark, name: str, number: int, codes: Tensor, target: Target, folder: Path, check: Check | None) -> dict:
+    """Write the picture of codes [1, rows, columns]; where it is, and what the metrics say of it."""
+    prompt, path = benchmark.prompts[number], Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
+    pixels = target.codec.decode(codes.to(target.codec.codebook.device), check=check)[0]
+    save_png(folder / path, pixels, {"prompt": prompt, "method": name})
+    picture = Image.fromarray(to_uint8(pixels))
+    scores = {column: score for metric in benchmark.metrics.values() for column, score in metric(picture, prompt).items()}
+    return {"picture": path.as_posix(), "quality": scores}
+
+
+def run(options: argparse.Namespace, sampling: dict, lantern: dict, weights: dict) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
-    path = CAPTIONS if options.prompts == "bundled" else options.prompts
-    prompts = read_prompts(path, caption=options.caption)
+    prompts = read_prompts(CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
     benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, options.methods.split(","), Sampling(**sampling),
                           relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]), options.drafter)
-    target = load_target(options.model, choose_device(options.device), getattr(torch, options.dtype))
+    device = choose_device(options.device)
+    metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
+    benchmark = replace(benchmark, metrics=metrics.pictures)
+    target = load_target(options.model, device, getattr(torch, options.dtype))
     for prompt in benchmark.prompts:
         target.encode_prompt(prompt)  # one that is too long should not be found after an hour
-    records = list(tqdm(measure(benchmark, target, options.output), total=len(benchmark.prompts), unit=" prompts", leave=False))
     settings = benchmark.settings(target)
-    written = report.write(records, settings, options.output)
-    plots = "" if any(path.suffix == ".png" for path in written) else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
-    return report.markdown(report.summary(records), settings) + "\n" + ", ".join(map(str, written)) + plots
+    prompts_done = measure(benchmark, settings, target, benchmark.drafters(target), options.output)
+    records = list(tqdm(prompts_done, total=len(benchmark.prompts), unit=" prompts", leave=False))
+    pictures = {name: [options.output / record["runs"][name]["picture"] for record in records] for name in benchmark.names}
+    table, paths = report.write(records, settings, options.output, metrics.sets(pictures) if metrics.sets else {}, metrics.note)
+    plots = "" if any(path.suffix == ".png" for path in paths) else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
+    return table + "\n" + ", ".join(map(str, paths)) + plots

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from .errors import AdtError
+from .prompts import CAPTIONS
 from .shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
 from .version import VERSION
 
@@ -17,8 +18,11 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
 DRAFTING = tuple(field.name for field in fields(Drafting))
 LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
+QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
 REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
+COMPARED = "eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern"
+"""What a benchmark sets against plain decoding unless told otherwise."""
 
 CONSTANTS = {
     "beta": "accepted share of a tree's depth from which the next one is deeper and narrower",
@@ -165,13 +169,19 @@ def _add_benchmark(parser: _Parser) -> None:
         help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl (default: the captions that come with the pack)")
     add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
     add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
-    add("--caption", choices=("first", "longest"), default="first", help="of the captions of an MS-COCO image (default: %(default)s)")
-    add("--methods", metavar="A,B,...", default="eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern",
+    add("--caption", choices=CAPTIONS, default=CAPTIONS[0], help="of the captions of an MS-COCO image (default: %(default)s)")
+    add("--methods", metavar="A,B,...", default=COMPARED,
         help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: %(default)s)")
     add("--output", metavar="DIR", type=Path, required=True, help="folder of the results; an interrupted benchmark goes on where it stopped")
     _add_model(parser)
     _add_lantern(parser)
     _add_sampling(parser)
+    add = parser.add_argument_group("image quality; each needs weights from a local path").add_argument
+    add("--clip", metavar="DIR", type=Path, help="CLIP score: a CLIP model in transformers' layout")
+    add("--hps", metavar="DIR", type=Path, help="HPSv2: its weights in the same layout")
+    add("--aesthetic", metavar="FILE", type=Path, help="aesthetic score: LAION's predictor for the CLIP ViT-L/14 in --clip")
+    add("--inception", metavar="FILE", type=Path, help="Inception Score: torch-fidelity's weights of Inception")
+    add("--real-images", metavar="DIR", type=Path, help="FID: the folder of pictures that --inception compares with")
 
 
 def _add_model(parser: _Parser) -> None:
@@ -232,7 +242,7 @@ def benchmark(options: argparse.Namespace) -> int:
     """Run the benchmark that ``options`` ask for, and print its table."""
     from . import benchmark as bench
 
-    print(bench.run(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN))))
+    print(bench.run(options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN, QUALITY))))
     return 0
 
 

@@ -11,27 +11,28 @@ import numpy as np
 from .errors import AdtError
 
 CAPTIONS = ("first", "longest")
+"""Which of the captions of an MS-COCO image is its prompt."""
 
 
-def read_prompts(path: str | Path, option: str = "--prompts", caption: str = "first") -> list[str]:
+def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
     """The prompts of a file, by its ending.
 
     ``.json``: MS-COCO's ``captions_*.json``, one caption per image in the order of the image ids, the ``first`` or the ``longest``; or a
     plain list of strings. ``.jsonl``: a string, or an object with "prompt" or "caption", on each line. ``.tsv``: PartiPrompts, the column
-    "Prompt". Anything else: one prompt per line. Raises AdtError, naming ``option``.
+    "Prompt". Anything else: one prompt per line. Raises AdtError.
     """
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
     try:
         found = readers.get(path.suffix.lower(), str.splitlines)(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise AdtError(f"{option}: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error}).") from error
+        raise AdtError(f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
-        raise AdtError(f"{option}: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, PartiPrompts' table, "
+        raise AdtError(f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, PartiPrompts' table, "
                        "JSON lines or plain text were expected.") from error
     prompts = [prompt.strip() for prompt in found if prompt.strip()]
     if not prompts:
-        raise AdtError(f"{option}: '{path}' is empty; write one prompt per line.")
+        raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
     return prompts
 
 

@@ -17,7 +17,7 @@ COLUMNS = {
     "drafter_forwards": "drafter forwards", "nodes_per_round": "nodes a round", "seconds": "seconds an image", "identical": "identical images",
     "agreement": "equal tokens", "substitution_rate": "substituted",
 }
-"""Name of a column in CSV and JSON -> its heading."""
+"""Name of a column in CSV and JSON -> its heading; columns of image quality come behind, under the names that their metrics give them."""
 
 
 def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float]:
@@ -27,44 +27,69 @@ def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
-def summary(records: list[dict]) -> list[dict]:
-    """A row per method, by the names of COLUMNS. SR is a ratio prompt by prompt, then the median."""
+def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
+    """Seconds of ``of`` / seconds of ``to``, prompt by prompt: above 1, ``to`` is faster."""
+    return np.array([record["runs"][of]["seconds"] / record["runs"][to]["seconds"] for record in records])
+
+
+def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None) -> list[dict]:
+    """A row per method, by the names of COLUMNS and of metrics. SR is a ratio prompt by prompt, then the median.
+
+    sets: columns that belong to all pictures of a method, by method.
+    """
     rows = []
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
-        ratios = np.array([record["runs"][PLAIN]["seconds"] / record["runs"][name]["seconds"] for record in records])
-        low, high = median_interval(ratios)
+        speedups = ratios(records, PLAIN, name)
+        low, high = median_interval(speedups)
         average = {key: mean(run[key] for run in runs) for key in
                    ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")}
-        rows.append({"method": name, "speedup": float(np.median(ratios)), "low": low, "high": high, **average,
+        rows.append({"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high, **average,
                      "nodes_per_round": sum(run["verified_nodes"] for run in runs) / sum(run["target_forwards"] for run in runs),
-                     "identical": sum(run["agreement"] == 1 for run in runs)})
+                     "identical": sum(run["agreement"] == 1 for run in runs), **_quality(runs), **(sets or {}).get(name, {})})
     return rows
 
 
-def markdown(rows: list[dict], settings: dict) -> str:
-    """The table, and under it what it was measured with."""
-    images = len(settings["prompts"])
+def _quality(runs: list[dict]) -> dict[str, float]:
+    """Sum over count of every column that the runs' metrics gave."""
+    found = [run.get("quality", {}) for run in runs]
+    return {column: sum(scores[column][0] for scores in found) / sum(scores[column][1] for scores in found) for column in found[0]}
+
+
+def _headings(rows: list[dict]) -> dict[str, str]:
+    return COLUMNS | {name: name for name in rows[0] if name not in COLUMNS}
+
+
+def table(rows: list[dict], images: int) -> str:
+    """Rows of :func:`summary` as Markdown."""
     form = {"method": str, "target_forwards": "{:.0f}".format, "drafter_forwards": "{:.0f}".format, "identical": f"{{}} of {images}".format,
             "agreement": "{:.1%}".format, "substitution_rate": "{:.1%}".format}
-    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(form.get(key, "{:.2f}".format)(row[key]) for key in COLUMNS) + " |" for row in rows]
+    headings = _headings(rows)
+    form = {key: form.get(key, ("{:.2f}" if key in COLUMNS else "{:.4g}").format) for key in headings}
+    lines = ["| " + " | ".join(headings.values()) + " |", "|" + "---|" * len(headings)]
+    return "\n".join([*lines, *("| " + " | ".join(form[key](row[key]) for key in headings) + " |" for row in rows)])
+
+
+def markdown(rows: list[dict], settings: dict, note: str = "") -> str:
+    """The table, and under it what it was measured with, and ``note``."""
+    images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
     named = ", ".join(f"{key} {settings[key]}" for key in ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype"))
-    return "\n".join([*lines, "", f"{images} prompts, one image each. {sampling}. {named}.", ""])
+    return "\n".join([table(rows, images), "", f"{images} prompts, one image each. {sampling}. {named}.", *([note] if note else []), ""])
 
 
-def write(records: list[dict], settings: dict, folder: Path) -> list[Path]:
-    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots; the paths that were written."""
-    rows = summary(records)
+def write(records: list[dict], settings: dict, folder: Path, sets: dict[str, dict[str, float]] | None = None, note: str = "") -> tuple[str, list[Path]]:
+    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots; the table, and the paths that were written."""
+    rows = summary(records, sets)
+    shown = markdown(rows, settings, note)
     text = io.StringIO()
-    table = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+    table = csv.DictWriter(text, list(_headings(rows)), lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    (folder / "results.md").write_text(markdown(rows, settings), encoding="utf-8")
+    (folder / "results.md").write_text(shown, encoding="utf-8")
     (folder / "results.csv").write_text(text.getvalue(), encoding="utf-8")
     write_json(folder / "results.json", {"settings": settings, "summary": rows, "records": records})
-    return [folder / "results.md", folder / "results.csv", folder / "results.json", *_plots(rows, records, folder)]
+    return shown, [folder / "results.md", folder / "results.csv", folder / "results.json", *_plots(rows, records, folder)]
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core.report import PLAIN, median_interval, ratios, summary, table
 
-from .harness import PLAIN, captions, decode, interleaved, interval, ratios, table
+from .harness import captions, interleaved, runner
 from .speed import EVALUATION
 
 TUNING = 2000
@@ -56,19 +57,19 @@ def main() -> None:
     drafter = load_drafter("bundled", target)
     sampling = Sampling(seed=3, temperature=args.temperature)
 
-    def measure(candidates: list[Drafting], prompts: list[str]) -> dict[str, list[dict]]:
+    def measure(candidates: list[Drafting], prompts: list[str]) -> list[dict]:
         runs = {PLAIN: Drafting(method="autoregressive"), **{label(c): c for c in candidates}}
-        return interleaved({name: (lambda prompt, d=d: decode(target, drafter, prompt, sampling, d).trace.report()) for name, d in runs.items()}, prompts)
+        return interleaved({name: runner(target, drafter, sampling, drafting) for name, drafting in runs.items()}, prompts)
 
     best = {}
     for family, candidates in families().items():
-        reports = measure(candidates, captions(TUNING, args.tune))
-        print(f"\n## {family}, tuning set\n\n{table(reports)}", flush=True)
-        best[family] = max(candidates, key=lambda c: np.median(ratios(reports, PLAIN, label(c))))
-    reports = measure(list(best.values()), captions(EVALUATION, args.evaluate))
-    print(f"\n## the winners, evaluation set\n\n{table(reports)}")
-    against = ratios(reports, label(best["fixed"]), label(best["adt"]))
-    low, high = interval(against)
+        records = measure(candidates, captions(TUNING, args.tune))
+        print(f"\n## {family}, tuning set\n\n{table(summary(records), args.tune)}", flush=True)
+        best[family] = max(candidates, key=lambda c: np.median(ratios(records, PLAIN, label(c))))
+    records = measure(list(best.values()), captions(EVALUATION, args.evaluate))
+    print(f"\n## the winners, evaluation set\n\n{table(summary(records), args.evaluate)}")
+    against = ratios(records, label(best["fixed"]), label(best["adt"]))
+    low, high = median_interval(against)
     print(f"\nADT-Tree against the best fixed tree: {np.median(against):.3f} times as fast, 95 % interval {low:.3f} to {high:.3f}")
 
 

@@ -3,6 +3,7 @@
 from comfy_api.v0_0_2 import ComfyExtension, io
 
 from . import folders
+from .benchmark import ADTTreeBenchmark
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .sampler import ADTTreeSampler
@@ -14,4 +15,4 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        return [ADTTreeModelLoader, ADTTreeDrafterLoader, ADTTreeSettings, ADTTreeLantern, ADTTreeSampler]
+        return [ADTTreeModelLoader, ADTTreeDrafterLoader, ADTTreeSettings, ADTTreeLantern, ADTTreeSampler, ADTTreeBenchmark]

@@ -2,9 +2,9 @@
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.errors import AdtError
 from ..adt_core.lantern import Lantern
 from .loaders import CATEGORY
+from .runtime import refusal
 from .sockets import LanternSocket
 
 LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
@@ -45,13 +45,7 @@ class ADTTreeLantern(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, delta: float = None, factor: float = None, max_substitution: float = None) -> bool | str:
-        """Refuse what no widget can hold but the API can send, such as NaN; linked inputs arrive as None."""
-        given = {"delta": delta, "factor": factor, "max_substitution": max_substitution}
-        try:
-            Lantern(**{name: value for name, value in given.items() if value is not None})
-        except AdtError as error:
-            return str(error)
-        return True
+        return refusal(Lantern, delta=delta, factor=factor, max_substitution=max_substitution)
 
     @classmethod
     def execute(cls, rule: str, neighbours: int, delta: float, factor: float, max_substitution: float) -> io.NodeOutput:

@@ -110,4 +110,4 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     def execute(cls, model: LoadedModel, drafter: str) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS)
         found = adt_core.load_drafter(path, model.target, check=check_cancelled)
-        return io.NodeOutput(LoadedDrafter(found, manage(found) if isinstance(found, torch.nn.Module) else None, model.target))
+        return io.NodeOutput(LoadedDrafter(found, manage(found) if isinstance(found, torch.nn.Module) else None, model.target, drafter))

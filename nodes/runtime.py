@@ -18,6 +18,18 @@ from ..adt_core.errors import AdtError
 check_cancelled = mm.throw_exception_if_processing_interrupted
 
 
+def refusal(make: Callable, **values) -> bool | str:
+    """What ``validate_inputs`` answers: True, or why ``make`` refuses what no widget can hold but the API can send, such as NaN.
+
+    Linked inputs arrive as None; they are checked when they are known.
+    """
+    try:
+        make(**{name: value for name, value in values.items() if value is not None})
+    except AdtError as error:
+        return str(error)
+    return True
+
+
 class ADTTreeWeights(torch.nn.Module):
     """Holds a module for a ModelPatcher, which writes attributes such as ``device`` onto what it manages.
 

@@ -10,7 +10,7 @@ from PIL import Image
 from .. import adt_core
 from ..adt_core.errors import AdtError
 from .loaders import CATEGORY
-from .runtime import Progress, check_cancelled, load
+from .runtime import Progress, check_cancelled, load, refusal
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
 from .stock import read_prompt, to_image
 
@@ -91,13 +91,7 @@ class ADTTreeSampler(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, guidance: float = None, temperature: float = None, top_p: float = None) -> bool | str:
-        """Refuse what no widget can hold but the API can send, such as NaN; linked inputs arrive as None."""
-        given = {"guidance": guidance, "temperature": temperature, "top_p": top_p}
-        try:
-            adt_core.Sampling(**{name: value for name, value in given.items() if value is not None})
-        except AdtError as error:
-            return str(error)
-        return True
+        return refusal(adt_core.Sampling, guidance=guidance, temperature=temperature, top_p=top_p)
 
     @classmethod
     def execute(

@@ -4,9 +4,9 @@ from dataclasses import fields
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.errors import AdtError
 from ..adt_core.shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
 from .loaders import CATEGORY
+from .runtime import refusal
 from .sockets import SettingsSocket
 
 _DEFAULTS = {field.name: field.default for field in fields(Drafting)}
@@ -67,13 +67,8 @@ class ADTTreeSettings(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, depth_min: int, depth_max: int, width_min: int, width_max: int) -> bool | str:
-        """Refuse bounds that cross before anything runs; linked inputs arrive as None and are checked when known."""
-        bounds = {"depth_min": depth_min, "depth_max": depth_max, "width_min": width_min, "width_max": width_max}
-        try:
-            Drafting(**{name: value for name, value in bounds.items() if value is not None})
-        except AdtError as error:
-            return str(error)
-        return True
+        """Bounds that cross are refused before anything runs."""
+        return refusal(Drafting, depth_min=depth_min, depth_max=depth_max, width_min=width_min, width_max=width_max)
 
     @classmethod
     def execute(cls, **values) -> io.NodeOutput:

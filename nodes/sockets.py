@@ -24,8 +24,9 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter and the target that it was loaded for. ``patcher`` manages its network, if it has one."""
+    """A drafter, as it is called in the loader, and the target that it was loaded for. ``patcher`` manages its network, if it has one."""
 
     drafter: Any
     patcher: ModelPatcher | None
     target: Any
+    name: str

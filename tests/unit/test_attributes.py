@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from adt_core.benchmark import CAPTIONS
+from adt_core.prompts import read_prompts
+from benchmarks.harness import HELD_OUT_SEED, captions
+from benchmarks.scenes import FIRST, SCENES, scene_metric
 from training.attributes import check, degrade, measure
 from training.data import example
 from training.scenes import COLOURS, PLACES, SKIES, Item, Scene
@@ -68,3 +73,14 @@ def test_degrading_is_seeded():
     image = example(SEED, 0)[0]
     once, again = (degrade(image, np.random.default_rng(7)) for _ in range(2))
     assert np.array_equal(once, again) and not np.array_equal(once, image)
+
+
+def test_the_metric_of_the_benchmark_knows_the_scenes_of_the_bundled_captions():
+    assert read_prompts(CAPTIONS)[:6] == captions(FIRST, 6)
+    metric, seen = scene_metric(count=6), 0
+    for number in range(FIRST, FIRST + 6):
+        image, caption, scene = example(HELD_OUT_SEED, number)
+        found, count = metric(Image.fromarray(image), caption)[SCENES]
+        assert found == count == len(check(image, scene))
+        seen += metric(Image.new("RGB", (128, 128)), caption)[SCENES][0]
+    assert seen < 6, "in black pictures"

@@ -8,25 +8,16 @@ import pytest
 from adt_core import benchmark, cli
 from adt_core.prompts import read_prompts
 from adt_core.report import COLUMNS
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 METHODS = ["eagle2", "adt-tree", "static:mc_sim_7b_63", "jacobi", "eagle2+lantern", "jacobi+lantern"]
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_checkpoint(folder / "target", scale=3.0)
-    write_tiny_drafter(folder / "drafter", folder / "target")
-    return folder
-
-
 @pytest.fixture
-def run(checkpoints, tmp_path, capsys):
+def run(tiny, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a cat\na dog\na cow\n")
 
     def run(*extra: str, methods: str = ",".join(METHODS), prompts: str = "prompts.txt"):
-        code = cli.main(["benchmark", "--model", str(checkpoints / "target"), "--drafter", str(checkpoints / "drafter"), "--dtype", "float64",
+        code = cli.main(["benchmark", "--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), "--dtype", "float64",
                          "--prompts", str(tmp_path / prompts), "--methods", methods, "--output", str(tmp_path / "out"), "--lantern-delta", "0.5", *extra])
         printed = capsys.readouterr()
         return code, printed.out, printed.err

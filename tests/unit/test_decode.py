@@ -3,24 +3,14 @@
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import AdtError, Decoding, Drafting, Sampling
 from adt_core.tree import CandidatePool
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 METHODS = [dict(method="eagle2", depth=3, width=3, nodes=9), dict(method="eagle2", depth=5, width=1, nodes=5),
            dict(method="eagle2", depth=2, width=40, nodes=60), dict(method="adt-tree"), dict(method="adt-tree", init="vertical", wrap="reset"),
            dict(method="adt-tree", init="random"), dict(method="adt-tree", proposal="top-k", nodes=30, width_max=10),
            dict(method="eagle2", expand_above=0.2, keep_above=0.05), dict(method="static:naive_extend_57"),
            dict(method="static:mc_sim_7b_63", proposal="top-k")]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_checkpoint(folder / "target", scale=3.0)
-    write_tiny_drafter(folder / "drafter", folder / "target")
-    target = load_target(folder / "target", dtype=torch.float64)
-    return target, load_drafter(folder / "drafter", target)
 
 
 def run(target, prompts=("a cat", "three small dogs"), drafter=None, stub=None, **options):

@@ -3,19 +3,18 @@
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Decoding, Drafting, Sampling, load_drafter
 from adt_core.drafters.jacobi import JacobiProposer
 from adt_core.drafters.window import spine_and_branches
 from adt_core.tree import DraftTree, ancestor_matrix
-from tests.tiny import write_tiny_checkpoint
 
 SHAPES = [dict(depth=1, width=1, nodes=1), dict(depth=2, width=2, nodes=2), dict(depth=16, width=1, nodes=16), dict(depth=64, width=1, nodes=64),
           dict(depth=5, width=3, nodes=16), dict(depth=12, width=4, nodes=64), dict(depth=8, width=40, nodes=30), dict(depth=30, width=4, nodes=20)]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return load_target(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "target", scale=3.0), dtype=torch.float64)
+@pytest.fixture
+def target(models):
+    return models[0]
 
 
 def run(target, drafting, sampling=Sampling(seed=5), prompts=("a cat", "three small dogs", "x")):

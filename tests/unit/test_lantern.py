@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling, load_drafter, load_target
+from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling, load_drafter
 from adt_core.lantern import relaxed_agreement
 from adt_core.models.vq import Neighbours
 from adt_core.tree import DraftTree, ancestor_matrix
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 UNLIMITED = torch.tensor([10**6])
 
@@ -103,12 +102,8 @@ def test_the_greedy_rule_adds_the_neighbours_to_a_draft():
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_checkpoint(folder / "target", scale=3.0)
-    write_tiny_drafter(folder / "drafter", folder / "target")
-    target = load_target(folder / "target", dtype=torch.float64)
-    return target, load_drafter(folder / "drafter", target), load_drafter("jacobi", target)
+def models(models):
+    return *models, load_drafter("jacobi", models[0])
 
 
 def run(models, drafter: int = 0, lantern=None, **settings):

@@ -58,6 +58,24 @@ def test_while_weights_are_loaded(comfy, graph, loader):
     works(comfy, graph)
 
 
+def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
+    values = {"prompts": "a cat\na dog\na cow", "count": 3, "methods": "jacobi", "seed": 904, "guidance": 3.0, "temperature": 1.0}
+    node, _ = graph.add("ADTTreeBenchmark", model=graph.link("ADTTreeModelLoader"), **values)
+    prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}
+    others = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl"))
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(prompt, browser.id)
+        browser.wait_for(lambda m: m.type == "progress" and m.data["value"] == 1)
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+    (runs,) = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl")) - others
+    before = runs.read_text().splitlines()
+    assert len(before) == 2
+    comfy.run(prompt)
+    after = runs.read_text().splitlines()
+    assert after[:2] == before and len(after) == 4
+    works(comfy, graph)
+
+
 @pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
 def test_while_pixels_are_coded(comfy, graph, node):
     """Many large images through the codec alone."""

@@ -55,6 +55,30 @@ def test_bad_values_of_lantern_are_refused_before_the_run(comfy, graph, name, va
     assert name in refused(comfy, graph.set("ADTTreeSampler", lantern=graph.add("ADTTreeLantern", **values)))
 
 
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("methods", "eagle2,magic", "methods: 'magic'"),
+        ("prompts", "nowhere.json", "prompts: "),
+        ("temperature", float("nan"), "temperature"),
+        ("count", 0, "count"),
+    ],
+)
+def test_bad_values_of_the_benchmark_are_refused_before_the_run(comfy, graph, name, value, words):
+    assert words in refused(comfy, benchmark(graph, **{name: value}))
+
+
+def test_a_benchmark_of_methods_that_need_a_network_without_one(comfy, graph):
+    assert "'adt-tree' needs a network" in failed(comfy, benchmark(graph, methods="jacobi,adt-tree"), "ADTTreeBenchmark")
+
+
+def benchmark(graph, **changes) -> Graph:
+    """A benchmark without a drafter, and nothing else."""
+    values = {"prompts": "a cat", "count": 1, "methods": "jacobi", "seed": 0, "guidance": 3.0, "temperature": 1.0, **changes}
+    node, _ = graph.add("ADTTreeBenchmark", model=graph.link("ADTTreeModelLoader"), **values)
+    return Graph({key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))})
+
+
 @pytest.mark.parametrize("bad", ["KSampler takes no ADT_MODEL", "sampler takes no MODEL", "no positive"])
 def test_wrong_plugs_do_not_fit(comfy, graph, bad):
     if bad == "no positive":

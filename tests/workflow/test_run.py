@@ -205,3 +205,22 @@ def tokens(comfy, graph, outputs) -> int:
     """Tokens of one image: its pixels by the pixels of a token, which the test of odd sizes finds to be 8 by 8."""
     height, width, _ = images(comfy, outputs)[0].shape
     return height * width // 64
+
+
+def test_the_benchmark_node_compares_and_writes_its_results(comfy, graph):
+    inputs = {"model": graph.link("ADTTreeModelLoader"), "drafter": graph.link("ADTTreeDrafterLoader"), "prompts": f"{PROMPT}\nA red car on a street.\n"}
+    node, _ = graph.add("ADTTreeBenchmark", **inputs, count=4, methods="eagle2, jacobi", seed=3, guidance=3.0, temperature=1.0)
+    before = set(comfy.base.glob("output/adt_tree_benchmark/*"))
+    with comfy.socket() as browser:
+        outputs = comfy.run({key: graph.prompt[key] for key in (node, *(link[0] for link in list(inputs.values())[:2]))}, client=browser.id)
+        browser.wait_for(lambda m: m.type == "execution_success")
+        steps = [m.data["value"] for m in browser.messages if m.type == "progress" and m.data["node"] == node]
+    assert steps == [1, 2]
+    (table,) = outputs[node]["text"]
+    (folder,) = set(comfy.base.glob("output/adt_tree_benchmark/*")) - before
+    assert (folder / "results.md").read_text(encoding="utf-8") == table
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
+    assert all(row["identical"] == 2 and row["tau"] >= 1 for row in results["summary"]) and results["settings"]["drafter"] == "bundled"
+    assert sorted(results["settings"]["prompts"]) == ["A blue sailboat in the middle of a calm lake at sunset.", "A red car on a street."]
+    assert len(list(folder.glob("images/autoregressive/*.png"))) == 2

@@ -1,0 +1,23 @@
+"""One pair of tiny random models for all unit tests that only read them."""
+
+import pytest
+import torch
+
+from adt_core import load_drafter, load_target
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A folder with a tiny ``target`` of sharp distributions and its ``drafter``."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_checkpoint(folder / "target", scale=3.0)
+    write_tiny_drafter(folder / "drafter", folder / "target")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tiny):
+    """The same, loaded in float64: the target, and its drafter."""
+    target = load_target(tiny / "target", dtype=torch.float64)
+    return target, load_drafter(tiny / "drafter", target)

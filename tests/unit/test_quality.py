@@ -1,0 +1,156 @@
+"""Image quality on tiny random models: what the columns hold, what is measured once, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tokenizers import pre_tokenizers
+
+from adt_core import cli, quality
+from adt_core.errors import AdtError
+from adt_core.report import summary
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """A folder with a random CLIP of 8 embedding dimensions and a tokenizer of bytes."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
+
+    folder = tmp_path_factory.mktemp("clip")
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(text_config={**layers, "vocab_size": 300, "max_position_embeddings": 20, "bos_token_id": 0, "eos_token_id": 1},
+                        vision_config={**layers, "image_size": 32, "patch_size": 16}, projection_dim=8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        CLIPModel(config).save_pretrained(folder)
+    tokens = ["<|startoftext|>", "<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def predictor(tmp_path):
+    """LAION's layout: linear layers 0 and 2, from 8 dimensions to 3 to 1."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {"layers.0.weight": torch.randn(3, 8, generator=generator), "layers.0.bias": torch.randn(3, generator=generator),
+               "layers.2.weight": torch.randn(1, 3, generator=generator), "layers.2.bias": torch.randn(1, generator=generator)}
+    save_file(tensors, tmp_path / "predictor.safetensors")
+    return tmp_path / "predictor.safetensors"
+
+
+def noise(seed: int, size=(48, 40)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
+    from transformers import CLIPModel, CLIPProcessor
+
+    metric = quality.clip_metric(clip, "--clip", "CLIP score", CPU, predictor)
+    model, processor = CLIPModel.from_pretrained(clip).eval(), CLIPProcessor.from_pretrained(clip)
+    layers = {name: value.double() for name, value in quality._read(predictor, "").items()}
+    for seed in range(6):
+        with torch.inference_mode():
+            found = model(**processor(text=["a cat"], images=[noise(seed)], return_tensors="pt"))
+        embedding = found.image_embeds[0].double()
+        cosine = torch.cosine_similarity(embedding, found.text_embeds[0].double(), dim=0).item()
+        score = layers["layers.2.weight"] @ (layers["layers.0.weight"] @ embedding + layers["layers.0.bias"]) + layers["layers.2.bias"]
+        scores = metric(noise(seed), "a cat")
+        assert scores == {"CLIP score": (pytest.approx(100 * max(cosine, 0), abs=1e-3), 1), "aesthetic": (pytest.approx(score.item(), abs=1e-4), 1)}
+    assert metric(noise(0), "a very long prompt " * 30)  # is cut
+
+
+def test_columns_add_sums_and_counts():
+    run = {"seconds": 1, "tau": 1, "mean_depth": 0, "target_forwards": 3, "drafter_forwards": 0, "agreement": 1, "substitution_rate": 0, "verified_nodes": 0}
+    records = [{"runs": {"autoregressive": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
+    (row,) = summary(records, {"autoregressive": {"FID": 7.0}})
+    assert row["attributes"] == 0.5 and row["FID"] == 7.0
+
+
+def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding(tiny, tmp_path, clip, predictor, capsys, monkeypatch):
+    calls, make = [], quality.clip_metric
+
+    def counted(*args):
+        metric = make(*args)
+        return lambda picture, prompt: calls.append(prompt) or metric(picture, prompt)
+
+    def readable(pictures):
+        return {name: {"IS": float(sum(Image.open(file).size == (32, 32) for file in files))} for name, files in pictures.items()}
+
+    monkeypatch.setattr(quality, "clip_metric", counted)
+    monkeypatch.setattr(quality, "inception_metric", lambda *args: readable)
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    command = ["benchmark", "--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), "--dtype", "float64", "--prompts",
+               str(tmp_path / "prompts.txt"), "--methods", "jacobi,jacobi+lantern", "--lantern-delta", "1", "--output", str(tmp_path / "out"),
+               "--inception", "weights", "--clip", str(clip), "--aesthetic", str(predictor)]
+    assert cli.main(command) == 0
+    table = capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    plain, exact, relaxed = results["summary"]
+    assert len(calls) == 4, "jacobi has plain decoding's pictures"
+    assert plain["CLIP score"] == exact["CLIP score"] and plain["aesthetic"] == exact["aesthetic"] != relaxed["aesthetic"]
+    assert all(row["IS"] == 2 for row in results["summary"])
+    assert "| CLIP score | aesthetic | IS |" in table and "Not measured: HPSv2 (needs --hps), FID (needs torch-fidelity, " in table
+    assert str(clip) in results["settings"]["metrics"][0]
+    assert sorted(path.relative_to(tmp_path / "out" / "images").as_posix() for path in (tmp_path / "out" / "images").rglob("*.png")) == [
+        "autoregressive/0001.png", "autoregressive/0002.png", "jacobi+lantern/0001.png", "jacobi+lantern/0002.png"]
+    assert cli.main(command) == 0 and len(calls) == 4, "it was finished"
+    assert cli.main(command[:-4]) == 1 and "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given, named", [
+    ({"aesthetic": "p"}, "--aesthetic"), ({"real_images": "p"}, "--real-images"), ({"clip": "nowhere"}, "--clip"), ({"hps": "nowhere"}, "--hps"),
+    ({"inception": "nowhere"}, "--inception")])
+def test_what_is_missing_is_named(given, named, tmp_path):
+    given = {name: tmp_path / path for name, path in given.items()}
+    with pytest.raises(AdtError, match=named):
+        quality.choose(**{name: given.get(name) for name in cli.QUALITY}, count=1, device=CPU)
+
+
+def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):
+    save_file({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "damaged.pth").write_bytes(b"no tensors")
+    for name, said in (("other.safetensors", "8 numbers"), ("damaged.pth", "file of tensors")):
+        with pytest.raises(AdtError, match=f"--aesthetic.*{said}"):
+            quality.clip_metric(clip, "--clip", "CLIP score", CPU, tmp_path / name)
+
+
+def test_a_damaged_clip(clip, tmp_path):
+    (tmp_path / "config.json").write_text((clip / "config.json").read_text())
+    with pytest.raises(AdtError, match="--clip: .* is not a whole CLIP model"):
+        quality.clip_metric(tmp_path, "--clip", "CLIP score", CPU)
+
+
+def test_inception_score_and_fid(tmp_path):
+    """With random weights of Inception: FID of a set with itself is 0, and real pictures may be of any size."""
+    inception = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
+    with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
+        torch.manual_seed(0)
+        patch.setattr(inception, "load_state_dict_from_url", lambda *args, **kwargs: {})
+        patch.setattr(inception.FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
+        network = inception.FeatureExtractorInceptionV3("x", ["2048"])
+    torch.save({name: value * 6**0.5 if value.ndim == 4 else value for name, value in network.state_dict().items()}, tmp_path / "inception.pth")
+    files = {name: [tmp_path / name / f"{i}.png" for i in range(3)] for name in ("autoregressive", "other")}
+    for number, file in enumerate(file for group in files.values() for file in group):
+        file.parent.mkdir(exist_ok=True)
+        noise(number, (32, 32)).save(file)
+    files["same"] = files["autoregressive"]
+    real = tmp_path / "real"
+    real.mkdir()
+    for number in range(3):
+        noise(number, (32, 32)).save(real / f"{number}.png")
+    metric = quality.inception_metric(tmp_path / "inception.pth", real, 3, CPU)
+    found = metric(files)
+    assert found["same"] == found["autoregressive"] and found["same"]["IS"] > 1
+    assert abs(found["same"]["FID"]) < 1e-3 * found["other"]["FID"]
+    noise(9, (90, 50)).save(real / "odd.jpg")
+    assert np.isfinite(quality.inception_metric(tmp_path / "inception.pth", real, 3, CPU)(files)["other"]["FID"])
+    with pytest.raises(AdtError, match="--real-images"):
+        quality.inception_metric(tmp_path / "inception.pth", real, 1, CPU)
