@@ -23,6 +23,9 @@ MEASURED = (1, 9, 17, 33, 65)
 REPEATS = 3
 PATIENCE = 0.02
 """Share of an image's plain decoding time that may be lost before the image is finished plainly."""
+OVERHEAD = 0.5
+"""Plain steps that drafting takes, before any was seen."""
+LEARNING = 0.1
 MEMORY = 0.97
 """Weight of the past, per round, in the pace."""
 
@@ -51,12 +54,22 @@ def _timed(forward: Callable[[int], object], nodes: int) -> float:
 
 
 class Experience:
-    """What outlives an image: how fast drafting was, what a round costs beside its forward, and whether drafting paid at all."""
+    """What outlives an image: how fast drafting was, what rounds cost beside their forward, and whether drafting paid at all."""
 
     def __init__(self) -> None:
         self.tokens = self.cost = 10.0  # running sums; their ratio is the pace
-        self.overhead = 0.3
+        self.overhead: dict[int, float] = {}  # plain steps, by size
         self.failures = self.skipped = 0
+
+    def overhead_at(self, size: int) -> float:
+        """That of the size, or of the nearest one that has been tried."""
+        if not self.overhead:
+            return OVERHEAD
+        return self.overhead[min(self.overhead, key=lambda tried: abs(tried - size))]
+
+    def saw_overhead(self, size: int, steps: float) -> None:
+        known = self.overhead_at(size)
+        self.overhead[size] = known + LEARNING * (min(max(steps, 0.0), known + 1) - known)  # one slow round must not count for much
 
 
 def experience(drafter: object, key: tuple) -> Experience:
@@ -79,7 +92,7 @@ class CostAware:
 
     def _cost(self, drafts: int) -> float:
         """Plain steps' time of a round with ``drafts`` drafts, drafting included."""
-        return self._verify(drafts) + self._known.overhead
+        return self._verify(drafts) + self._known.overhead_at(drafts)
 
     def _verify(self, drafts: int) -> float:
         n = drafts + 1
@@ -99,11 +112,11 @@ class CostAware:
         """Learn from an image's share of a round that took ``seconds``."""
         if share.depth == 0:
             return
-        known, spent = self._known, seconds / self._costs[0]
-        known.overhead += 0.05 * (min(max(spent - self._verify(share.nodes), 0.0), 2.0) - known.overhead)
-        cost = self._cost(share.nodes)
+        known, size = self._known, next(size for size in SIZES if size >= share.nodes)
+        known.saw_overhead(size, seconds / self._costs[0] - self._verify(size))
+        cost = self._cost(size)
         known.tokens, known.cost = MEMORY * known.tokens + share.accepted + 1, MEMORY * known.cost + cost
-        self._level = next((i for i, size in enumerate(SIZES) if size >= share.nodes), len(SIZES) - 1)
+        self._level = SIZES.index(size)
         self._lost += cost - share.accepted - 1
         if self._lost > PATIENCE * self._length:
             self._plainly = True

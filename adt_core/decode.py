@@ -143,9 +143,9 @@ class Decoding:
         return [CostAware(costs, known, self.length)] * self.images
 
     def _read_nodes(self, nodes: int) -> None:
-        """A target forward over so many nodes behind the prompt, for its time."""
+        """A target forward over so many nodes in mid-image, for its time."""
         codes = torch.zeros(self.images, nodes, dtype=torch.long, device=self._rows.device)
-        features = self._forward(codes, self._rows.causal_step([self._rows.length] * self.images, nodes))
+        features = self._forward(codes, self._rows.causal_step([self._rows.length + self.length // 2] * self.images, nodes))
         self._logits(features).argmax(-1).tolist()
 
     def _row_ids(self, codes: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import AdtError
 from ..models.chameleon import Target
 from ..models.decoder import Rows, Step
 from ..sampling import Sampling
