@@ -21,8 +21,13 @@ from .trace import ImageRound
 MEASURED = (1, 9, 17, 33, 65)
 """Nodes of the forwards that are timed; what lies between is interpolated."""
 REPEATS = 3
-PATIENCE = 0.02
-"""Share of an image's plain decoding time that may be lost before the image is finished plainly."""
+STAKE = 0.015
+"""Share of an image's plain decoding time that may be lost on drafts before they have earned anything; from then on only gains are gambled."""
+RICHES = 64.0
+"""Plain steps of gains that are remembered, so that drafting is soon given up where it has ceased to pay."""
+PROBE, GAP = 3.0, 96
+"""Plain steps that may be lost on finding out whether drafting pays by now, and plain rounds before that; every further gap is four times as
+long, so that hopeless drafting costs next to nothing."""
 OVERHEAD = 0.5
 """Plain steps that drafting takes, before any was seen."""
 LEARNING = 0.1
@@ -54,12 +59,13 @@ def _timed(forward: Callable[[int], object], nodes: int) -> float:
 
 
 class Experience:
-    """What outlives an image: how fast drafting was, what rounds cost beside their forward, and whether drafting paid at all."""
+    """What outlives an image: how fast rounds were, what drafting costs beside the forward, and what it has earned."""
 
-    def __init__(self) -> None:
+    def __init__(self, stake: float) -> None:
         self.tokens = self.cost = 10.0  # running sums; their ratio is the pace
         self.overhead: dict[int, float] = {}  # plain steps, by size
-        self.failures = self.skipped = 0
+        self.credit = stake  # plain steps that drafting may still lose
+        self.gap, self.rest = GAP, 0  # next gap, and plain rounds still to go
 
     def overhead_at(self, size: int) -> float:
         """That of the size, or of the nearest one that has been tried."""
@@ -67,24 +73,30 @@ class Experience:
             return OVERHEAD
         return self.overhead[min(self.overhead, key=lambda tried: abs(tried - size))]
 
+    def earned(self, gain: float) -> None:
+        """A round with drafts brought so many tokens more than it took plain steps."""
+        self.credit = min(self.credit + gain, RICHES)
+        if self.credit > 2 * PROBE:
+            self.gap = GAP
+        elif self.credit < 0:
+            self.rest, self.gap, self.credit = self.gap, 4 * self.gap, PROBE
+
     def saw_overhead(self, size: int, steps: float) -> None:
         known = self.overhead_at(size)
         self.overhead[size] = known + LEARNING * (min(max(steps, 0.0), known + 1) - known)  # one slow round must not count for much
 
 
-def experience(drafter: object, key: tuple) -> Experience:
-    """That of a drafter under settings ``key``."""
-    return _experience.setdefault(drafter, {}).setdefault(key, Experience())
+def experience(drafter: object, key: tuple, length: int) -> Experience:
+    """That of a drafter under settings ``key``, whose images have ``length`` tokens."""
+    return _experience.setdefault(drafter, {}).setdefault(key, Experience(STAKE * length))
 
 
 class CostAware:
     """One for all images of a batch, whose rounds cost what they cost together; prices and tokens are per image."""
 
-    def __init__(self, costs: dict[int, float], experience: Experience, length: int):
-        self._costs, self._known, self._length = costs, experience, length
-        self._level, self._lost = 1, 0.0
-        self._plainly = experience.skipped < 2**experience.failures - 1  # 0, 1, 3, 7, ... images without a try
-        experience.skipped = experience.skipped + 1 if self._plainly else 0
+    def __init__(self, costs: dict[int, float], experience: Experience, images: int):
+        self._costs, self._known, self._images = costs, experience, images
+        self._level = 1
 
     @property
     def pace(self) -> float:
@@ -102,22 +114,21 @@ class CostAware:
         return self._costs[low] + share * (self._costs[high] - self._costs[low])
 
     def choose(self, position: int) -> TreeShape:
-        """All sizes up to one above the last, and what each has to bring."""
-        if self._plainly:
+        """All sizes up to one above the last, and what each has to bring; no drafts where they have not paid."""
+        if self._known.rest > 0:
             return TreeShape(0, 1)
         sizes = SIZES[: self._level + 2]
         return TreeShape(spine(sizes[-1]), AUTO_WIDTH, tuple((n, self.pace * self._cost(n)) for n in sizes))
 
     def update(self, share: ImageRound, seconds: float) -> None:
         """Learn from an image's share of a round that took ``seconds``."""
-        if share.depth == 0:
-            return
-        known, size = self._known, next(size for size in SIZES if size >= share.nodes)
-        known.saw_overhead(size, seconds / self._costs[0] - self._verify(size))
-        cost = self._cost(size)
+        known, cost, part = self._known, 1.0, 1 / self._images
+        if share.depth > 0:
+            size = next(size for size in SIZES if size >= share.nodes)
+            known.saw_overhead(size, seconds / self._costs[0] - self._verify(size))
+            cost = self._cost(size)
+            self._level = SIZES.index(size)
+            known.earned(part * (share.accepted + 1 - cost))
+        else:
+            known.rest -= part
         known.tokens, known.cost = MEMORY * known.tokens + share.accepted + 1, MEMORY * known.cost + cost
-        self._level = SIZES.index(size)
-        self._lost += cost - share.accepted - 1
-        if self._lost > PATIENCE * self._length:
-            self._plainly = True
-            known.failures += 1

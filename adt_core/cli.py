@@ -187,7 +187,8 @@ def _add_benchmark(parser: _Parser) -> None:
 def _add_model(parser: _Parser) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
-    add("--drafter", metavar="PATH", type=_drafter, default="bundled", help="folder of the drafter, or jacobi, which needs none (default: %(default)s)")
+    add("--drafter", metavar="PATH", default="bundled",
+        help="folder of the drafter; jacobi, which needs none; or PATH+jacobi, both in one tree (default: %(default)s)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
 
@@ -210,17 +211,9 @@ def _add_sampling(parser: _Parser) -> None:
 
 
 def _method(name: str) -> str:
-    if name == "auto":
-        raise argparse.ArgumentTypeError(f"{name} is not available in this version ({VERSION}); choose one of {', '.join(METHODS)}.")
     if name not in METHODS:
         raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose one of {', '.join(METHODS)}.")
     return name
-
-
-def _drafter(path: str) -> str:
-    if "+" in path and "jacobi" in path.split("+"):
-        raise argparse.ArgumentTypeError(f"{path} is not available in this version ({VERSION}); give 'bundled', 'jacobi' or the folder of a drafter.")
-    return path
 
 
 # ---- commands ------------------------------------------------------------

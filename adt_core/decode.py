@@ -139,8 +139,8 @@ class Decoding:
         if self.drafting.method != "auto":
             return [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
         costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
-        known = experience(self._given, (self._rows.count, replace(self.sampling, seed=0), self.lantern))
-        return [CostAware(costs, known, self.length)] * self.images
+        known = experience(self._given, (self._rows.count, replace(self.sampling, seed=0), self.lantern), self.length)
+        return [CostAware(costs, known, self.images)] * self.images
 
     def _read_nodes(self, nodes: int) -> None:
         """A target forward over so many nodes in mid-image, for its time."""
@@ -208,6 +208,8 @@ class Decoding:
         """One token per image, no drafts."""
         features = self._forward(self._root[:, None], self._rows.step(starts, 0, 0, None))
         self._root = self._emit(features)[:, 0]
+        if self._proposer is not None:
+            self._proposer.skip(self._root, features, self._positions)
         for image, code in enumerate(self._root.tolist()):
             self._decide(image, [code])
         return [ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()) for image, (position, shape) in enumerate(zip(self._positions, shapes))]

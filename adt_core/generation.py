@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from .decode import Decoding
 from .drafters.jacobi import JacobiDrafter
-from .drafters.load import JACOBI, load_drafter
+from .drafters.load import has_window, load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .lantern import Lantern
@@ -60,8 +60,8 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: d
     if options.output.suffix.lower() != ".png":
         raise AdtError(f"--output: '{options.output}' must end in .png.")
     given = {name: value for name, value in drafting.items() if value is not None}
-    drafting = replace(JacobiDrafter.default if options.drafter == JACOBI else Drafting(), **given)
-    if options.drafter == JACOBI:
+    drafting = replace(JacobiDrafter.default if has_window(options.drafter) else Drafting(), **given)
+    if has_window(options.drafter):
         JacobiDrafter().check(drafting)
     if options.compare and drafting.method == "autoregressive":
         raise AdtError("--compare measures another --method against autoregressive; choose one.")

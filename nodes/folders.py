@@ -12,10 +12,10 @@ from pathlib import Path
 
 import folder_paths
 
+from ..adt_core.drafters.load import JACOBI
 from ..adt_core.errors import AdtError
 
 BUNDLED = "bundled"
-JACOBI = "jacobi"  # the drafter without files
 MODELS = "ar_image_models"
 DRAFTERS = "ar_image_drafters"
 
@@ -38,7 +38,7 @@ def models() -> dict[str, str]:
 
 def drafters() -> dict[str, str]:
     """Name -> path of every drafter that can be chosen; the bundled one comes first, then the one without files."""
-    return {BUNDLED: BUNDLED, JACOBI: JACOBI} | _choices(_roots(DRAFTERS), lambda config: True)
+    return {BUNDLED: BUNDLED, JACOBI: JACOBI, **_choices(_roots(DRAFTERS), lambda config: True)}
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:

@@ -5,6 +5,7 @@ import torch
 from comfy_api.v0_0_2 import io
 
 from .. import adt_core
+from ..adt_core.drafters.merged import MergedDrafter
 from . import folders
 from .runtime import check_cancelled, manage
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket
@@ -98,16 +99,25 @@ class ADTTreeDrafterLoader(io.ComfyNode):
                     "folders in the EAGLE layout (config.json and the weights) in models/ar_image_drafters, or in what "
                     "extra_model_paths.yaml adds to that key.",
                 ),
+                io.Boolean.Input(
+                    "window",
+                    default=False,
+                    optional=True,
+                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' always does.",
+                ),
             ],
             outputs=[DrafterSocket.Output(display_name="drafter", tooltip="The drafter, for the ADT-Tree Sampler.")],
         )
 
     @classmethod
-    def fingerprint_inputs(cls, drafter: str, model: LoadedModel | None = None) -> str:
+    def fingerprint_inputs(cls, drafter: str, model: LoadedModel | None = None, window: bool = False) -> str:
         return folders.fingerprint(folders.drafters().get(drafter, folders.BUNDLED))
 
     @classmethod
-    def execute(cls, model: LoadedModel, drafter: str) -> io.NodeOutput:
+    def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS)
         found = adt_core.load_drafter(path, model.target, check=check_cancelled)
-        return io.NodeOutput(LoadedDrafter(found, manage(found) if isinstance(found, torch.nn.Module) else None, model.target, drafter))
+        patcher = manage(found) if isinstance(found, adt_core.EagleDrafter) else None
+        if window and patcher is not None:
+            found = MergedDrafter(found)
+        return io.NodeOutput(LoadedDrafter(found, patcher, model.target, drafter))

@@ -28,7 +28,7 @@ class ADTTreeSettings(io.ComfyNode):
                     "method",
                     METHODS,
                     "adt-tree: the tree gets deeper where the image is easy and wider where it is hard. eagle2: the same shape "
-                    "everywhere. autoregressive: no drafting, one token per pass of the model, for comparison.",
+                    "everywhere. auto: as many guesses as pay on this device. autoregressive: no drafting, one token per pass of the model, for comparison.",
                 ),
                 _choice(
                     "proposal",

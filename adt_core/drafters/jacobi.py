@@ -23,7 +23,7 @@ from ..sampling import Sampling
 from ..shape import Drafting, TreeShape, spine
 from ..tree import DraftTree, chain
 from . import Verified
-from .window import NEVER, Calibration, Forecast, Window, best_size, spine_and_branches
+from .window import NEVER, Calibration, Forecast, Window, best_size, nearer, spine_and_branches
 
 
 class JacobiDrafter:
@@ -161,10 +161,8 @@ class JacobiProposer:
             return chain(window.tokens, torch.where(window.live, 0.0, -math.inf))
         forecast, log_p = self.calibration.expect(window.classes(), window.candidates, window.scores)
         self.forecasts = [forecast]
-        width = min(max(shape.width for shape in shapes), self.width)
-        log_p = log_p.masked_fill(~window.live[..., None], -math.inf)
-        allowed = torch.tensor([shape.width for shape in shapes], device=log_p.device)[:, None, None]
-        log_p = log_p.masked_fill(torch.arange(self.width, device=log_p.device) >= allowed, -math.inf)[..., :width]
+        log_p = self._allowed(log_p, window, shapes)
+        width = log_p.shape[-1]
         menu = shapes[0].menu
         nodes = best_size(log_p, menu) if menu else self._most
         depth = min(window.depth, spine(nodes)) if menu else window.depth
@@ -172,6 +170,21 @@ class JacobiProposer:
         if width == 1 or depth >= nodes:
             return chain(tokens, log_p[..., 0].cumsum(1))
         return spine_and_branches(tokens, window.candidates[:, :depth, 1:width], log_p, nodes)
+
+    def _allowed(self, log_p: Tensor, window: Window, shapes: list[TreeShape]) -> Tensor:
+        """Log-probabilities [B, M, width] with -inf for what an image's own shape leaves out."""
+        width = min(max(shape.width for shape in shapes), self.width)
+        widths = torch.tensor([shape.width for shape in shapes], device=log_p.device)[:, None, None]
+        out = ~window.live[..., None] | (torch.arange(self.width, device=log_p.device) >= widths)
+        return log_p.masked_fill(out, -math.inf)[..., :width]
+
+    def skip(self, root: Tensor, features: Tensor, positions: list[int]) -> None:
+        """Enter a token that was emitted without drafts."""
+        at = torch.tensor(positions, device=root.device)[:, None] + 1
+        changed = self._codes.gather(1, at.clamp_max(self.length)) != root[:, None]
+        self._codes.scatter_(1, at.clamp_max(self.length), root[:, None])
+        since = torch.arange(self.length + 1, device=root.device) - at
+        self._distance = torch.where(changed & (since > 0), nearer(self._distance, since), self._distance)
 
     def enter(self, window: Window) -> None:
         """Take over a spine that somebody else has changed."""

@@ -18,6 +18,11 @@ WITH_WINDOW = "+jacobi"
 """Behind the name of a network: both in one tree."""
 
 
+def has_window(name: str) -> bool:
+    """Does the drafter of this name draft from a Jacobi window?"""
+    return name == JACOBI or name.endswith(WITH_WINDOW)
+
+
 def load_drafter(path: str | Path, target: Target, check: Check | None = None) -> Drafter:
     """The drafter at ``path`` for ``target``: "bundled", a folder, "jacobi" for the training-free one, or a network's path with "+jacobi" behind it.
 

@@ -28,8 +28,8 @@ HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
 NETWORK_HIT_RATES = (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
 """The same for guesses of a drafter network at slots of these classes; they have classes of their own, behind the others."""
 RATE = 0.1
-REFRESH = 0.04
-"""What another slot of the spine is worth beside its own chance, in tokens: later rounds find it fresher."""
+REFRESH, ROUNDS = 0.15, 3
+"""What a slot of the spine is worth beside its own chance: its chance to be of use in each of the next rounds, which find it fresher, times this."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
 
@@ -66,7 +66,7 @@ class Calibration:
         Slots tell up to the spine's first miss: behind it, nothing was expected of the tokens that came.
         """
         emitted = verified.following()
-        m = min(emitted.shape[1], forecast.codes.shape[1])
+        m = min(emitted.shape[1], forecast.codes.shape[1], verified.tree.height)
         classes, codes, predicted = (values[:, :m] for values in forecast)
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
         told = F.pad(missed, (1, 0))[:, :-1] == 0
@@ -77,6 +77,11 @@ class Calibration:
         self._temperature.mul_((RATE * error).exp()).clamp_(1e-2, 1e2)
         self._hits.index_add_(0, classes, hit * weight)
         self._seen.index_add_(0, classes, weight)
+
+
+def nearer(distance: Tensor, since: Tensor) -> Tensor:
+    """Staleness of slots of this staleness after a change ``since`` slots before them."""
+    return torch.where(distance == NEVER, distance, torch.where(distance == 0, since, torch.minimum(distance, since)))
 
 
 @dataclass
@@ -122,10 +127,7 @@ class Window:
         self.tokens[:, 1:] = spine
         slot = torch.arange(self.depth, device=spine.device)
         last = F.pad(torch.where(changed, slot, -NEVER).cummax(1).values, (1, -1), value=-NEVER)  # the last change before each slot
-        since = slot - last
-        nearer = torch.where(self.distance == 0, since, torch.minimum(self.distance, since))
-        stale = (last >= 0) & (self.distance != NEVER) & ~self.network
-        self.distance = torch.where(stale, nearer, self.distance)
+        self.distance = torch.where((last >= 0) & ~self.network, nearer(self.distance, slot - last), self.distance)
 
 
 def _branch_scores(log_p: Tensor) -> Tensor:
@@ -137,14 +139,17 @@ def _branch_scores(log_p: Tensor) -> Tensor:
 
 
 def best_size(log_p: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
-    """Of the numbers of drafts on the menu, the one whose expected tokens exceed its price by most. log_p [B, M, k]."""
-    reached = log_p[..., 0].cumsum(1).exp().mean(0).cumsum(0)  # tokens from the first spine slots
-    branches = _branch_scores(log_p).flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0)
-    gains = []
-    for nodes, price in menu:
-        depth = min(spine(nodes), log_p.shape[1])
-        gains.append(reached[depth - 1] + (branches[min(nodes - depth, len(branches)) - 1] if nodes > depth else 0) + REFRESH * depth - price)
-    return menu[int(torch.stack(gains).argmax())][0]
+    """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most. log_p: [B, M, k]."""
+    chance = log_p[..., 0].cumsum(1).exp().mean(0)
+    steps = min(1 + round(float(chance.sum())), len(chance))  # the next round starts about here
+    worth = chance + REFRESH * sum(F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, ROUNDS + 1))
+    spines = [0.0, *worth.cumsum(0).tolist()]
+    branches = [0.0, *_branch_scores(log_p).flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0).tolist()]
+
+    def gain(nodes: int, price: float) -> float:
+        depth = min(spine(nodes), len(spines) - 1)
+        return spines[depth] + branches[min(nodes - depth, len(branches) - 1)] - price
+    return max(menu, key=lambda entry: gain(*entry))[0]
 
 
 def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int) -> DraftTree:
