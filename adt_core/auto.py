@@ -67,6 +67,10 @@ class Experience:
         self.credit = stake  # plain steps that drafting may still lose
         self.gap, self.rest = GAP, 0  # next gap, and plain rounds still to go
 
+    @property
+    def resting(self) -> bool:
+        return self.rest > 1e-6  # it is counted down in fractions
+
     def overhead_at(self, size: int) -> float:
         """That of the size, or of the nearest one that has been tried."""
         if not self.overhead:
@@ -78,7 +82,7 @@ class Experience:
         self.credit = min(self.credit + gain, RICHES)
         if self.credit > 2 * PROBE:
             self.gap = GAP
-        elif self.credit < 0:
+        elif self.credit < 0 and not self.resting:
             self.rest, self.gap, self.credit = self.gap, 4 * self.gap, PROBE
 
     def saw_overhead(self, size: int, steps: float) -> None:
@@ -115,20 +119,20 @@ class CostAware:
 
     def choose(self, position: int) -> TreeShape:
         """All sizes up to one above the last, and what each has to bring; no drafts where they have not paid."""
-        if self._known.rest > 0:
+        if self._known.resting:
             return TreeShape(0, 1)
         sizes = SIZES[: self._level + 2]
         return TreeShape(spine(sizes[-1]), AUTO_WIDTH, tuple((n, self.pace * self._cost(n)) for n in sizes))
 
     def update(self, share: ImageRound, seconds: float) -> None:
         """Learn from an image's share of a round that took ``seconds``."""
-        known, cost, part = self._known, 1.0, 1 / self._images
+        known, cost = self._known, 1.0
         if share.depth > 0:
             size = next(size for size in SIZES if size >= share.nodes)
             known.saw_overhead(size, seconds / self._costs[0] - self._verify(size))
             cost = self._cost(size)
             self._level = SIZES.index(size)
-            known.earned(part * (share.accepted + 1 - cost))
+            known.earned((share.accepted + 1 - cost) / self._images)
         else:
-            known.rest -= part
+            known.rest -= 1 / self._images
         known.tokens, known.cost = MEMORY * known.tokens + share.accepted + 1, MEMORY * known.cost + cost

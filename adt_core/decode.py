@@ -100,6 +100,7 @@ class Decoding:
         started = time.perf_counter()
         self._prefill()
         self.trace.prefill_seconds = time.perf_counter() - started
+        self._policies = self._make_policies()
         while any(position < self.length - 1 for position in self._positions):
             if self._check is not None:
                 self._check()
@@ -117,7 +118,6 @@ class Decoding:
         self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like, self._check)
-        self._policies = self._make_policies()
         self._substituted = [0] * self.images
         if self.lantern is not None:
             self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).to(decoder.embedding.device)
@@ -134,8 +134,9 @@ class Decoding:
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
             self._proposer.begin(features, ids, step, perturbed)
 
+    @torch.inference_mode()
     def _make_policies(self) -> list[FixedShape | AdtTree | CostAware]:
-        """One per image; ``auto`` has one for the batch."""
+        """One per image; ``auto`` has one for the batch, which times some forwards when it meets a model or a device for the first time."""
         if self.drafting.method != "auto":
             return [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
         costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
