@@ -89,6 +89,8 @@ PRESETS = {
 
 def sources(network: Drafter | None) -> dict[str, Drafter]:
     """What can draft, by source: the window alone, and with a network what that makes possible."""
+    if isinstance(network, MergedDrafter):
+        network = network.network  # whether there is a window is the method's to say
     found: dict[str, Drafter] = {JACOBI: JacobiDrafter()}
     if network is not None:
         found[NETWORK] = network

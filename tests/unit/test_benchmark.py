@@ -92,6 +92,10 @@ def test_a_method_without_the_network_it_needs_is_named(run):
     assert code == 1 and "--drafter" in err and "'merged'" in err and err.count("\n") == 1
 
 
+def test_whether_there_is_a_window_is_the_method_s_to_say(run, tiny):
+    assert run("--drafter", f"{tiny / 'drafter'}+jacobi", "--count", "1", methods="static:mc_sim_7b_63,merged")[0] == 0
+
+
 def test_the_captions_that_come_with_the_pack():
     prompts = read_prompts(benchmark.CAPTIONS)
     assert len(prompts) == len(set(prompts)) >= 100
