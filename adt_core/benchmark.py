@@ -26,8 +26,10 @@ from tqdm import tqdm
 from . import quality, report
 from .decode import Check, Decoding
 from .drafters import Drafter
+from .drafters.eagle import EagleDrafter
 from .drafters.jacobi import JacobiDrafter
-from .drafters.load import load_drafter
+from .drafters.load import JACOBI, WITH_WINDOW, load_drafter
+from .drafters.merged import MergedDrafter
 from .errors import AdtError
 from .generation import Result, choose_device, relaxation
 from .images import save_png, to_uint8
@@ -41,18 +43,27 @@ from .static import STATIC_TREES
 from .version import VERSION
 
 RELAXED = "+lantern"
+NETWORK = "network"
 RUNS = "runs.jsonl"
 CAPTIONS = Path(__file__).parent / "bundled" / "captions.json"
 """Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 
 
 class Preset(NamedTuple):
-    """A method of the benchmark. ``source``: what drafts: "network" stands for the drafter that was asked for, "" is none."""
+    """A method of the benchmark.
+
+    source: what drafts: "network" stands for the drafter that was asked for, "network+jacobi" for both in one tree, "" is none. lantern: its
+    acceptance rule; None for the exact one.
+    """
 
     drafting: Drafting
-    source: str = "network"
+    source: str = NETWORK
+    lantern: Lantern | None = None
 
 
+_WINDOW = JacobiDrafter.default
+_CHAIN = replace(_WINDOW, width=1, nodes=16)
+_LONG = replace(_WINDOW, depth=42, width=4, nodes=64)
 _PRUNED = {"depth": 8, "width": 3, "nodes": 8, "expand_above": 0.6, "keep_above": 0.05}
 PRESETS = {
     PLAIN: Preset(Drafting(method=PLAIN), source=""),
@@ -64,10 +75,28 @@ PRESETS = {
     "adt-tree-vertical": Preset(Drafting(init="vertical")),
     "adt-tree-random": Preset(Drafting(init="random")),
     "adt-tree-top-k": Preset(Drafting(proposal="top-k")),
-    "jacobi-chain": Preset(replace(JacobiDrafter.default, width=1), source="jacobi"),
-    "jacobi": Preset(JacobiDrafter.default, source="jacobi"),
+    "jacobi-chain": Preset(_CHAIN, JACOBI),
+    "jacobi": Preset(_WINDOW, JACOBI),
+    "jacobi-64": Preset(_LONG, JACOBI),
+    "merged-chain": Preset(_CHAIN, NETWORK + WITH_WINDOW),
+    "merged": Preset(_WINDOW, NETWORK + WITH_WINDOW),
+    "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
+    "auto": Preset(Drafting(method="auto")),
+    "auto-jacobi": Preset(Drafting(method="auto"), JACOBI),
 }
 """What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
+
+
+def sources(network: Drafter | None) -> dict[str, Drafter]:
+    """What can draft, by source: the window alone, and with a network what that makes possible."""
+    if isinstance(network, MergedDrafter):
+        network = network.network  # whether there is a window is the method's to say
+    found: dict[str, Drafter] = {JACOBI: JacobiDrafter()}
+    if network is not None:
+        found[NETWORK] = network
+    if isinstance(network, EagleDrafter):
+        found[NETWORK + WITH_WINDOW] = MergedDrafter(network)
+    return found
 
 
 @dataclass(frozen=True)
@@ -75,7 +104,7 @@ class Benchmark:
     """What is compared.
 
     drafter: of the methods that need a network. lantern: of those that end in ``+lantern``. metrics: what is measured of every
-    picture, by a name that goes into the settings.
+    picture, by a name that goes into the settings. known: what the names stand for.
     """
 
     prompts: list[str]
@@ -84,11 +113,12 @@ class Benchmark:
     lantern: Lantern
     drafter: str = "bundled"
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
+    known: dict[str, Preset] = field(default_factory=lambda: PRESETS)
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name.removesuffix(RELAXED) not in PRESETS or name == PLAIN + RELAXED:
-                raise AdtError(f"--methods: {name!r} is unknown; choose from {', '.join(PRESETS)}, all but the first also with {RELAXED} behind it.")
+            if name.removesuffix(RELAXED) not in self.known or name == PLAIN + RELAXED:
+                raise AdtError(f"--methods: {name!r} is unknown; choose from {', '.join(self.known)}, all but the first also with {RELAXED} behind it.")
 
     @property
     def names(self) -> list[str]:
@@ -98,24 +128,35 @@ class Benchmark:
     @property
     def presets(self) -> dict[str, Preset]:
         """What every name stands for."""
-        return {name: PRESETS[name.removesuffix(RELAXED)] for name in self.names}
+        exact = {name: self.known[name.removesuffix(RELAXED)] for name in self.names}
+        return {name: preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset for name, preset in exact.items()}
 
     def drafters(self, target: Target) -> dict[str, Drafter]:
-        """What drafts, by source; no more than the methods need is loaded."""
-        sources = {preset.source for preset in self.presets.values()} - {""}
-        return {source: load_drafter(source.replace("network", self.drafter), target) for source in sorted(sources)}
+        """What drafts, by source; a network is loaded only if a method needs it."""
+        needed = any(preset.source.startswith(NETWORK) for preset in self.presets.values())
+        return self.choose(load_drafter(self.drafter, target) if needed else None)
+
+    def choose(self, network: Drafter | None) -> dict[str, Drafter]:
+        """The same with a network that is loaded already; None for none. AdtError if a method then goes without."""
+        found = sources(network)
+        for name, preset in self.presets.items():
+            if preset.source and preset.source not in found:
+                raise AdtError(f"--drafter: the method {name!r} needs a network; give a drafter that is one, or leave the method out.")
+        return found
 
     def start(self, name: str, prompt: str, target: Target, drafters: dict[str, Drafter], check: Check | None = None) -> Decoding:
         """A decoding of one prompt by one method."""
         preset = self.presets[name]
         return Decoding(target, [target.encode_prompt(prompt)], sampling=self.sampling, drafting=preset.drafting, drafter=drafters.get(preset.source),
-                        lantern=self.lantern if name.endswith(RELAXED) else None, check=check)
+                        lantern=preset.lantern, check=check)
 
     def settings(self, target: Target) -> dict:
         """Everything that the figures hang on; runs of other settings are never mixed with these."""
         decoder = target.decoder
         device = torch.cuda.get_device_name() if decoder.embedding.is_cuda else platform.processor() or platform.machine()
-        return {"model": target.name, "drafter": self.drafter, "methods": {name: asdict(preset.drafting) for name, preset in self.presets.items()},
+        methods = {name: {**asdict(preset.drafting), "source": preset.source, "lantern": preset.lantern and asdict(preset.lantern)}
+                   for name, preset in self.presets.items()}
+        return {"model": target.name, "drafter": self.drafter, "methods": methods,
                 "sampling": asdict(self.sampling), "lantern": asdict(self.lantern), "metrics": list(self.metrics), "prompts": self.prompts,
                 "grid": list(target.grid), "engine": f"ADT-Tree {VERSION}", "commit": _commit(), "torch": torch.__version__,
                 "python": platform.python_version(), "device": device, "threads": torch.get_num_threads(), "dtype": str(decoder.dtype).removeprefix("torch.")}

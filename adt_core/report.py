@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -60,11 +61,11 @@ def _headings(rows: list[dict]) -> dict[str, str]:
     return COLUMNS | {name: name for name in rows[0] if name not in COLUMNS}
 
 
-def table(rows: list[dict], images: int) -> str:
-    """Rows of :func:`summary` as Markdown."""
+def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -> str:
+    """Rows of :func:`summary` as Markdown; of their columns these, or all."""
     form = {"method": str, "target_forwards": "{:.0f}".format, "drafter_forwards": "{:.0f}".format, "identical": f"{{}} of {images}".format,
             "agreement": "{:.1%}".format, "substitution_rate": "{:.1%}".format}
-    headings = _headings(rows)
+    headings = {key: heading for key, heading in _headings(rows).items() if columns is None or key in columns}
     form = {key: form.get(key, ("{:.2f}" if key in COLUMNS else "{:.4g}").format) for key in headings}
     lines = ["| " + " | ".join(headings.values()) + " |", "|" + "---|" * len(headings)]
     return "\n".join([*lines, *("| " + " | ".join(form[key](row[key]) for key in headings) + " |" for row in rows)])

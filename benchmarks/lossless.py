@@ -1,4 +1,4 @@
-"""The losslessness matrix: every method, proposal and tree size writes plain decoding's tokens.
+"""The losslessness matrix: every method, drafter, proposal and tree size writes plain decoding's tokens.
 
     python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64|float32]
 
@@ -12,24 +12,54 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Decoding, Drafting, Sampling, auto, load_drafter, load_target
+from adt_core.benchmark import sources
+from adt_core.drafters import Drafter
+from adt_core.static import STATIC_TREES
 
 from .harness import captions
 
 TIE = 1e-3
-SHAPES = [Drafting(method="eagle2", depth=3, width=1, nodes=3), Drafting(method="eagle2", depth=4, width=3, nodes=10),
-          Drafting(method="eagle2", depth=5, width=8, nodes=40), Drafting(), Drafting(nodes=24, width_max=6, init="vertical", wrap="vertical"),
-          Drafting(method="eagle2", depth=6, width=2, nodes=8, expand_above=0.3, keep_above=0.05)]
+NETWORK, WINDOW, BOTH = "network", "jacobi", "network+jacobi"
 
 
-def settings() -> list[Drafting]:
-    """Every shape with both proposals."""
-    return [Drafting(**{**vars(shape), "proposal": proposal}) for shape in SHAPES for proposal in ("coupled", "top-k")]
+class Setting(NamedTuple):
+    """What drafts, by the names of :func:`adt_core.benchmark.sources`, and how."""
+
+    source: str
+    drafting: Drafting
+
+    @property
+    def name(self) -> str:
+        d = self.drafting
+        shape = "" if d.static or d.method == "auto" else f" d{d.depth} k{d.width} N{d.nodes}" + (" pruned" if d.keep_above else "")
+        return f"{self.source} {d.method} {d.proposal}{shape}"
+
+
+_SPINE = Drafting(method="eagle2", depth=16, width=3, nodes=24)
+_BOTH_PROPOSALS = [
+    Setting(NETWORK, Drafting()), Setting(WINDOW, _SPINE), Setting(BOTH, _SPINE), Setting(NETWORK, Drafting(method="eagle2", depth=4, width=3, nodes=10)),
+    *(Setting(NETWORK, Drafting(method=f"static:{name}")) for name in STATIC_TREES)]
+_COUPLED = [
+    Setting(NETWORK, Drafting(method="eagle2", depth=3, width=1, nodes=3)), Setting(NETWORK, Drafting(method="eagle2", depth=5, width=8, nodes=40)),
+    Setting(NETWORK, Drafting(nodes=24, width_max=6, init="vertical", wrap="vertical")),
+    Setting(NETWORK, Drafting(method="eagle2", depth=6, width=2, nodes=8, expand_above=0.3, keep_above=0.05)),
+    Setting(WINDOW, Drafting(method="eagle2", depth=16, width=1, nodes=16)),
+    # A window of one slot is never read twice, so its guesses stay poor and ADT-Tree would keep it that short.
+    Setting(WINDOW, Drafting(depth=8, width=3, nodes=16, depth_min=4, depth_max=16, width_max=4)),
+    Setting(NETWORK, Drafting(method="auto")), Setting(WINDOW, Drafting(method="auto"))]
+
+
+def settings() -> list[Setting]:
+    """The matrix: every method and drafter, and each kind of tree with both proposals."""
+    return _BOTH_PROPOSALS + _COUPLED + [Setting(source, replace(drafting, proposal="top-k")) for source, drafting in _BOTH_PROPOSALS]
 
 
 class Watched(Decoding):
@@ -42,6 +72,11 @@ class Watched(Decoding):
         for image, root in enumerate(self._positions):
             self.gaps[image, root + 1] = float(top[image, 0, 0] - top[image, 0, 1])
         return z.argmax(-1)
+
+
+def restless():
+    """A context in which ``auto`` never pauses: on a machine where drafts don't pay it would rightly make next to none, and prove nothing."""
+    return patch.object(auto, "GAP", 0)
 
 
 @dataclass
@@ -66,7 +101,8 @@ class Cell:
         return self.tau > 1 and len(self.depths) > 1
 
 
-def run_matrix(target, drafter, prompts: list[str], seeds: list[int], temperatures: list[float], grid: list[Drafting]) -> dict[str, Cell]:
+def run_matrix(target, drafters: dict[str, Drafter], prompts: list[str], seeds: list[int], temperatures: list[float],
+               grid: list[Setting]) -> dict[str, Cell]:
     """Decode everything, the prompts of one seed as one batch; maps a description of the setting to its :class:`Cell`."""
     cells: dict[str, Cell] = {}
     rows = [target.encode_prompt(prompt) for prompt in prompts]
@@ -76,10 +112,10 @@ def run_matrix(target, drafter, prompts: list[str], seeds: list[int], temperatur
             plain = Watched(target, rows, sampling=sampling, drafting=Drafting(method="autoregressive"))
             for _ in plain:
                 pass
-            for drafting in grid:
-                name = f"T{temperature:g} {drafting.method} {drafting.proposal} d{drafting.depth} k{drafting.width} N{drafting.nodes}"
-                cell = cells.setdefault(name + (" pruned" if drafting.keep_above else ""), Cell())
-                _compare(cell, plain, Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter))
+            for setting in grid:
+                cell = cells.setdefault(f"T{temperature:g} {setting.name}", Cell())
+                with restless():
+                    _compare(cell, plain, Decoding(target, rows, sampling=sampling, drafting=setting.drafting, drafter=drafters[setting.source]))
     return cells
 
 
@@ -104,8 +140,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     args = parser.parse_args()
     target = load_target(dtype=getattr(torch, args.dtype))
-    drafter = load_drafter("bundled", target)
-    cells = run_matrix(target, drafter, captions(3000, args.captions), list(range(args.seeds)), [0.0, 1.0], settings())
+    drafters = sources(load_drafter("bundled", target))
+    cells = run_matrix(target, drafters, captions(3000, args.captions), list(range(args.seeds)), [0.0, 1.0], settings())
     print("| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |\n|---|---|---|---|---|---|---|")
     good = True
     for name, cell in cells.items():

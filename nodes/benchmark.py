@@ -14,7 +14,6 @@ from ..adt_core import report
 from ..adt_core.cli import COMPARED
 from ..adt_core.errors import AdtError
 from ..adt_core.prompts import read_prompts, sample
-from . import folders
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket
@@ -129,10 +128,7 @@ def _drafters(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter 
     """What drafts, by source. AdtError if a method needs a network and none is connected."""
     if drafter is not None and drafter.target is not model.target:
         raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Benchmark.")
-    found = {folders.JACOBI: adt_core.load_drafter(folders.JACOBI, model.target)}
-    if drafter is not None and drafter.patcher is not None:
-        found["network"] = drafter.drafter
-    for name, preset in plan.presets.items():
-        if preset.source and preset.source not in found:
-            raise AdtError(f"drafter: the method {name!r} needs a network; connect an ADT-Tree Drafter Loader with one, or leave the method out.")
-    return found
+    try:
+        return plan.choose(drafter.drafter if drafter is not None and drafter.patcher is not None else None)
+    except AdtError as error:
+        raise AdtError(str(error).removeprefix("--")) from error

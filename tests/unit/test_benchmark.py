@@ -9,7 +9,8 @@ from adt_core import benchmark, cli
 from adt_core.prompts import read_prompts
 from adt_core.report import COLUMNS
 
-METHODS = ["eagle2", "adt-tree", "static:mc_sim_7b_63", "jacobi", "eagle2+lantern", "jacobi+lantern"]
+METHODS = ["eagle2", "adt-tree", "static:mc_sim_7b_63", "jacobi", "jacobi-64", "merged-chain", "merged", "merged-64", "auto", "auto-jacobi", "eagle2+lantern",
+           "merged+lantern", "jacobi+lantern"]
 
 
 @pytest.fixture
@@ -84,6 +85,15 @@ def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, 
     code, out, err = run(*extra, **options)
     assert code != 0 and out == "" and named in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_method_without_the_network_it_needs_is_named(run):
+    code, _, err = run("--drafter", "jacobi", methods="jacobi,merged")
+    assert code == 1 and "--drafter" in err and "'merged'" in err and err.count("\n") == 1
+
+
+def test_whether_there_is_a_window_is_the_method_s_to_say(run, tiny):
+    assert run("--drafter", f"{tiny / 'drafter'}+jacobi", "--count", "1", methods="static:mc_sim_7b_63,merged")[0] == 0
 
 
 def test_the_captions_that_come_with_the_pack():
