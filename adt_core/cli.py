@@ -21,7 +21,7 @@ LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
 QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
 REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
-COMPARED = "eagle2,adt-tree,jacobi,adt-tree+lantern,jacobi+lantern"
+COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
 """What a benchmark sets against plain decoding unless told otherwise."""
 
 CONSTANTS = {

@@ -29,7 +29,8 @@ from .window import NEVER, Calibration, Forecast, Window, best_size, nearer, spi
 class JacobiDrafter:
     """Needs no weights: the target's own forwards are the drafter."""
 
-    default = Drafting(method="eagle2", depth=16, width=3, nodes=24)
+    # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
+    default = Drafting(method="eagle2", depth=16, width=3, nodes=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_min=2, width_max=4)
 
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> JacobiProposer:
         self.check(drafting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,11 @@ REFRESH, ROUNDS = 0.15, 3
 """What a slot of the spine is worth beside its own chance: its chance to be of use in each of the next rounds, which find it fresher, times this."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
+
+
+@cache
+def _bounds(device: torch.device) -> Tensor:
+    return torch.tensor(STALE_AFTER, device=device)
 
 
 class Forecast(NamedTuple):
@@ -107,7 +113,7 @@ class Window:
 
     def staleness(self) -> Tensor:
         """Staleness class of every slot, [B, M]."""
-        return torch.bucketize(self.distance, torch.tensor(STALE_AFTER, device=self.distance.device), right=True)
+        return torch.bucketize(self.distance, _bounds(self.distance.device), right=True)
 
     def classes(self) -> Tensor:
         """Class of every slot, [B, M], for the calibration."""
