@@ -21,13 +21,10 @@ from .trace import ImageRound
 MEASURED = (1, 9, 17, 33, 65)
 """Nodes of the forwards that are timed; what lies between is interpolated."""
 REPEATS = 3
-STAKE = 0.015
-"""Share of an image's plain decoding time that may be lost on drafts before they have earned anything; from then on only gains are gambled."""
+STAKE = 0.025
+"""Share of an image's plain decoding time that drafting may lose before it has earned anything; from then on only gains are gambled."""
 RICHES = 64.0
 """Plain steps of gains that are remembered, so that drafting is soon given up where it has ceased to pay."""
-PROBE, GAP = 3.0, 96
-"""Plain steps that may be lost on finding out whether drafting pays by now, and plain rounds before that; every further gap is four times as
-long, so that hopeless drafting costs next to nothing."""
 OVERHEAD = 0.5
 """Plain steps that drafting takes, before any was seen."""
 LEARNING = 0.1
@@ -61,29 +58,35 @@ def _timed(forward: Callable[[int], object], nodes: int) -> float:
 class Experience:
     """What outlives an image: how fast rounds were, what drafting costs beside the forward, and what it has earned."""
 
-    def __init__(self, stake: float) -> None:
+    def __init__(self, length: int) -> None:
         self.tokens = self.cost = 10.0  # running sums; their ratio is the pace
         self.overhead: dict[int, float] = {}  # plain steps, by size
-        self.credit = stake  # plain steps that drafting may still lose
-        self.gap, self.rest = GAP, 0  # next gap, and plain rounds still to go
+        self.stake = self.credit = STAKE * length  # plain steps that drafting may still lose
+        self.failures = self.passed_over = 0  # images given up since drafting last paid; images without a try since the last one
 
-    @property
-    def resting(self) -> bool:
-        return self.rest > 1e-6  # it is counted down in fractions
+    def begin(self) -> bool:
+        """Is drafting worth a try in another image? After n failures in a row, 4 ** (n - 1) - 1 images are passed over."""
+        if self.failures and self.passed_over < 4 ** (self.failures - 1) - 1:
+            self.passed_over += 1
+            return False
+        self.passed_over = 0
+        return True
+
+    def earned(self, gain: float) -> bool:
+        """A round with drafts brought so many tokens more than it took plain steps. Should the image go on with drafts?"""
+        self.credit = min(self.credit + gain, RICHES)
+        if self.credit > 2 * self.stake:
+            self.failures = 0
+        if self.credit >= 0:
+            return True
+        self.failures, self.credit = self.failures + 1, self.stake
+        return False
 
     def overhead_at(self, size: int) -> float:
         """That of the size, or of the nearest one that has been tried."""
         if not self.overhead:
             return OVERHEAD
         return self.overhead[min(self.overhead, key=lambda tried: abs(tried - size))]
-
-    def earned(self, gain: float) -> None:
-        """A round with drafts brought so many tokens more than it took plain steps."""
-        self.credit = min(self.credit + gain, RICHES)
-        if self.credit > 2 * PROBE:
-            self.gap = GAP
-        elif self.credit < 0 and not self.resting:
-            self.rest, self.gap, self.credit = self.gap, 4 * self.gap, PROBE
 
     def saw_overhead(self, size: int, steps: float) -> None:
         known = self.overhead_at(size)
@@ -92,7 +95,7 @@ class Experience:
 
 def experience(drafter: object, key: tuple, length: int) -> Experience:
     """That of a drafter under settings ``key``, whose images have ``length`` tokens."""
-    return _experience.setdefault(drafter, {}).setdefault(key, Experience(STAKE * length))
+    return _experience.setdefault(drafter, {}).setdefault(key, Experience(length))
 
 
 class CostAware:
@@ -100,7 +103,7 @@ class CostAware:
 
     def __init__(self, costs: dict[int, float], experience: Experience, images: int):
         self._costs, self._known, self._images = costs, experience, images
-        self._level = 1
+        self._level, self._drafts = 1, experience.begin()
 
     @property
     def pace(self) -> float:
@@ -118,8 +121,8 @@ class CostAware:
         return self._costs[low] + share * (self._costs[high] - self._costs[low])
 
     def choose(self, position: int) -> TreeShape:
-        """All sizes up to one above the last, and what each has to bring; no drafts where they have not paid."""
-        if self._known.resting:
+        """All sizes up to one above the last, and what each has to bring; no drafts any more in an image where they have not paid."""
+        if not self._drafts:
             return TreeShape(0, 1)
         sizes = SIZES[: self._level + 2]
         return TreeShape(spine(sizes[-1]), AUTO_WIDTH, tuple((n, self.pace * self._cost(n)) for n in sizes))
@@ -132,7 +135,5 @@ class CostAware:
             known.saw_overhead(size, seconds / self._costs[0] - self._verify(size))
             cost = self._cost(size)
             self._level = SIZES.index(size)
-            known.earned((share.accepted + 1 - cost) / self._images)
-        else:
-            known.rest -= 1 / self._images
+            self._drafts &= known.earned((share.accepted + 1 - cost) / self._images)
         known.tokens, known.cost = MEMORY * known.tokens + share.accepted + 1, MEMORY * known.cost + cost

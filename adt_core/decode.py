@@ -209,8 +209,6 @@ class Decoding:
         """One token per image, no drafts."""
         features = self._forward(self._root[:, None], self._rows.step(starts, 0, 0, None))
         self._root = self._emit(features)[:, 0]
-        if self._proposer is not None:
-            self._proposer.skip(self._root, features, self._positions)
         for image, code in enumerate(self._root.tolist()):
             self._decide(image, [code])
         return [ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()) for image, (position, shape) in enumerate(zip(self._positions, shapes))]

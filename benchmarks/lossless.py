@@ -75,8 +75,8 @@ class Watched(Decoding):
 
 
 def restless():
-    """A context in which ``auto`` never pauses: on a machine where drafts don't pay it would rightly make next to none, and prove nothing."""
-    return patch.object(auto, "GAP", 0)
+    """A context in which ``auto`` never gives up: on a machine where drafts don't pay it would rightly make next to none, and prove nothing."""
+    return patch.object(auto, "STAKE", 1.0)
 
 
 @dataclass

@@ -63,9 +63,6 @@ class Proposer(Protocol):
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
 
-    def skip(self, root: Tensor, features: Tensor, positions: list[int]) -> None:
-        """A round without a tree went by: the new roots [B], the features [R, 1, h] of the former ones and their raster positions."""
-
 
 class Drafter(Protocol):
     """What a decoding needs to know of a drafter. ``default``: how to draft with it when nothing else is asked for."""

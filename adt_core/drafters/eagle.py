@@ -104,9 +104,6 @@ class EagleProposer:
         ids = self._rows.spread(self._decoder.image_ids[verified.following()])
         self._pending = (features, ids, self._rows.causal_step(verified.starts, longest + 1), accepted)
 
-    def skip(self, root: Tensor, features: Tensor, positions: list[int]) -> None:
-        """Alone, a network misses no round but the last ones of an image."""
-
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
         return self._drafter(ids, features, step, self._cache, self._rope)

@@ -23,7 +23,7 @@ from ..sampling import Sampling
 from ..shape import Drafting, TreeShape, spine
 from ..tree import DraftTree, chain
 from . import Verified
-from .window import NEVER, Calibration, Forecast, Window, best_size, nearer, spine_and_branches
+from .window import NEVER, Calibration, Forecast, Window, best_size, spine_and_branches
 
 
 class JacobiDrafter:
@@ -178,14 +178,6 @@ class JacobiProposer:
         widths = torch.tensor([shape.width for shape in shapes], device=log_p.device)[:, None, None]
         out = ~window.live[..., None] | (torch.arange(self.width, device=log_p.device) >= widths)
         return log_p.masked_fill(out, -math.inf)[..., :width]
-
-    def skip(self, root: Tensor, features: Tensor, positions: list[int]) -> None:
-        """Enter a token that was emitted without drafts."""
-        at = torch.tensor(positions, device=root.device)[:, None] + 1
-        changed = self._codes.gather(1, at.clamp_max(self.length)) != root[:, None]
-        self._codes.scatter_(1, at.clamp_max(self.length), root[:, None])
-        since = torch.arange(self.length + 1, device=root.device) - at
-        self._distance = torch.where(changed & (since > 0), nearer(self._distance, since), self._distance)
 
     def enter(self, window: Window) -> None:
         """Take over a spine that somebody else has changed."""

@@ -54,7 +54,6 @@ class MergedProposer:
 
     def __init__(self, window: JacobiProposer, network: EagleProposer, rows: Rows):
         self._window, self._network, self._rows = window, network, rows
-        self._skipped: list[tuple[Tensor, Tensor]] = []
 
     @property
     def forwards(self) -> int:
@@ -69,7 +68,6 @@ class MergedProposer:
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         window = self._window.open(root, positions, shapes)
-        self._catch_up(starts)
         noise = self._network.noise_ahead(positions, window.depth)
         forecasts = self._refine(window, 0, self._root, noise)
         if window.depth > 1:
@@ -81,18 +79,6 @@ class MergedProposer:
         tree = self._window.close(window, shapes)
         self._window.forecasts = forecasts
         return tree
-
-    def skip(self, root: Tensor, features: Tensor, positions: list[int]) -> None:
-        """The pair is fed when the network is needed again."""
-        self._window.skip(root, features, positions)
-        self._skipped.append((root[:, None], features))
-
-    def _catch_up(self, starts: list[int]) -> None:
-        """Feed the pairs of the rounds that went by without the network. A finished image's are worth nothing and go where they do no harm."""
-        if self._skipped:
-            tokens, features = (torch.cat(values, 1) for values in zip(*self._skipped))
-            self._root = self._network.read_ahead(tokens, features, [start - tokens.shape[1] for start in starts])[:, -1:]
-            self._skipped = []
 
     def _at(self, table: Tensor, at: Tensor) -> Tensor:
         """Rows of ``read`` or ``drafted`` at the raster positions ``at`` [B, m]: [R, m, h]."""

@@ -34,9 +34,6 @@ class StubProposer:
     def observe(self, verified):
         pass
 
-    def skip(self, root, features, positions):
-        pass
-
     def propose(self, root, starts, positions, shapes):
         pool, parents = CandidatePool(), torch.zeros(len(root), 1, dtype=torch.long)
         for level in range(1, max(shape.depth for shape in shapes) + 1):

@@ -33,7 +33,8 @@ def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS):
 @pytest.mark.parametrize("drafting", [
     dict(method="eagle2", depth=1, width=1, nodes=1), dict(method="eagle2", depth=2, width=2, nodes=3), dict(method="eagle2", depth=12, width=1, nodes=12),
     dict(method="eagle2", depth=6, width=4, nodes=24), dict(method="eagle2", depth=5, width=3, nodes=9, proposal="top-k"),
-    dict(method="adt-tree", depth=4, width=3, nodes=10), dict(method="auto"), dict(method="auto", proposal="top-k")], ids=lambda d: "-".join(map(str, d.values())))
+    dict(method="adt-tree", depth=4, width=3, nodes=10), dict(method="auto"), dict(method="auto", proposal="top-k")],
+    ids=lambda d: "-".join(map(str, d.values())))
 def test_every_shape_writes_the_plain_tokens(models, drafting, temperature):
     target, network = models
     sampling = Sampling(seed=9, temperature=temperature)
@@ -74,17 +75,14 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
     assert len(checked) > 2 and max(checked) > 1  # some rounds advanced the images unequally
 
 
-def test_drafting_resumes_after_a_rest(models, monkeypatch):
-    """Rounds without drafts in mid-image; then the network is fed what it missed, and the tokens stay the same."""
+def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(models, monkeypatch):
     target, network = models
-    monkeypatch.setattr(auto, "PROBE", 0.5)
-    monkeypatch.setattr(auto, "GAP", 1)
-    monkeypatch.setattr("adt_core.decode.verify_costs", lambda *_: {n: 1.0 + 0.3 * (n - 1) for n in auto.MEASURED} | {0: 1e-3})
+    monkeypatch.setattr("adt_core.decode.verify_costs", lambda *_: {n: 1.0 + 5.0 * (n - 1) for n in auto.MEASURED} | {0: 1e-3})
     plain = run(target, None, Drafting(method="autoregressive"))
     decoding = run(target, MergedDrafter(network), Drafting(method="auto"))
     assert torch.equal(decoding.codes, plain.codes)
-    drafted = [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds[:-1]]
-    assert any(not a and b for a, b in zip(drafted, drafted[1:]))
+    drafted = [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds]
+    assert drafted[0] and not any(drafted[2:])
 
 
 def test_static_trees_take_a_network_alone(models):
@@ -127,7 +125,7 @@ def share(shape: TreeShape, nodes: int, accepted: int) -> ImageRound:
 
 
 def policy(costs=COSTS, images=1, length=200):
-    known = auto.Experience(auto.STAKE * length)
+    known = auto.Experience(length)
     return auto.CostAware(costs, known, images), known
 
 
@@ -147,7 +145,7 @@ def test_hopeless_drafting_costs_next_to_nothing(images):
     """No draft is ever accepted: over many images less than 3 % is lost, and in the first one as well."""
     length, lost, first = 256, 0.0, None
     costs = {n: 1 + 0.05 * (n - 1) for n in auto.MEASURED} | {0: 0.01}
-    known = auto.Experience(auto.STAKE * length)
+    known = auto.Experience(length)
     for image in range(20):
         p = auto.CostAware(costs, known, images)
         for _ in range(length):
@@ -168,7 +166,20 @@ def test_what_was_earned_may_be_lost_again_and_no_more():
     while p.choose(0).depth:
         p.update(share(p.choose(0), 8, 0), 1.5e-3)
         rounds += 1
-    assert 2 < known.rest == auto.GAP and rounds >= auto.RICHES / 2
+    assert rounds >= auto.RICHES / 2 and known.failures == 1 and known.credit == known.stake
+
+
+def test_after_failures_ever_more_images_are_passed_over():
+    known = auto.Experience(200)
+    tries = []
+    for image in range(22):
+        if known.begin():
+            tries.append(image)
+            while known.earned(-1.0):
+                pass
+    assert tries == [0, 1, 5, 21]
+    known.earned(3 * known.stake)
+    assert known.failures == 0 and known.begin()
 
 
 def test_costs_are_timed_once_for_a_model_and_a_number_of_rows(models):
