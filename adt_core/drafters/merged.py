@@ -42,7 +42,8 @@ class MergedDrafter:
                               self.network.proposer(target, rows, images, sampling, drafting, noise), rows)
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        return self.network.cache_bytes(rows, slots, itemsize)
+        features = 2 * rows * slots * self.network.config.hidden_size * max(itemsize, 4)  # what was read and what had been expected
+        return self.network.cache_bytes(rows, slots, itemsize) + features
 
 
 class MergedProposer:
