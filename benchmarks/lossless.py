@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from adt_core import Decoding, Drafting, Sampling, auto, load_drafter, load_target
-from adt_core.benchmark import sources
+from adt_core.benchmark import NETWORK, sources
 from adt_core.drafters import Drafter
+from adt_core.drafters.load import JACOBI, WITH_WINDOW
 from adt_core.static import STATIC_TREES
 
 from .harness import captions
 
 TIE = 1e-3
-NETWORK, WINDOW, BOTH = "network", "jacobi", "network+jacobi"
+WINDOW, BOTH = JACOBI, NETWORK + WITH_WINDOW
 
 
 class Setting(NamedTuple):
