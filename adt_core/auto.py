@@ -23,8 +23,8 @@ MEASURED = (1, 9, 17, 33, 65)
 REPEATS = 3
 STAKE = 0.025
 """Share of an image's plain decoding time that drafting may lose before it has earned anything; from then on only gains are gambled."""
-RICHES = 64.0
-"""Plain steps of gains that are remembered, so that drafting is soon given up where it has ceased to pay."""
+RICHES = 0.25
+"""The same for gains: no more are remembered, so that drafting is soon given up where it has ceased to pay."""
 OVERHEAD = 0.5
 """Plain steps that drafting takes, before any was seen."""
 LEARNING = 0.1
@@ -62,6 +62,7 @@ class Experience:
         self.tokens = self.cost = 10.0  # running sums; their ratio is the pace
         self.overhead: dict[int, float] = {}  # plain steps, by size
         self.stake = self.credit = STAKE * length  # plain steps that drafting may still lose
+        self.riches = RICHES * length
         self.failures = self.passed_over = 0  # images given up since drafting last paid; images without a try since the last one
 
     def begin(self) -> bool:
@@ -74,7 +75,7 @@ class Experience:
 
     def earned(self, gain: float) -> bool:
         """A round with drafts brought so many tokens more than it took plain steps. Should the image go on with drafts?"""
-        self.credit = min(self.credit + gain, RICHES)
+        self.credit = min(self.credit + gain, self.riches)
         if self.credit > 2 * self.stake:
             self.failures = 0
         if self.credit >= 0:
