@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ COLUMNS = {
     "agreement": "equal tokens", "substitution_rate": "substituted",
 }
 """Name of a column in CSV and JSON -> its heading; columns of image quality come behind, under the names that their metrics give them."""
+
+COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 
 
 def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float]:
@@ -93,20 +96,37 @@ def write(records: list[dict], settings: dict, folder: Path, sets: dict[str, dic
     return shown, [folder / "results.md", folder / "results.csv", folder / "results.json", *_plots(rows, records, folder)]
 
 
+class Bar(NamedTuple):
+    """A bar, its 95 % interval, and the number of the group whose colour it has."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    group: int = 0
+
+
+def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
+    """Write a chart of horizontal bars, the first on top. ImportError without matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((7, 0.3 * len(bars) + 1), layout="constrained")
+    axes = figure.subplots()
+    error = [[max(0.0, bar.value - bar.low) for bar in bars], [max(0.0, bar.high - bar.value) for bar in bars]]
+    axes.barh([bar.label for bar in bars], [bar.value for bar in bars], xerr=error, color=[COLORS[bar.group] for bar in bars], ecolor="#222222")
+    axes.invert_yaxis()
+    axes.axvline(1, color="#222222", linewidth=0.8)
+    figure.supxlabel(title, fontsize="medium")
+    figure.savefig(path, dpi=120)
+
+
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    figure = Figure((7, 0.4 * len(rows) + 1.2), layout="constrained")
-    axes = figure.subplots()
-    middle = np.array([row["speedup"] for row in rows])
-    error = np.abs(np.array([[row["low"], row["high"]] for row in rows]).T - middle)
-    axes.barh([row["method"] for row in rows], middle, xerr=error, color="#4c78a8", ecolor="#222222")
-    axes.invert_yaxis()
-    axes.axvline(1, color="#222222", linewidth=0.8)
-    axes.set_xlabel("times as fast as plain decoding (median, 95 % interval)")
-    figure.savefig(folder / "speedup.png", dpi=150)
+    draw_bars(folder / "speedup.png", [Bar(row["method"], row["speedup"], row["low"], row["high"]) for row in rows],
+              "times as fast as plain decoding (median, 95 % interval)")
     drafting = [row["method"] for row in rows if row["method"] != PLAIN]
     if not drafting:
         return [folder / "speedup.png"]

@@ -11,9 +11,9 @@ from PIL import Image
 
 from adt_core.benchmark import RELAXED
 from adt_core.images import write, write_json
-from adt_core.report import COLUMNS, PLAIN, median_interval, ratios, table
+from adt_core.report import COLUMNS, PLAIN, Bar, median_interval, ratios, table
 
-from .charts import Bar, bars
+from .charts import bars
 from .regions import detail, spearman
 from .scenes import SCENES
 
