@@ -34,7 +34,8 @@ from .errors import AdtError
 from .generation import Result, choose_device, relaxation
 from .images import save_png, to_uint8
 from .lantern import Lantern
-from .models.chameleon import Target, load_target
+from .models.load import load_target
+from .models.target import Target
 from .prompts import read_prompts, sample
 from .report import PLAIN
 from .sampling import Sampling

@@ -19,7 +19,7 @@ from .drafters.load import has_window, load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .lantern import Lantern
-from .models.chameleon import load_target
+from .models.load import load_target
 from .prompts import read_prompts
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
@@ -112,7 +112,7 @@ def run(plan: Plan) -> str:
         for drafting in methods:
             list(islice(start(rows[0], drafting), WARM_UP))
     results: list[list[Result]] = []  # per prompt, one for each method
-    total = len(rows) * len(methods) * len(indices) * target.grid[0] * target.grid[1]
+    total = len(rows) * len(methods) * len(indices) * target.length
     with tqdm(total=total, unit=" tokens", mininterval=0.5, leave=False) as bar:
         for number, row in enumerate(rows):
             order = list(enumerate(methods))
