@@ -187,4 +187,4 @@ def together(traces: list[Trace]) -> Trace:
     """One trace with the rounds of several decodings, for their joint figures."""
     first = traces[0]
     return Trace(first.settings, first.grid, sum(t.images for t in traces), sum(t.prefill_seconds for t in traces),
-                 [round for t in traces for round in t.rounds])
+                 [round for t in traces for round in t.rounds], first.start)
