@@ -50,6 +50,7 @@ class Trace:
     images: int
     prefill_seconds: float = 0.0
     rounds: list[Round] = field(default_factory=list)
+    start: int = 0  # raster position of the first token that was drawn; those before it were given
 
     def report(self) -> dict:
         """One flat dictionary: the settings and the run's figures.
@@ -60,7 +61,7 @@ class Trace:
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
-        tokens = self.images * self.grid[0] * self.grid[1]
+        tokens = self.images * (self.grid[0] * self.grid[1] - self.start)
         emitted = sum(share.accepted + 1 for share in shares)
         return {
             **self.settings,
@@ -79,8 +80,8 @@ class Trace:
         }
 
     def acceptance_map(self, image: int = 0) -> list[list[int]]:
-        """For each token of an image, row by row: how many tokens the round that produced it emitted."""
-        cells = [1] * (self.grid[0] * self.grid[1])
+        """For each token of an image, row by row: how many tokens the round that produced it emitted; 0 if it was given."""
+        cells = [0] * self.start + [1] * (self.grid[0] * self.grid[1] - self.start)
         for round in self.rounds:
             for share in round.images:
                 if share.image == image:

@@ -99,9 +99,9 @@ class EagleProposer:
         self._pending: tuple[Tensor, Tensor, Step, list[int]]  # features, ids, step; index of each image's last pair, padding after it
         self.forwards = 0
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        """Every prompt token's feature is paired with the token after it."""
-        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(perturbed))
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        """The feature of every token that was read is paired with the token after it."""
+        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(z))
 
     def observe(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them; they are fed in the next round."""

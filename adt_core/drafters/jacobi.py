@@ -73,10 +73,10 @@ class JacobiProposer:
 
     # ---- what a forward taught ---------------------------------------------------------------
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        """The first token's distribution stands in for the row above the first."""
-        self._above = self._unperturbed(perturbed, torch.zeros(len(perturbed), 1, dtype=torch.long, device=perturbed.device))
-        self._above = self._above.repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        """Where nothing is decided above, the first drawn token's distribution stands in for it."""
+        self._above = z[:, -1:].repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
+        self._above[:, torch.arange(position - z.shape[1] + 1, position + 1, device=z.device) % self._columns] = z
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""

@@ -60,9 +60,9 @@ class MergedProposer:
     def forwards(self) -> int:
         return self._network.forwards
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        self._window.begin(features, ids, step, perturbed)
-        self._network.begin(features, ids, step, perturbed)
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        self._window.begin(features, ids, step, z, position)
+        self._network.begin(features, ids, step, z, position)
         self._root = self._network.catch_up()  # [R, 1, h]: the feature that the network expects of the root
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
