@@ -3,9 +3,12 @@
 from comfy_api.v0_0_2 import ComfyExtension, io
 
 from . import folders
+from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
+from .collector import ADTTreeCollector
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
+from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 
@@ -15,4 +18,14 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        return [ADTTreeModelLoader, ADTTreeDrafterLoader, ADTTreeSettings, ADTTreeLantern, ADTTreeSampler, ADTTreeBenchmark]
+        return [
+            ADTTreeModelLoader,
+            ADTTreeDrafterLoader,
+            ADTTreeSettings,
+            ADTTreeLantern,
+            ADTTreeSampler,
+            ADTTreeBenchmark,
+            ADTTreePrompts,
+            ADTTreeBatchSampler,
+            ADTTreeCollector,
+        ]

@@ -8,9 +8,9 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from .. import adt_core
-from ..adt_core.errors import AdtError
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
+from .sampling import choose_drafting, patchers, sampling_inputs
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
 from .stock import read_prompt, to_image
 
@@ -40,39 +40,7 @@ class ADTTreeSampler(io.ComfyNode):
                     tooltip="What guesses ahead. Without one the settings' method has to be 'autoregressive'.",
                 ),
                 SettingsSocket.Input("settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=2**64 - 1,
-                    control_after_generate=True,
-                    tooltip="Decides the noise, and with the prompt the image.",
-                ),
-                io.Float.Input(
-                    "guidance",
-                    default=3.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="How strongly the image follows the prompt (classifier-free guidance). 1 switches guidance off.",
-                ),
-                io.Float.Input(
-                    "temperature",
-                    default=1.0,
-                    min=0.0,
-                    max=10.0,
-                    step=0.05,
-                    tooltip="Variety: 1 samples as the model was trained to, less plays safe, 0 always takes the likeliest token.",
-                ),
-                io.Int.Input("top_k", default=0, min=0, max=65536, tooltip="Keep only the k likeliest tokens; 0 keeps all."),
-                io.Float.Input(
-                    "top_p",
-                    default=1.0,
-                    min=0.01,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Keep only the likeliest tokens that together have this probability; 1 keeps all.",
-                ),
+                *sampling_inputs("Decides the noise, and with the prompt the image."),
                 io.Int.Input(
                     "batch_size",
                     default=1,
@@ -109,8 +77,7 @@ class ADTTreeSampler(io.ComfyNode):
         settings: "adt_core.Drafting | None" = None,
         lantern: "adt_core.Lantern | None" = None,
     ) -> io.NodeOutput:
-        drafting = settings or (drafter.drafter.default if drafter is not None else adt_core.Drafting())
-        _check_drafter(drafting, drafter, model)
+        drafting = choose_drafting(settings, drafter, model)
         row = model.target.encode_prompt(read_prompt(positive, "positive").text)
         opposite = read_prompt(negative, "negative").text if negative is not None else ""
         decoding = adt_core.Decoding(
@@ -124,23 +91,10 @@ class ADTTreeSampler(io.ComfyNode):
             image_indices=list(range(batch_size)),
             check=check_cancelled,
         )
-        load(
-            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
-            memory_required=decoding.memory_required(),
-        )
-        _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: _preview(model.target, decoding)))
+        load(patchers(model, drafter), memory_required=decoding.memory_required())
+        _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: preview(model.target, decoding)))
         vectors = model.target.codec.lookup(decoding.grid_codes())
         return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace)
-
-
-def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None, model: LoadedModel) -> None:
-    if drafter is None and drafting.method != "autoregressive":
-        raise AdtError(
-            f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an ADT-Tree Settings "
-            "node with the method 'autoregressive'."
-        )
-    if drafter is not None and drafter.target is not model.target:
-        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
 
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
@@ -154,7 +108,7 @@ def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
     )
 
 
-def _preview(target: "adt_core.Target", decoding: "adt_core.Decoding") -> Image.Image:
+def preview(target: "adt_core.Target", decoding: "adt_core.Decoding") -> Image.Image:
     """The first image as far as it is decided, what is missing in the mean colour of the rest."""
     codes = decoding.codes[0].reshape(target.grid)
     missing = codes < 0
