@@ -21,7 +21,7 @@ from .drafters import Drafter
 from .drafters.load import WITH_WINDOW
 from .drafters.merged import MergedDrafter
 from .errors import AdtError
-from .images import digest, read_settings, save_png
+from .images import digest, is_whole, read_settings, save_png
 from .lantern import Lantern
 from .models.chameleon import Target
 from .prompts import slug
@@ -45,7 +45,7 @@ class Batch:
     """How the images of a list are made.
 
     Every image has the index 0 of the noise key, as if it were the only one of its prompt, so it is the one that decoding the prompt alone
-    gives. drafter: what drafts; None for plain decoding. drafter_name: as it goes into the PNGs. negative: the text that guidance pushes
+    gives. drafter: what drafts; None for plain decoding. drafter_name: what PNGs and figures call it. negative: the text that guidance pushes
     away from; empty for the row without text. texts: further text chunks of the PNGs.
     """
 
@@ -53,7 +53,7 @@ class Batch:
     sampling: Sampling
     drafting: Drafting
     drafter: Drafter | None = None
-    drafter_name: str = ""
+    drafter_name: str = "none"
     lantern: Lantern | None = None
     negative: str = ""
     texts: dict[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Batch:
         except (AdtError, KeyError, TypeError, ValueError):
             return None
         sound = saved.get("prompt") == prompt and tuple(codes.shape) == tuple(self.target.grid)
-        return Picture(prompt, path, codes, figures) if sound else None
+        return Picture(prompt, path, codes, figures) if sound and is_whole(path) else None
 
     def start(self, prompts: list[str], check: Check | None = None) -> Decoding:
         """A decoding of these prompts, all at once."""
@@ -107,7 +107,7 @@ class Batch:
         codec, codes = self.target.codec, decoding.grid_codes()[image].clone()
         pixels = codec.decode(codes[None].to(codec.codebook.device), check=check)
         figures = {name: value for name, value in alone(decoding.trace, image).report().items() if name not in ("sampling", "drafting", "lantern")}
-        figures["images_at_once"] = decoding.images
+        figures |= {"drafter": self._drafter_name, "images_at_once": decoding.images}
         path = self.path(folder, prompt)
         try:
             save_png(path, pixels[0], {**self.settings(prompt), "figures": figures, "tokens": codes.tolist()}, self.texts)

@@ -58,7 +58,8 @@ def contact_sheet(pictures: Sequence[Image.Image], labels: Sequence[str], column
     size = max(8, min(12, width // 8))
     rows, caption = -(-len(pictures) // columns), lines * (size + 4)
     ratio = pictures[0].height / pictures[0].width
-    width = max(8, min(width, LONGEST_SIDE // columns - _GAP, int((LONGEST_SIDE // rows - _GAP - caption) / ratio)))
+    room = LONGEST_SIDE - _GAP
+    width = max(8, min(width, room // columns - _GAP, int((room // rows - _GAP - caption) / ratio)))
     shape = (width, max(1, round(width * ratio)))
     font = ImageFont.load_default(size)
     sheet = Image.new("RGB", (columns * (shape[0] + _GAP) + _GAP, rows * (shape[1] + _GAP + caption) + _GAP), _PAPER)

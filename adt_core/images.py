@@ -51,6 +51,16 @@ def read_settings(path: Path) -> dict:
     return settings
 
 
+def is_whole(path: Path) -> bool:
+    """Does a PNG end where it should, with all checksums right?"""
+    try:
+        with Image.open(path) as image:
+            image.verify()
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
+
+
 def digest(content: object) -> str:
     """A short name for what JSON can hold: the same for the same content, and in practice for no other."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
