@@ -20,7 +20,8 @@ VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209
 DARK, LINE, REJECTED = (24, 27, 38), (44, 49, 66), (120, 126, 148)
 DECIDED = 10
 """Rows of the icon that are shown as drawn."""
-TREE = {"": (0.0, 0.0), "0": (1.6, -1.5), "1": (1.6, 1.6), "00": (3.4, -2.4), "01": (3.4, -0.6), "10": (3.4, 1.6), "010": (5.2, -1.3), "011": (5.2, 0.3), "0100": (7.0, -1.3)}
+TREE = {"": (0.0, 0.0), "0": (1.6, -1.5), "1": (1.6, 1.6), "00": (3.4, -2.4), "01": (3.4, -0.6), "10": (3.4, 1.6),
+        "010": (5.2, -1.3), "011": (5.2, 0.3), "0100": (7.0, -1.3)}
 ACCEPTED = ("", "0", "01", "010", "0100")
 THUMBNAILS = {"anole_7b": "Anole 7B", "lumina_mgpt": "Lumina-mGPT 7B", "llamagen": "LlamaGen", "upscale_with_model": "with an upscale model"}
 
@@ -65,7 +66,8 @@ def grow(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
         if path:
             draw.line((*places[path[:-1]], *places[path]), fill=colour, width=round(0.16 * unit))
     for path, (px, py) in places.items():
-        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=VIRIDIS[-1] if path in ACCEPTED else REJECTED, outline=DARK, width=round(0.08 * unit))
+        colour = VIRIDIS[-1] if path in ACCEPTED else REJECTED
+        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline=DARK, width=round(0.08 * unit))
 
 
 def icon(image: Image.Image, cells: list[list[int]]) -> Image.Image:
