@@ -23,7 +23,7 @@ from .drafters.merged import MergedDrafter
 from .errors import AdtError
 from .images import digest, is_whole, read_settings, save_png
 from .lantern import Lantern
-from .models.chameleon import Target
+from .models.target import Target
 from .prompts import slug
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
