@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 
+FIGURES = ("acceptance", "depth", "width", "time")
+
+
 @dataclass(frozen=True)
 class ImageRound:
     """One image's share of a round.
 
-    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: realised depth
-    of the verified tree. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each. substituted: how
-    many of them stand for another token (LANTERN).
+    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth, width: realised depth of the
+    verified tree, and drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each.
+    substituted: how many of them stand for another token (LANTERN).
     """
 
     image: int
@@ -23,6 +26,7 @@ class ImageRound:
     accepted: int
     ranks: tuple[int, ...]
     substituted: int = 0
+    width: int = 0
 
     @property
     def alpha(self) -> float:
@@ -80,12 +84,23 @@ class Trace:
 
     def acceptance_map(self, image: int = 0) -> list[list[int]]:
         """For each token of an image, row by row: how many tokens the round that produced it emitted."""
-        cells = [1] * (self.grid[0] * self.grid[1])
+        return self.token_map("acceptance", image)
+
+    def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
+        """A figure of the round that produced each token of an image, row by row.
+
+        figure: ``acceptance``, tokens that the round emitted; ``depth`` or ``width``, of the verified tree; ``time``,
+        milliseconds of the round / tokens that it emitted for this image. The first token comes with the prompt: it was
+        emitted alone, without a tree, in the time of the prefill.
+        """
+        first = {"acceptance": 1, "depth": 0, "width": 0, "time": 1000 * self.prefill_seconds}
+        cells = [first[figure]] * (self.grid[0] * self.grid[1])
         for round in self.rounds:
             for share in round.images:
                 if share.image == image:
-                    for cell in range(share.position + 1, share.position + share.accepted + 2):
-                        cells[cell] = share.accepted + 1
+                    emitted = share.accepted + 1
+                    value = {"acceptance": emitted, "depth": share.depth, "width": share.width, "time": 1000 * round.seconds / emitted}[figure]
+                    cells[share.position + 1 : share.position + 1 + emitted] = [value] * emitted
         columns = self.grid[1]
         return [cells[start : start + columns] for start in range(0, len(cells), columns)]
 

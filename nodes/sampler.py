@@ -9,6 +9,7 @@ from PIL import Image
 
 from .. import adt_core
 from ..adt_core.errors import AdtError
+from .live_map import LiveMap
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
@@ -86,7 +87,7 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Latent.Output(display_name="LATENT", tooltip="The images as codebook vectors, for VAE Decode with this model's VAE."),
                 TraceSocket.Output(display_name="trace", tooltip="What was drafted and accepted in each round."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
@@ -128,9 +129,12 @@ class ADTTreeSampler(io.ComfyNode):
             [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
             memory_required=decoding.memory_required(),
         )
-        _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: _preview(model.target, decoding)))
+        live_map = LiveMap(decoding.trace, model.target.name, cls.hidden)
+        progress = Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: _preview(model.target, decoding))
+        _decode(decoding, progress, live_map)
         vectors = model.target.codec.lookup(decoding.grid_codes())
-        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace)
+        ui = live_map.ui(lambda image: progress.last if image == 0 and progress.last else _preview(model.target, decoding, image))
+        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace, ui=ui)
 
 
 def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None, model: LoadedModel) -> None:
@@ -143,9 +147,10 @@ def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None,
         raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
 
 
-def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
+def _decode(decoding: "adt_core.Decoding", progress: Progress, live_map: LiveMap) -> None:
     with closing(iter(decoding)) as rounds:  # caches go now, and not when a traceback is forgotten
         for count, _ in enumerate(rounds, start=1):
+            live_map.update()
             done, total = decoding.done_tokens, decoding.total_tokens
             progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
     report = decoding.trace.report()
@@ -154,13 +159,13 @@ def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
     )
 
 
-def _preview(target: "adt_core.Target", decoding: "adt_core.Decoding") -> Image.Image:
-    """The first image as far as it is decided, what is missing in the mean colour of the rest."""
-    codes = decoding.codes[0].reshape(target.grid)
+def _preview(target: "adt_core.Target", decoding: "adt_core.Decoding", image: int = 0) -> Image.Image:
+    """An image as far as it is decided, what is missing in the mean colour of the rest."""
+    codes = decoding.codes[image].reshape(target.grid)
     missing = codes < 0
     blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()
-    image = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
-    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=image.shape[:2])[0, 0] > 0
+    pixels = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
+    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[:2])[0, 0] > 0
     if not hidden.all():
-        image[hidden] = image[~hidden].mean(0)
-    return Image.fromarray((image * 255).to(torch.uint8).numpy())
+        pixels[hidden] = pixels[~hidden].mean(0)
+    return Image.fromarray((pixels * 255).to(torch.uint8).numpy())
