@@ -4,6 +4,7 @@ from comfy_api.v0_0_2 import ComfyExtension, io
 
 from . import folders
 from .benchmark import ADTTreeBenchmark
+from .figures import ADTTreeFigures, ADTTreeMapImage
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .sampler import ADTTreeSampler
@@ -15,4 +16,13 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        return [ADTTreeModelLoader, ADTTreeDrafterLoader, ADTTreeSettings, ADTTreeLantern, ADTTreeSampler, ADTTreeBenchmark]
+        return [
+            ADTTreeModelLoader,
+            ADTTreeDrafterLoader,
+            ADTTreeSettings,
+            ADTTreeLantern,
+            ADTTreeSampler,
+            ADTTreeMapImage,
+            ADTTreeFigures,
+            ADTTreeBenchmark,
+        ]
