@@ -4,7 +4,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
-import { inherit, showPreview } from "./pictures.js";
+import { inherit, picture, showPreview } from "./pictures.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { recall, remember } from "./runs.js";
 
@@ -12,7 +12,7 @@ const SAMPLERS = new Set(["ADTTreeSampler"]);
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, and where its runs are found again
 const MIN_WIDTH = 340;
-const MIN_HEIGHT = 330;
+const MIN_HEIGHT = 370;
 
 const maps = new Map(); // node -> NodeMap
 const baselines = new Map(); // what is comparable -> the last run of plain decoding seen on this page
@@ -92,6 +92,11 @@ class NodeMap {
     if (this.run !== before || !run) return; // a new run has begun meanwhile
     this.previous = previous ?? null;
     this.#keep(run, run.reference.prompt);
+  }
+
+  /** Whether there is a picture under the map of the image that is shown. */
+  pictureShown() {
+    return this.run !== null && picture(this.run, this.panel.image, this.panel.redraw) !== null;
   }
 
   // ---- what the panel asks ---------------------------------------------------------------

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright
 
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -76,6 +76,17 @@ class ComfyPage:
         self.page.evaluate("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
         self.page.wait_for_function("app.graph.nodes.length > 0")
 
+    def open_template(self, pack: str, name: str) -> None:
+        """Choose a workflow of a pack in the template browser."""
+        self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+        dialog = self.page.get_by_role("dialog")
+        group = dialog.get_by_text("EXTENSIONS", exact=True)
+        group.scroll_into_view_if_needed()
+        if not dialog.get_by_text(pack, exact=True).is_visible():
+            group.click()
+        dialog.get_by_text(pack, exact=True).first.click()
+        dialog.get_by_text(name, exact=True).first.click()
+
     def run(self) -> None:
         """Press Run."""
         self.page.evaluate("app.queuePrompt(0)")
@@ -106,6 +117,3 @@ class ComfyPage:
 
 def _ask(expression: str) -> str:
     return f"([id, argument]) => {{ const map = adtTest.map(id); const run = map?.run; const panel = map?.panel; return {expression}; }}"
-
-
-__all__ = ["ComfyPage", "launch", "sync_playwright"]
