@@ -184,9 +184,21 @@ export class MapPanel {
   }
 
   draw() {
-    const { canvas, stage, settings, image } = this;
+    const { runs, settings } = this;
+    const maps = runs.map((run) => run.values(settings.figure, this.#imageOf(run)));
+    const ends = range(settings.figure, ...maps);
+    if (this.stage.clientWidth && this.stage.clientHeight) this.#paint(runs, maps, ends); // a node out of sight has no size
+    this.#words(runs, ends);
+  }
+
+  /** The image shown of a run; the one compared with may have fewer. */
+  #imageOf(run) {
+    return Math.min(this.image, run.count - 1);
+  }
+
+  #paint(runs, maps, ends) {
+    const { canvas, stage, settings, cursor } = this;
     const [width, height] = [stage.clientWidth, stage.clientHeight];
-    if (!width || !height) return;
     const zoom = Math.max(1, canvas.getBoundingClientRect().width / (canvas.clientWidth || 1)); // of ComfyUI's canvas
     const pixels = Math.min(MOST_PIXELS, devicePixelRatio * zoom);
     const backing = [Math.round(width * pixels), Math.round(height * pixels)];
@@ -194,12 +206,8 @@ export class MapPanel {
     if (canvas.height !== backing[1]) canvas.height = backing[1];
     const context = canvas.getContext("2d");
     context.setTransform(pixels, 0, 0, pixels, 0, 0);
-    const { runs, cursor } = this;
-    const figure = settings.figure;
-    const maps = runs.map((run) => run.values(figure, Math.min(image, run.count - 1)));
-    const ends = range(figure, ...maps);
     const ink = getComputedStyle(stage).color;
-    this.panes = this.run ? layout(width, height, this.run.rows, this.run.columns, runs.length) : [];
+    this.panes = runs.length ? layout(width, height, this.run.rows, this.run.columns, runs.length) : [];
     const panes = runs.map((run, i) => ({
       box: this.panes[i],
       rows: run.rows,
@@ -207,14 +215,13 @@ export class MapPanel {
       values: maps[i],
       range: ends,
       ink,
-      picture: picture(run, Math.min(image, run.count - 1), this.redraw),
+      picture: picture(run, this.#imageOf(run), this.redraw),
       opacity: settings.opacity,
       label: runs.length > 1 ? `${"AB"[i]}: ${run.method}, seed ${run.seed}` : "",
       cursor: cursor ? cursor.cell : null,
-      together: cursor ? run.together(Math.min(image, run.count - 1), cursor.cell) : null,
+      together: cursor ? run.together(this.#imageOf(run), cursor.cell) : null,
     }));
     draw(context, { width, height }, panes);
-    this.#words(runs, ends);
   }
 
   #words(runs, ends) {
@@ -223,10 +230,10 @@ export class MapPanel {
     this.line.textContent = text || "Run the workflow: the map of its tokens appears here.";
     const [run] = runs;
     this.canvas.setAttribute("aria-label", run ? `${FIGURES[this.settings.figure].label} of ${run.rows} by ${run.columns} tokens. Arrow keys move from token to token.` : "No run yet");
-    this.tip.hidden = !run || !this.cursor;
+    this.tip.hidden = !this.panes.length || !this.cursor;
     if (this.tip.hidden) return;
     const { pane, cell } = this.cursor;
-    const tip = describe(runs.map((one) => one.token(Math.min(this.image, one.count - 1), cell)), cell, run.columns);
+    const tip = describe(runs.map((one) => one.token(this.#imageOf(one), cell)), cell, run.columns);
     if (this.tip.textContent !== tip) this.tip.textContent = tip;
     const box = this.panes[pane] ?? this.panes[0];
     this.tip.classList.toggle("adt-map-tip-left", box.x + ((cell % run.columns) / run.columns) * box.width > this.stage.clientWidth / 2);

@@ -95,7 +95,7 @@ class ComfyPage:
         """Ask the map of a node: an expression in which ``map`` is the widget's data, ``run`` its run and ``panel`` its controls."""
         return self.page.evaluate(_ask(expression), [str(node), argument])
 
-    def wait(self, node: int | str, expression: str, timeout: float = 120) -> None:
+    def wait(self, node: int | str, expression: str, timeout: float = 60) -> None:
         """Until the expression about a map is true."""
         self.page.wait_for_function(_ask(f"!!({expression})"), arg=[str(node), None], timeout=1000 * timeout)
 
