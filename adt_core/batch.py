@@ -143,7 +143,7 @@ def alone(trace: Trace, image: int) -> Trace:
         share = tuple(replace(share, image=0) for share in round.images if share.image == image)
         if share:
             rounds.append(replace(round, images=share, seconds=round.seconds / at_work, drafting=round.drafting / at_work))
-    return Trace(trace.settings, trace.grid, 1, trace.prefill_seconds / trace.images, rounds)
+    return replace(trace, images=1, prefill_seconds=trace.prefill_seconds / trace.images, rounds=rounds)
 
 
 def fingerprint(module: nn.Module) -> str:

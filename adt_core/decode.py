@@ -70,7 +70,7 @@ class Decoding:
             {"method": drafting.method, "proposal": drafting.proposal, "seed": sampling.seed, "device": str(decoder.embedding.device),
              "dtype": str(decoder.dtype).removeprefix("torch."), "noise_version": NOISE_VERSION,
              "sampling": asdict(sampling), "drafting": asdict(drafting), "lantern": lantern and asdict(lantern)}, target.grid, self.images,
-            start=self.start)
+            start=self.start, row_end=target.row_end)
 
     def _keep(self, prefix: Tensor) -> int:
         """Enter the codes that are kept; returns how many each image has."""
@@ -252,15 +252,15 @@ class Decoding:
             agrees, substitutes = self._relaxed(tree, emitted, z, shapes)
             along.append(substitutes.long())
         verdict = longest_path(tree, agrees, emitted)
-        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
+        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()  # the one synchronisation
         width, shares, contiguous = verdict.path.shape[1], [], True
         for image, (row, shape, position) in enumerate(zip(read, shapes, self._positions)):
-            accepted, depth, nodes, next_root = row[:4]
-            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(4, len(row), width))
+            accepted, depth, broad, nodes, next_root = row[:5]
+            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(5, len(row), width))
             self._decide(image, [*codes, next_root])
             contiguous &= path == list(range(1, accepted + 1))
-            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted))))
+            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted)), broad))
         counts = [share.accepted for share in shares]
         if not contiguous:
             kept = self._rows.spread(verdict.path[:, : max(counts) + 1])

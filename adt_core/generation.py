@@ -229,5 +229,5 @@ def finish(plan: Plan, results: list[list[Result]]) -> str:
 def together(traces: list[Trace]) -> Trace:
     """One trace with the rounds of several decodings, for their joint figures."""
     first = traces[0]
-    return Trace(first.settings, first.grid, sum(t.images for t in traces), sum(t.prefill_seconds for t in traces),
-                 [round for t in traces for round in t.rounds], first.start)
+    return replace(first, images=sum(t.images for t in traces), prefill_seconds=sum(t.prefill_seconds for t in traces),
+                   rounds=[round for t in traces for round in t.rounds])

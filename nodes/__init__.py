@@ -7,6 +7,7 @@ from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeCollector
 from .compare import ADTTreeCompare
+from .figures import ADTTreeFigures, ADTTreeMapImage
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
@@ -25,6 +26,8 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeSettings,
             ADTTreeLantern,
             ADTTreeSampler,
+            ADTTreeMapImage,
+            ADTTreeFigures,
             ADTTreeCompare,
             ADTTreePrompts,
             ADTTreeBatchSampler,
