@@ -153,7 +153,8 @@ def _metadata(hidden: Any) -> dict[str, str]:
     """The text chunks that ComfyUI's own PNGs have, so that dropping one on the page opens its workflow."""
     if args.disable_metadata:
         return {}
-    return {name: json.dumps(value) for name, value in {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}.items()}
+    found = {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}
+    return {name: json.dumps(value) for name, value in found.items() if value is not None}
 
 
 def _make(
