@@ -19,8 +19,8 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { node, method, seed, comparable, images, grid, prefill, pictures } = header;
-    Object.assign(this, { node, method, seed, comparable, prefill, pictures: pictures ?? [] });
+    const { id, node, method, seed, comparable, images, grid, prefill, pictures } = header;
+    Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [] });
     this.count = images;
     [this.rows, this.columns] = grid;
     this.cells = this.rows * this.columns;
@@ -31,11 +31,6 @@ export class Run {
     this.kept = 0; // tokens that no round or prompt gave, as when an image is continued
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, verifying: [] };
     this.state = "running"; // then "done" or "stopped"
-  }
-
-  /** Names a finished run: its first picture is named at random. */
-  get id() {
-    return this.pictures[0]?.filename ?? null;
   }
 
   /** The whole run from the history. */

@@ -80,10 +80,6 @@ class ComfyPage:
         """Choose a workflow of a pack in the template browser."""
         self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
         dialog = self.page.get_by_role("dialog")
-        group = dialog.get_by_text("EXTENSIONS", exact=True)
-        group.scroll_into_view_if_needed()
-        if not dialog.get_by_text(pack, exact=True).is_visible():
-            group.click()
         dialog.get_by_text(pack, exact=True).first.click()
         dialog.get_by_text(name, exact=True).first.click()
 

@@ -225,7 +225,7 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.map(sampler, "(app.canvas.copyToClipboard([map.node]), app.canvas.pasteFromClipboard())")
-    (copy,) = tab.page.evaluate("(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && n.id !== id).map((n) => n.id)", sampler)
+    (copy,) = tab.page.evaluate("(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)).map((n) => n.id)", sampler)
     tab.wait(copy, "run?.state === 'done'")
     assert values(tab, copy) == before
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")

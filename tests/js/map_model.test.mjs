@@ -3,7 +3,7 @@ import test from "node:test";
 import { range, Run } from "../../js/map_model.js";
 import { describe, summary } from "../../js/words.js";
 
-const HEADER = { node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
+const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
 // [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted]]
 const ROUNDS = [
   [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0]],
