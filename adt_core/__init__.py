@@ -14,8 +14,8 @@ _HOME = {
     "Decoding": "decode",
     "Trace": "trace",
     "Round": "trace",
-    "load_target": "models.chameleon",
-    "Target": "models.chameleon",
+    "load_target": "models.load",
+    "Target": "models.target",
     "load_drafter": "drafters.load",
     "EagleDrafter": "drafters.eagle",
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .auto import CostAware, experience, verify_costs
@@ -14,9 +15,9 @@ from .drafters import Drafter, Verified
 from .drafters.load import for_method
 from .errors import AdtError
 from .lantern import Lantern, relaxed_agreement
-from .models.chameleon import Target
 from .models.decoder import KVCache, Rows, Step, rope_tables
-from .sampling import NOISE_VERSION, Sampling, guide, noise_table, process_logits
+from .models.target import Prompt, Target
+from .sampling import NOISE_VERSION, Sampling, noise_table, process_logits
 from .shape import AdtTree, Drafting, FixedShape, TreeShape, make_policy
 from .trace import ImageRound, Round, Trace
 from .tree import DraftTree
@@ -31,15 +32,15 @@ class Decoding:
     Iterate over it once; each step yields a :class:`Round`. ``codes`` [B, T] int64 on the CPU holds what is
     decided so far, -1 elsewhere. Same seed, any method: same codes (up to floating-point near ties).
 
-    prompts: token ids of each image's conditional row. negatives: ids of the rows that guidance pushes away
-    from; None for the unconditional row. image_indices: index of each image within its prompt's batch, part
+    prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for the
+    unconditional ones. image_indices: index of each image within its prompt's batch, part
     of the noise key. drafter: needed by every method but ``autoregressive``. lantern: relaxed acceptance, which
-    changes the image; None for the exact one. prefix: codes [B, P] of the first P tokens of each image, which are kept; what
+    changes the image; None for the exact one. prefix: codes [B, P] of the first P cells of each image, which are kept; what
     follows is drawn with the noise of its own position, so a prefix of the seed's own image leads to that image. check: called often; may raise to
     cancel. Raises AdtError for settings that don't fit together.
     """
 
-    def __init__(self, target: Target, prompts: list[list[int]], *, negatives: list[list[int]] | None = None,
+    def __init__(self, target: Target, prompts: list[Prompt], *, negatives: list[Prompt] | None = None,
                  sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: Drafter | None = None,
                  lantern: Lantern | None = None, image_indices: list[int] | None = None, prefix: Tensor | None = None, check: Check | None = None):
         if not prompts:
@@ -55,9 +56,8 @@ class Decoding:
         self._indices = image_indices if image_indices is not None else [0] * len(prompts)
         self._rows_ids = list(prompts)
         if sampling.guidance != 1:
-            self._rows_ids += negatives or [target.unconditional_prompt()] * len(prompts)
-        self.images, (self._grid_rows, self._columns) = len(prompts), target.grid
-        self.length = self._grid_rows * self._columns
+            self._rows_ids += negatives or [target.unconditional(prompt) for prompt in prompts]
+        self.images, self.length = len(prompts), target.length
         longest = max(map(len, self._rows_ids))
         if longest + self.length > target.decoder.config.max_positions:
             raise AdtError(f"prompt is {longest} tokens long, and {target.name} has room for "
@@ -70,7 +70,7 @@ class Decoding:
             {"method": drafting.method, "proposal": drafting.proposal, "seed": sampling.seed, "device": str(decoder.embedding.device),
              "dtype": str(decoder.dtype).removeprefix("torch."), "noise_version": NOISE_VERSION,
              "sampling": asdict(sampling), "drafting": asdict(drafting), "lantern": lantern and asdict(lantern)}, target.grid, self.images,
-            start=self.start)
+            start=self.start, row_end=target.row_end)
 
     def _keep(self, prefix: Tensor) -> int:
         """Enter the codes that are kept; returns how many each image has."""
@@ -79,8 +79,9 @@ class Decoding:
         if prefix.numel() and not 0 <= int(prefix.min()) <= int(prefix.max()) < self.target.num_codes:
             raise AdtError(f"prefix holds codes from {int(prefix.min())} to {int(prefix.max())}; {self.target.name} has the codes 0 to "
                            f"{self.target.num_codes - 1}.")
-        self.codes[:, : prefix.shape[1]] = prefix.cpu()
-        return prefix.shape[1]
+        tokens = self.target.tokens(prefix.cpu())
+        self.codes[:, : tokens.shape[1]] = tokens
+        return tokens.shape[1]
 
     # ---- what callers read -----------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Decoding:
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
-        return self.codes.view(self.images, self._grid_rows, self._columns)
+        return self.target.cells(self.codes)
 
     def memory_required(self) -> int:
         """Bytes of KV caches, noise and the largest activations of a forward."""
@@ -103,7 +104,7 @@ class Decoding:
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
         if self._drafter is not None:
             caches += self._drafter.cache_bytes(rows, self._slots, itemsize)
-        noise = self.images * self.length * self.target.num_codes * 4
+        noise = self.images * self.length * self.target.num_tokens * 4
         tokens = max(max(map(len, self._rows_ids)) + self.start, self.drafting.most_drafts + 1)
         return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
 
@@ -128,20 +129,23 @@ class Decoding:
         """Read the prompts, and what is kept of the images, and draw the next token of every image."""
         decoder = self.target.decoder
         kept = decoder.image_ids[self.codes[:, : self.start].to(decoder.image_ids.device)].tolist()
-        self._rows = Rows([row + kept[i % self.images] for i, row in enumerate(self._rows_ids)], self._slots, decoder.embedding)
+        rows = [row.followed_by(kept[i % self.images], decoder.embedding) if self.start else row for i, row in enumerate(self._rows_ids)]
+        self._rows = Rows(rows, self._slots, decoder.embedding)
         self._first_slot = self._rows.length - self.start  # of the cache; token i of an image goes i slots further
         self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding, self._check)
         self._rope = rope_tables(decoder.config, decoder.embedding)
         self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
-        self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_codes, like, self._check)
+        self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_tokens, like, self._check)
+        self._grammar = self.target.grammar(like)
         self._substituted = [0] * self.images
         if self.lantern is not None:
-            self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).to(decoder.embedding.device)
+            self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).padded(self.target.num_tokens).to(decoder.embedding.device)
         self._positions = [self.start - 1] * self.images  # raster position of each image's root; -1 is the prompt's end
         step = self._rows.prefill()
-        features = decoder(self._rows.ids, step, self._cache, self._rope, self._check)
-        z = self._logits(features[:, -min(self.start + 1, self._columns) :])
+        features = decoder(self._rows.ids, step, self._cache, self._rope, self._check, self._rows.features)
+        known = min(self.start + 1, self.target.columns)
+        z = self._logits(features[:, -known:], torch.arange(1 - known, 1, device=features.device).expand(self.images, -1))
         self._root = self._perturbed(z[:, -1:], None)[:, 0].argmax(-1)
         self._positions = [self.start] * self.images
         self.codes[:, self.start] = self._root.cpu()
@@ -155,7 +159,7 @@ class Decoding:
     def _make_policies(self) -> list[FixedShape | AdtTree | CostAware]:
         """One per image; ``auto`` has one for the batch, which times some forwards when it meets a model or a device for the first time."""
         if self.drafting.method != "auto":
-            return [make_policy(self.drafting, self._columns, self.sampling.seed, index) for index in self._indices]
+            return [make_policy(self.drafting, self.target.columns, self.sampling.seed, index) for index in self._indices]
         costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
         known = experience(self._given, (self._rows.count, replace(self.sampling, seed=0), self.lantern, self.start), self.length - self.start)
         return [CostAware(costs, known, self.images)] * self.images
@@ -165,7 +169,7 @@ class Decoding:
         codes = torch.zeros(self.images, nodes, dtype=torch.long, device=self._rows.device)
         middle = self._first_slot + max(self.length // 2, self.start)  # behind everything that the cache holds already
         features = self._forward(codes, self._rows.causal_step([middle] * self.images, nodes))
-        self._logits(features).argmax(-1).tolist()
+        self._logits(features, None).argmax(-1).tolist()
 
     def _row_ids(self, codes: Tensor) -> Tensor:
         """Codes [B, n] -> token ids of every row [R, n]."""
@@ -175,9 +179,13 @@ class Decoding:
         """Codes [B, n] through the target: features [R, n, h]."""
         return self.target.decoder(self._row_ids(codes), step, self._cache, self._rope, self._check)
 
-    def _logits(self, features: Tensor) -> Tensor:
-        """Features [R, n, h] -> processed logits z [B, n, V]."""
-        return process_logits(self.target.decoder.logits(guide(features, self.sampling.guidance)), self.sampling)
+    def _logits(self, features: Tensor, depths: Tensor | None) -> Tensor:
+        """Features [R, n, h] -> processed logits z of the tokens, [B, n, V]; depths [B, n] below the root, None for the root alone."""
+        z = process_logits(self.target.decoder.logits(features, self.sampling.guidance), self.sampling)
+        if self._grammar is None:
+            return z
+        at = torch.tensor(self._positions, device=z.device)[:, None] + 1 + (0 if depths is None else depths)
+        return F.pad(z, (0, 1)) + self._grammar[at % len(self._grammar)]
 
     def _perturbed(self, z: Tensor, depths: Tensor | None) -> Tensor:
         """z + g of every node, [B, n, V]; depths [B, n] below the root, None for the root alone."""
@@ -192,7 +200,7 @@ class Decoding:
 
     def _emit(self, features: Tensor) -> Tensor:
         """The code that the target emits after every root, [B, 1]: features [R, 1, h]."""
-        return self._perturbed(self._logits(features), None).argmax(-1)
+        return self._perturbed(self._logits(features, None), None).argmax(-1)
 
     @torch.inference_mode()
     def _round(self, index: int) -> Round:
@@ -234,7 +242,7 @@ class Decoding:
     def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """Check a whole tree in one forward and advance every image by its accepted path."""
         features = self._forward(tree.tokens, self._rows.step(starts, 0, tree.depths, tree.ancestors))
-        z = self._logits(features)
+        z = self._logits(features, tree.depths)
         perturbed = self._perturbed(z, tree.depths)
         emitted = perturbed.argmax(-1)
         along = [tree.tokens, tree.ranks]
@@ -244,15 +252,15 @@ class Decoding:
             agrees, substitutes = self._relaxed(tree, emitted, z, shapes)
             along.append(substitutes.long())
         verdict = longest_path(tree, agrees, emitted)
-        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
+        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()  # the one synchronisation
         width, shares, contiguous = verdict.path.shape[1], [], True
         for image, (row, shape, position) in enumerate(zip(read, shapes, self._positions)):
-            accepted, depth, nodes, next_root = row[:4]
-            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(4, len(row), width))
+            accepted, depth, broad, nodes, next_root = row[:5]
+            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(5, len(row), width))
             self._decide(image, [*codes, next_root])
             contiguous &= path == list(range(1, accepted + 1))
-            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted))))
+            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted)), broad))
         counts = [share.accepted for share in shares]
         if not contiguous:
             kept = self._rows.spread(verdict.path[:, : max(counts) + 1])

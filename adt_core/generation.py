@@ -16,11 +16,13 @@ from tqdm import tqdm
 from .continuation import KEEP, kept_tokens, open_picture, to_pixels
 from .decode import Decoding
 from .drafters.jacobi import JacobiDrafter
-from .drafters.load import has_window, load_drafter
+from .drafters.load import JACOBI, has_window, load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .lantern import Lantern
-from .models.chameleon import Target, load_target
+from .models.checkpoint import BUNDLED
+from .models.load import load_target
+from .models.target import Target
 from .prompts import read_prompts
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
@@ -60,6 +62,7 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: d
         raise AdtError(f"--batch-size is {options.batch_size}; it must be 1 or more.")
     if options.output.suffix.lower() != ".png":
         raise AdtError(f"--output: '{options.output}' must end in .png.")
+    options.drafter = options.drafter or default_drafter(options.model)
     given = {name: value for name, value in drafting.items() if value is not None}
     drafting = replace(JacobiDrafter.default if has_window(options.drafter) else Drafting(), **given)
     if has_window(options.drafter):
@@ -109,6 +112,17 @@ def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: floa
     return None if lantern_delta is None else Lantern(lantern_k, lantern_delta, max_substitution=max_substitution)
 
 
+def default_drafter(model: str) -> str:
+    """The drafter to take when none is named: the bundled model has its own, and every model can do without a network."""
+    return BUNDLED if model == BUNDLED else JACOBI
+
+
+def open_target(options: argparse.Namespace, device: torch.device) -> Target:
+    """The target that ``--model``, ``--dtype``, ``--weights`` and ``--size`` ask for."""
+    target = load_target(options.model, device, getattr(torch, options.dtype), weights=options.weights)
+    return target.sized(*options.size) if options.size else target
+
+
 def choose_device(name: str) -> torch.device:
     """``auto``, ``cpu`` or ``cuda`` as a device of this machine."""
     available = torch.cuda.is_available()
@@ -123,7 +137,7 @@ def run(plan: Plan) -> str:
     Pictures are written as soon as their prompt is decoded; the JSON files at the end.
     """
     options = plan.options
-    target = load_target(options.model, plan.device, getattr(torch, options.dtype))
+    target = open_target(options, plan.device)
     drafter = load_drafter(options.drafter, target) if plan.drafting.method != "autoregressive" else None
     rows = [target.encode_prompt(prompt) for prompt in plan.prompts]
     negatives = [target.encode_prompt(options.negative)] * options.batch_size if options.negative else None
@@ -140,7 +154,7 @@ def run(plan: Plan) -> str:
         for drafting in methods:
             list(islice(start(rows[0], drafting), WARM_UP))
     results: list[list[Result]] = []  # per prompt, one for each method
-    total = len(rows) * len(methods) * len(indices) * (target.grid[0] * target.grid[1] - len(kept))
+    total = len(rows) * len(methods) * len(indices) * (target.length - target.tokens(prefix).shape[1])
     with tqdm(total=total, unit=" tokens", mininterval=0.5, leave=False) as bar:
         for number, row in enumerate(rows):
             order = list(enumerate(methods))
@@ -173,7 +187,7 @@ def settings(plan: Plan, prompt: str, index: int, kept: list[int]) -> dict:
     options = plan.options
     return {
         "prompt": prompt,
-        **{name: getattr(options, name) for name in ("negative", "model", "drafter", "dtype")},
+        **{name: getattr(options, name) for name in ("negative", "model", "drafter", "dtype", "weights", "size")},
         "device": plan.device.type,
         **asdict(plan.sampling),
         "image_index": index,
@@ -215,5 +229,5 @@ def finish(plan: Plan, results: list[list[Result]]) -> str:
 def together(traces: list[Trace]) -> Trace:
     """One trace with the rounds of several decodings, for their joint figures."""
     first = traces[0]
-    return Trace(first.settings, first.grid, sum(t.images for t in traces), sum(t.prefill_seconds for t in traces),
-                 [round for t in traces for round in t.rounds], first.start)
+    return replace(first, images=sum(t.images for t in traces), prefill_seconds=sum(t.prefill_seconds for t in traces),
+                   rounds=[round for t in traces for round in t.rounds])

@@ -1,17 +1,19 @@
-"""What a checkpoint folder holds, read from its configuration and the headers of its files alone."""
+"""What a checkpoint holds, read from its configuration and the headers of its files alone."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch import nn
 
-from .models.chameleon import build, decoder_config
-from .models.checkpoint import BUNDLED, Checkpoint, resolve
+from .drafters.eagle import describe
+from .errors import AdtError
+from .models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
+from .models.decoder import MATRICES, DecoderConfig, KVCache
+from .models.load import family_of
 
-_PROJECTIONS = [f"self_attn.{x}_proj.weight" for x in "qkvo"] + [f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")]
-_QK_NORMS = [f"self_attn.{x}_norm.{kind}" for x in "qk" for kind in ("weight", "bias")]
-_NORMS = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+_ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}  # float16 is as bfloat16, fp8 as int8
 
 
 def inspect(path: str) -> list[dict]:
@@ -23,51 +25,62 @@ def inspect(path: str) -> list[dict]:
 def _describe(checkpoint: Checkpoint) -> dict:
     """Figures of one checkpoint, of plain JSON types."""
     names = set(checkpoint.names)
-    figures, expected = _drafter(checkpoint, names) if "fc.weight" in names else _target(checkpoint)
-    files = {file.name for file in checkpoint.folder.iterdir()}
-    missing = sorted(expected - names)
-    if figures["role"] == "target" and not files & {"tokenizer.json", "text_tokenizer.json"}:
-        missing.append("tokenizer.json")
+    figures, entries, unneeded = _drafter(checkpoint) if "fc.weight" in names else _target(checkpoint)
+    wanted = {name for entry in entries for name in entry.names}
+    shapes = dict(pair for entry in entries for pair in zip(entry.names, entry.shapes) if pair[0] in names)
     return {
-        "path": str(checkpoint.folder),
+        "path": str(checkpoint.path),
         **figures,
         "parameters": sum(math.prod(checkpoint.shape(name)) for name in names),
         "dtype": ", ".join(sorted({checkpoint.dtype(name) for name in names})),
         "bytes": sum(file.stat().st_size for file in checkpoint.files),
         "files": [file.name for file in checkpoint.files],
-        "missing": missing,
-        "left_over": sorted(names - expected),
+        "missing": sorted(missing_tensors(entries, checkpoint)),
+        "wrong_shape": [f"{name} {checkpoint.shape(name)}, expected {shape}" for name, shape in shapes.items() if checkpoint.shape(name) != shape],
+        "left_over": sorted(name for name in names - wanted if not name.startswith(unneeded or ("\0",))),
     }
 
 
-def _target(checkpoint: Checkpoint) -> tuple[dict, set[str]]:
-    """Figures of a target of the Chameleon family, and the tensors that it must have."""
+def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
+    """Figures of a target, where its parameters come from, and what it doesn't need."""
+    family = family_of(checkpoint)
     with torch.device("meta"):
-        decoder, codec, _ = build(checkpoint.config, checkpoint.folder)
-    side = codec.config.resolution // codec.config.downsample
-    expected = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-    expected |= {f"model.vqmodel.{name}" for name, _ in codec.named_parameters()}
-    for layer in range(decoder.config.num_layers):
-        expected |= {f"model.layers.{layer}.{name}" for name in (*_PROJECTIONS, *_QK_NORMS, *_NORMS)}
-    figures = {
+        target = family.skeleton(checkpoint)
+    entries = family.entries(target, checkpoint)
+    config, side = target.decoder.config, target.downsample
+    missing = missing_tensors(entries, checkpoint)
+    advice = [remedy for prefix, remedy in family.remedies.items() if any(name.startswith(prefix) for name in missing)]
+    try:
+        family.prompter(target, checkpoint)
+    except AdtError as error:
+        advice.append(str(error))
+    matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
+    others = _size(target.decoder) - matrices
+    stored = {name: (size, matrices * size + others * max(size, 2)) for name, size in _ITEMSIZES.items()}
+    rest = _size(target.codec) * 4 + (_size(target.text_encoder) * 2 if target.text_encoder is not None else 0)
+    return {
         "role": "target",
-        "family": "chameleon",
-        **_decoder_figures(decoder.config),
-        "grid": [side, side],
-        "pixels": [codec.config.resolution, codec.config.resolution],
-        "codebook": [codec.config.num_embeddings, codec.config.embed_dim],
-    }
-    return figures, expected
+        "family": family.name,
+        **_decoder_figures(config),
+        "grid": list(target.grid),
+        "pixels": [target.grid[0] * side, target.grid[1] * side],
+        "codebook": list(target.codec.codebook.shape),
+        "memory": {name: weights + KVCache.num_bytes(config, 2, target.length + 128, max(size, 2)) + rest for name, (size, weights) in stored.items()},
+        "to_do": advice,
+    }, entries, family.unneeded
 
 
-def _drafter(checkpoint: Checkpoint, names: set[str]) -> tuple[dict, set[str]]:
-    """Figures of an EAGLE drafter, and the tensors that it must have; the norms of its layer are optional."""
-    optional = {f"layers.0.{name}" for name in (*_QK_NORMS, _NORMS[0])} & names
-    expected = {"embed_tokens.weight", "fc.weight", "fc.bias", *(f"layers.0.{name}" for name in (*_PROJECTIONS, _NORMS[1]))}
-    return {"role": "drafter", "family": "eagle", **_decoder_figures(decoder_config(checkpoint.config, checkpoint.folder))}, expected | optional
+def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
+    """The same of an EAGLE drafter."""
+    drafter, entries = describe(checkpoint)
+    return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()
 
 
-def _decoder_figures(config) -> dict:
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _decoder_figures(config: DecoderConfig) -> dict:
     return {
         "layers": config.num_layers,
         "width": config.hidden_size,
@@ -83,9 +96,12 @@ def as_text(figures: dict) -> str:
     for name in ("grid", "pixels", "codebook"):
         if name in shown:
             shown[name] = " x ".join(map(str, shown[name]))
+    if "memory" in shown:
+        shown["memory"] = ", ".join(f"{size / 2**30:.2f} GiB in {name}" for name, size in shown["memory"].items()) + " for one image with guidance"
     shown["parameters"] = f"{shown['parameters']:,}"
     shown["size on disk"] = f"{shown.pop('bytes') / 2**20:.1f} MiB in {', '.join(shown.pop('files'))}"
-    for name in ("missing", "left_over"):
+    shown["to do"] = " ".join(shown.pop("to_do", [])) or "nothing"
+    for name in ("missing", "wrong_shape", "left_over"):
         found = shown.pop(name)
         shown[name.replace("_", " ")] = f"{len(found)}: {', '.join(found[:4])}{' ...' if len(found) > 4 else ''}" if found else "nothing"
     return "\n".join(f"{name:13} {value}" for name, value in shown.items())

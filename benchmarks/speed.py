@@ -46,7 +46,8 @@ class TransformersDecoding:
     def __call__(self, prompt: str, sampling: Sampling) -> tuple[dict, torch.Tensor]:
         started = time.perf_counter()
         target, ids = self.target, self.target.decoder.image_ids
-        rows = [target.encode_prompt(prompt), target.unconditional_prompt()]
+        conditional = target.encode_prompt(prompt)
+        rows = [conditional, target.unconditional(conditional)]
         longest, length = max(map(len, rows)), target.grid[0] * target.grid[1]
         x = torch.tensor([[row[0]] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])

@@ -10,6 +10,7 @@ from PIL import Image
 from .. import adt_core
 from ..adt_core.continuation import KEEP, kept_tokens
 from .latent import read_latent
+from .live_map import LiveMap
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sampling import choose_drafting, patchers, sampling_inputs
@@ -81,7 +82,7 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Latent.Output(display_name="LATENT", tooltip="The images as codebook vectors, for VAE Decode with this model's VAE."),
                 TraceSocket.Output(display_name="trace", tooltip="What was drafted and accepted in each round."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
@@ -125,9 +126,12 @@ class ADTTreeSampler(io.ComfyNode):
             check=check_cancelled,
         )
         load(patchers(model, drafter), memory_required=decoding.memory_required())
-        _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: preview(model.target, decoding)))
+        live_map = LiveMap(decoding.trace, model.target.name, cls.hidden)
+        progress = Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: preview(model.target, decoding))
+        _decode(decoding, progress, live_map)
         vectors = model.target.codec.lookup(decoding.grid_codes())
-        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace)
+        ui = live_map.ui(lambda image: progress.last if image == 0 and progress.last else preview(model.target, decoding, image))
+        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace, ui=ui)
 
 
 def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
@@ -142,9 +146,10 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tupl
     return row, model.target.encode_prompt(opposite) if opposite.strip() else None
 
 
-def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
+def _decode(decoding: "adt_core.Decoding", progress: Progress, live_map: LiveMap) -> None:
     with closing(iter(decoding)) as rounds:  # caches go now, and not when a traceback is forgotten
         for count, _ in enumerate(rounds, start=1):
+            live_map.update()
             done, total = decoding.done_tokens, decoding.total_tokens
             progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
     report = decoding.trace.report()
@@ -153,13 +158,13 @@ def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
     )
 
 
-def preview(target: "adt_core.Target", decoding: "adt_core.Decoding") -> Image.Image:
-    """The first image as far as it is decided, what is missing in the mean colour of the rest."""
-    codes = decoding.codes[0].reshape(target.grid)
+def preview(target: "adt_core.Target", decoding: "adt_core.Decoding", image: int = 0) -> Image.Image:
+    """An image as far as it is decided, what is missing in the mean colour of the rest."""
+    codes = decoding.grid_codes()[image]
     missing = codes < 0
     blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()
-    image = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
-    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=image.shape[:2])[0, 0] > 0
+    pixels = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
+    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[:2])[0, 0] > 0
     if not hidden.all():
-        image[hidden] = image[~hidden].mean(0)
-    return Image.fromarray((image * 255).to(torch.uint8).numpy())
+        pixels[hidden] = pixels[~hidden].mean(0)
+    return Image.fromarray((pixels * 255).to(torch.uint8).numpy())

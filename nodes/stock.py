@@ -70,7 +70,7 @@ class TextEncoder(_Stock):
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
         """Check the length of a prompt; no text at all is the row that guidance compares with."""
-        ids = self.target.encode_prompt(text) if text.strip() else self.target.unconditional_prompt()
+        ids = self.target.encode_prompt(text) if text.strip() else (0,)
         return Prompt(text, tuple(ids))
 
     def encode_from_tokens_scheduled(self, tokens: Prompt, *_, **__) -> list:

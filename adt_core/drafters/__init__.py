@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..models.chameleon import Target
 from ..models.decoder import Rows, Step
+from ..models.target import Target
 from ..sampling import Sampling
 from ..shape import Drafting, TreeShape
 from ..tree import DraftTree

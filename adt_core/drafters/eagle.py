@@ -7,6 +7,7 @@ Layout of ``jadohu/anole_drafter`` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
-from ..models.chameleon import Target, decoder_config, load_layer
-from ..models.checkpoint import Check, Checkpoint, assign, resolve
-from ..models.decoder import Decoder, DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
-from ..sampling import Sampling, guide
+from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, resolve, same
+from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
+from ..models.layout import decoder_config, layer_entries
+from ..models.target import Target
+from ..sampling import Sampling
 from ..shape import Drafting, TreeShape
 from ..tree import CandidatePool, DraftTree, chain
 from . import Verified
@@ -44,44 +46,52 @@ class EagleDrafter(nn.Module):
         return self.layer(x, cos, sin, step, cache.data[0])
 
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> EagleProposer:
-        return EagleProposer(self, target.decoder, rows, sampling, drafting, noise)
+        return EagleProposer(self, target, rows, sampling, drafting, noise)
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
         return KVCache.num_bytes(self.config, rows, slots, itemsize)
 
 
-@torch.no_grad()
 def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
     """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, on its device and in its dtype.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
     """
-    checkpoint = Checkpoint(resolve(path, "drafter"))
-    names = set(checkpoint.names)
-    if "fc.weight" not in names or "layers.0.self_attn.q_proj.weight" not in names:
+    checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
+    if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
-    config, ours = decoder_config(checkpoint.config, checkpoint.folder), target.decoder.config
-    width = checkpoint.shape("fc.weight")[0]
-    if width != ours.hidden_size or checkpoint.shape("embed_tokens.weight")[0] != ours.vocab_size:
-        raise AdtError(f"drafter {str(path)!r} has width {width} and {checkpoint.shape('embed_tokens.weight')[0]} tokens, but {target.name} has width "
+    width, tokens = checkpoint.shape("fc.weight")[0], checkpoint.shape("embed_tokens.weight")[0]
+    if width != ours.hidden_size or tokens != ours.vocab_size:
+        raise AdtError(f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
                        f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target.")
-    if check is not None:
-        check()
-    config = DecoderConfig(**{**vars(config), "max_positions": ours.max_positions, "qk_norm": "layers.0.self_attn.q_norm.weight" in names})
-    drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names).to(target.decoder.dtype)
-    assign(drafter.embedding, [checkpoint.get("embed_tokens.weight")], "embed_tokens.weight", checkpoint.folder)
-    assign(drafter.fc, [checkpoint.get("fc.weight")], "fc.weight", checkpoint.folder, transpose=True)
-    assign(drafter.fc_bias, [checkpoint.get("fc.bias")], "fc.bias", checkpoint.folder)
-    load_layer(drafter.layer, checkpoint, "layers.0")
-    return drafter.requires_grad_(False).eval().to(target.decoder.embedding.device)
+    drafter, entries = describe(checkpoint, ours)
+    check_entries(entries, checkpoint)
+    drafter.to(target.decoder.dtype).to_empty(device=target.decoder.embedding.device).requires_grad_(False).eval()
+    fill(_entries(drafter, checkpoint), checkpoint, check)
+    return drafter
+
+
+def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
+    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from."""
+    config, names = decoder_config(checkpoint.config, checkpoint.path), checkpoint.names
+    config = replace(config, qk_norm="layers.0.self_attn.q_norm.weight" in names, max_positions=(target or config).max_positions)
+    with torch.device("meta"):
+        drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
+    return drafter, _entries(drafter, checkpoint)
+
+
+def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
+    return [same(drafter.embedding, "embed_tokens.weight"), same(drafter.fc, "fc.weight", transpose=True), same(drafter.fc_bias, "fc.bias"),
+            *layer_entries(drafter.layer, checkpoint, "layers.0")]
 
 
 class EagleProposer:
     """Grows one draft tree per round for a batch of images: EAGLE-2 expansion over keyed noise."""
 
-    def __init__(self, drafter: EagleDrafter, decoder: Decoder, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
+    def __init__(self, drafter: EagleDrafter, target: Target, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
         """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
-        self._drafter, self._decoder, self._rows = drafter, decoder, rows
+        self._drafter, self._decoder, self._rows = drafter, target.decoder, rows
+        self._grammar, self._length = target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)), target.length
         self._sampling, self._drafting = sampling, drafting
         self._noise = noise if drafting.proposal == "coupled" else None
         self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
@@ -114,11 +124,11 @@ class EagleProposer:
         Scores are log-softmax of the logits that rank them; for coupled proposals those carry the noise,
         which makes them nearly calibrated acceptance probabilities.
         """
-        z = self._decoder.logits(guide(out.to(self._decoder.wide_dtype), self._sampling.guidance))
+        z = self._decoder.logits(out.to(self._decoder.wide_dtype), self._sampling.guidance)
         if self._sampling.temperature not in (0, 1):
             z = z / self._sampling.temperature
         if noise is not None:
-            z = z + noise
+            z = (z if self._grammar is None else F.pad(z, (0, 1))) + noise
         return z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
 
     def catch_up(self) -> Tensor:
@@ -131,14 +141,15 @@ class EagleProposer:
         return out[torch.arange(len(out), device=out.device), index][:, None]
 
     def noise_ahead(self, positions: list[int], depth: int) -> Tensor | None:
-        """Noise of the next ``depth`` raster positions after each root, [B, depth, V]."""
-        if self._noise is None:
+        """What is added to the logits of the next ``depth`` raster positions after each root, noise and grammar: [B, depth, V]; None for nothing."""
+        if self._grammar is None and self._noise is None:
             return None
-        if len(set(positions)) == 1 and positions[0] + depth < self._noise.shape[1]:
+        if self._grammar is None and len(set(positions)) == 1 and positions[0] + depth < self._length:
             return self._noise[:, positions[0] + 1 : positions[0] + 1 + depth]
-        last = self._noise.shape[1] - 1
-        at = torch.tensor([[min(p + level, last) for level in range(1, depth + 1)] for p in positions], device=self._noise.device)
-        return self._noise[torch.arange(len(at), device=at.device)[:, None], at]
+        rows = [[min(p + level, self._length - 1) for level in range(1, depth + 1)] for p in positions]
+        at = torch.tensor(rows, device=self._rows.device)
+        noise = 0 if self._noise is None else self._noise[torch.arange(len(at), device=at.device)[:, None], at]
+        return noise if self._grammar is None else noise + self._grammar[at % len(self._grammar)]
 
     def _noise_by_level(self, positions: list[int], depth: int) -> list[Tensor | None]:
         """The same level by level, [B, 1, V] each."""

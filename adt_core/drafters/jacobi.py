@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import AdtError
-from ..models.chameleon import Target
 from ..models.decoder import Rows, Step
+from ..models.target import Target
 from ..sampling import Sampling
 from ..shape import Drafting, TreeShape, spine
 from ..tree import DraftTree, chain
@@ -57,9 +57,9 @@ class JacobiProposer:
     forwards = 0
 
     def __init__(self, target: Target, images: int, drafting: Drafting, noise: Tensor | None, least_candidates: int = 1):
-        self._noise, self._columns = noise, target.grid[1]
+        self._noise, self._columns = noise, target.columns
         self._coupled, self._most = drafting.proposal == "coupled", drafting.budget
-        self.length = target.grid[0] * target.grid[1]
+        self.length = target.length
         self.width = min(max(drafting.largest.width, least_candidates), target.num_codes)
         device = target.decoder.embedding.device
         self._codes = torch.zeros(images, self.length + 1, dtype=torch.long, device=device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..models.chameleon import Target
 from ..models.checkpoint import Check
+from ..models.target import Target
 from ..shape import Drafting
 from . import Drafter
 from .eagle import EagleDrafter, load_eagle

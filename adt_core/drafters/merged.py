@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models.chameleon import Target
 from ..models.decoder import Rows, Step
+from ..models.target import Target
 from ..sampling import Sampling
 from ..shape import Drafting, TreeShape
 from ..tree import DraftTree

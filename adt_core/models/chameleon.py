@@ -7,42 +7,20 @@ Every token role is looked up by name in the checkpoint's own vocabulary; no id 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 from ..errors import AdtError
-from .checkpoint import BUNDLED, Check, Checkpoint, assign, resolve
-from .decoder import Decoder, DecoderConfig, Layer
+from .checkpoint import Checkpoint, Entry, whole
+from .decoder import Decoder
+from .layout import decoder_config, decoder_entries, load_tokenizer
+from .target import Family, Prompt, Target
 from .vq import VQConfig, VQModel
 
-_BOS, _SEPARATOR, _BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
-
-
-def decoder_config(config: dict, source: Path | str) -> DecoderConfig:
-    """Shape of the decoder from a ``config.json`` of the family (also a drafter's, with one layer). AdtError if it has none."""
-    def size(name: str, default: object = None) -> int:
-        value = config.get(name) or default
-        if type(value) is not int or value < 1:
-            raise AdtError(f"{source}: config.json says {name} is {value!r}, but a positive whole number was expected; download it again.")
-        return value
-
-    heads = size("num_attention_heads")
-    if size("hidden_size") % heads:
-        raise AdtError(f"{source}: config.json's hidden_size {config['hidden_size']} is not a multiple of num_attention_heads {heads}; download it again.")
-    rope = config.get("rope_parameters") or {}
-    return DecoderConfig(
-        vocab_size=size("vocab_size"),
-        hidden_size=size("hidden_size"),
-        intermediate_size=size("intermediate_size"),
-        num_layers=size("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=size("num_key_value_heads", heads),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        max_positions=size("max_position_embeddings", 4096),
-    )
+BOS, SEPARATOR, BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
+CODEC = "model.vqmodel."
+_CODEC_FILES = ("vqgan.ckpt", "vqgan.safetensors", "*vqvae*/model.safetensors", "chameleon/tokenizer/vqgan.ckpt")
 
 
 def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
@@ -53,119 +31,113 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     if not ids or sorted(ids) != list(range(len(ids))):
         raise AdtError("config.json's vocabulary_map does not name image tokens 0 to n - 1 as IMGIMG...Z; "
                        "this is not an image-generating Chameleon checkpoint.")
-    return [ids[code] for code in range(len(ids))]
-
-
-def load_layer(layer: Layer, checkpoint: Checkpoint, prefix: str) -> None:
-    """Fill a layer from Hugging Face names, fusing what shares an input and expanding per-shard q/k norms."""
-    get = lambda name: checkpoint.get(f"{prefix}.{name}")  # noqa: E731
-    put = lambda parameter, *names: assign(parameter, [get(n) for n in names], f"{prefix}.{names[0]}", checkpoint.folder, parameter.ndim == 2)  # noqa: E731
-    put(layer.qkv, *(f"self_attn.{x}_proj.weight" for x in "qkv"))
-    put(layer.out, "self_attn.o_proj.weight")
-    put(layer.gate_up, "mlp.gate_proj.weight", "mlp.up_proj.weight")
-    put(layer.down, "mlp.down_proj.weight")
-    put(layer.mlp_norm, "post_attention_layernorm.weight")
-    if layer.input_norm is not None:
-        put(layer.input_norm, "input_layernorm.weight")
-    if layer.qk_norm_weight is not None:
-        config = layer.config
-        for parameter, kind in ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias")):
-            parts = [get(f"self_attn.{x}_norm.{kind}") for x in "qk"]
-            heads = (config.num_heads, config.num_kv_heads)
-            parts = [part.repeat_interleave(n // len(part), 0) for part, n in zip(parts, heads)]
-            assign(parameter, parts, f"{prefix}.self_attn.q_norm.{kind}", checkpoint.folder)
+    first = ids[0]
+    wrong = next((code for code in range(len(ids)) if ids[code] != first + code), None)
+    if wrong is not None:
+        raise AdtError(f"config.json's vocabulary_map gives code {wrong} the id {ids[wrong]}, but code 0 has {first} and codes follow each other; "
+                       "use the checkpoint's own config.json.")
+    return [first + code for code in range(len(ids))]
 
 
 @dataclass
-class Target:
-    """A loaded target model: ``decoder`` (the transformer) and ``codec`` (the VQGAN) are the weights."""
+class ChameleonPrompter:
+    """Rows ``<s> text <reserved08706> <racm3:break>``, and ``<s> <racm3:break>`` without a text."""
 
     name: str
-    decoder: Decoder
-    codec: VQModel
     tokenizer: Tokenizer
     vocabulary: dict[str, int]
-    grid: tuple[int, int]
+    max_positions: int
 
-    @property
-    def num_codes(self) -> int:
-        return self.decoder.head.shape[1]
-
-    @property
-    def downsample(self) -> int:
-        """Pixels per token side."""
-        return self.codec.config.downsample
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """Conditional row ``<s> text <reserved08706> <racm3:break>``. AdtError if empty or too long."""
+    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
         if not text.strip():
             raise AdtError("prompt is empty; describe the picture in a few words.")
-        ids = self.tokenizer.encode(text.strip(), add_special_tokens=False).ids
-        room = self.decoder.config.max_positions - self.grid[0] * self.grid[1] - 3
+        ids = self.tokenizer.encode(self.request(text.strip(), grid), add_special_tokens=False).ids
+        tail = [self.vocabulary[name] for name in (SEPARATOR, *self.header(grid))]
+        room = self.max_positions - self.tokens(grid) - len(tail) - 1
         if len(ids) > room:
             raise AdtError(f"prompt is {len(ids)} tokens long, and {self.name} has room for {room}; shorten it.")
-        return [self.vocabulary[_BOS], *ids, self.vocabulary[_SEPARATOR], self.vocabulary[_BEGIN_IMAGE]]
+        return Prompt([self.vocabulary[BOS], *ids, *tail])
 
-    def unconditional_prompt(self) -> list[int]:
-        """The row without text that guidance pushes away from: ``<s> <racm3:break>``."""
-        return [self.vocabulary[_BOS], self.vocabulary[_BEGIN_IMAGE]]
+    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
+        return Prompt([self.vocabulary[BOS], self.vocabulary[BEGIN_IMAGE]])
+
+    def request(self, text: str, grid: tuple[int, int]) -> str:
+        """What the model reads of a text."""
+        return text
+
+    def header(self, grid: tuple[int, int]) -> list[str]:
+        """Names of the tokens that an image begins with."""
+        return [BEGIN_IMAGE]
+
+    def tokens(self, grid: tuple[int, int]) -> int:
+        """Tokens of an image."""
+        return grid[0] * grid[1]
+
+    def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
+        return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"
 
 
-def build(config: dict, source: Path | str) -> tuple[Decoder, VQModel, dict[str, int]]:
-    """Empty modules for a ``config.json`` of the family. AdtError if it is of another family."""
-    if config.get("model_type") != "chameleon":
-        raise AdtError(f"{source} is of the family {config.get('model_type')!r}; this version reads Chameleon checkpoints (Anole) only.")
-    vocabulary = config.get("vocabulary_map") or {}
-    missing = [name for name in (_BOS, _SEPARATOR, _BEGIN_IMAGE) if name not in vocabulary]
+def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...]) -> dict[str, int]:
+    """The checkpoint's ``vocabulary_map``. AdtError if it lacks one of the ``needed`` names, or ids are not in code order."""
+    vocabulary = checkpoint.config.get("vocabulary_map") or {}
+    missing = [name for name in needed if name not in vocabulary]
     if missing:
-        raise AdtError(f"{source}: config.json's vocabulary_map lacks {', '.join(missing)}; use the checkpoint's own config.json.")
-    shape, image_ids = decoder_config(config, source), image_token_ids(vocabulary)
-    if not all(type(i) is int and 0 <= i < shape.vocab_size for i in vocabulary.values()):
-        raise AdtError(f"{source}: config.json's vocabulary_map names ids outside its vocab_size {shape.vocab_size}; download it again.")
-    decoder = Decoder(shape, torch.tensor(image_ids))
-    codec = VQModel(VQConfig.from_dict(config.get("vq_config") or {}))
-    return decoder, codec, vocabulary
+        raise AdtError(f"{checkpoint.path}: config.json's vocabulary_map lacks {', '.join(missing)}; use the checkpoint's own config.json.")
+    size = checkpoint.config.get("vocab_size") or 0
+    if not all(type(i) is int and 0 <= i < size for i in vocabulary.values()):
+        raise AdtError(f"{checkpoint.path}: config.json's vocabulary_map names ids outside its vocab_size {size}; download it again.")
+    return vocabulary
 
 
-@torch.no_grad()
-def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
-                check: Check | None = None) -> Target:
-    """Load a target from ``"bundled"`` or an Anole-layout folder.
+def find_codec(checkpoint: Checkpoint) -> None:
+    """Take the codec from a file beside the checkpoint if the checkpoint has no image decoder of its own, as conversions of Chameleon hadn't.
 
-    dtype is the transformer's; the codec works in float32. ``check`` is called before every tensor and may
-    raise to cancel. Raises AdtError for missing, damaged or foreign files.
+    Looked for in its folder, then in the one above: Meta's ``vqgan.ckpt``, or the separate ``Anole-7b-v0.1-vqvae-hf``.
     """
-    folder = resolve(path, "target")
-    checkpoint = Checkpoint(folder)
-    with torch.device("meta"):
-        decoder, codec, vocabulary = build(checkpoint.config, folder)
-    decoder, codec = decoder.to_empty(device="cpu").to(dtype), codec.to_empty(device="cpu")
-    decoder.image_ids = image_ids = torch.tensor(image_token_ids(vocabulary))  # a buffer, emptied like the rest
-    for module in (decoder, codec):
-        module.requires_grad_(False).eval()
-    source = checkpoint.folder
-    assign(decoder.embedding, [checkpoint.get("model.embed_tokens.weight")], "model.embed_tokens.weight", source)
-    assign(decoder.norm, [checkpoint.get("model.norm.weight")], "model.norm.weight", source)
-    assign(decoder.head, [checkpoint.get("lm_head.weight")[image_ids]], "lm_head.weight", source, transpose=True)
-    for i, layer in enumerate(decoder.layers):
-        if check is not None:
-            check()
-        load_layer(layer, checkpoint, f"model.layers.{i}")
-    for name, parameter in codec.named_parameters():
-        if check is not None:
-            check()
-        assign(parameter, [checkpoint.get(f"model.vqmodel.{name}")], f"model.vqmodel.{name}", source)
+    if f"{CODEC}decoder.conv_in.weight" in checkpoint.names:
+        return
+    for folder in (checkpoint.folder, checkpoint.folder.parent):
+        for pattern in _CODEC_FILES:
+            for file in sorted(folder.glob(pattern)):
+                checkpoint.add(file, CODEC)
+                return
+
+
+def vq_config(checkpoint: Checkpoint) -> VQConfig:
+    """Shape of the codec. AdtError if config.json has no ``vq_config``."""
+    values = checkpoint.config.get("vq_config")
+    if not isinstance(values, dict):
+        raise AdtError(f"{checkpoint.path}: config.json has no vq_config, which describes the image tokenizer; use the checkpoint's own config.json.")
+    return VQConfig.from_dict(values)
+
+
+def skeleton(checkpoint: Checkpoint) -> Target:
+    """An empty target of the family."""
+    if checkpoint.config.get("swin_norm"):
+        raise AdtError(f"{checkpoint.path}: config.json asks for swin_norm, which the 30B model has and this version can't; use a 7B checkpoint.")
+    vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE))
+    config = decoder_config(checkpoint.config, checkpoint.path)
+    decoder = Decoder(config, torch.tensor(image_token_ids(vocabulary), device="cpu"))
+    codec = VQModel(vq_config(checkpoint))
     side = codec.config.resolution // codec.config.downsample
-    return Target(folder.name if str(path) != BUNDLED else BUNDLED, decoder.to(device), codec.to(device), load_tokenizer(folder), vocabulary, (side, side))
+    find_codec(checkpoint)
+    return Target(checkpoint.path.name, FAMILY.name, decoder, codec, (side, side))
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    for name in ("text_tokenizer.json", "tokenizer.json"):
-        if (folder / name).is_file():
-            try:
-                return Tokenizer.from_file(str(folder / name))
-            except Exception as error:  # the tokenizers library raises bare Exception
-                raise AdtError(f"{folder / name} is not a readable tokenizer ({error}); download it again.") from error
-    raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
+def prompter(target: Target, checkpoint: Checkpoint) -> ChameleonPrompter:
+    """What reads the prompts of a target."""
+    return ChameleonPrompter(target.name, load_tokenizer(checkpoint.folder), checkpoint.config["vocabulary_map"], target.decoder.config.max_positions)
 
 
+def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
+    """The decoder under Hugging Face names, the codec under ``model.vqmodel.``."""
+    return decoder_entries(target.decoder, checkpoint) + whole(target.codec, CODEC)
+
+
+def is_chameleon(checkpoint: Checkpoint) -> bool:
+    """Lumina-mGPT included."""
+    return str(checkpoint.config.get("model_type")).startswith("chameleon")
+
+
+CODEC_REMEDY = {CODEC: "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it"}
+FAMILY = Family("chameleon", is_chameleon, skeleton, entries, prompter, unneeded=(f"{CODEC}loss.",), remedies=CODEC_REMEDY)

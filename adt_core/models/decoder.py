@@ -16,12 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..sampling import guide
+
 Check = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder. ``qk_norm``: per-head LayerNorm on queries and keys (Chameleon)."""
+    """Shape of a decoder.
+
+    qk_norm: per-head LayerNorm on queries and keys (Chameleon). grid_rope: positions are rotated by row and column of the grid instead of their
+    number, as (how many positions before the grid are blanked out, columns of the grid) (LlamaGen). head_width: units of the hidden layer
+    between features and codes; 0 for a linear head (Janus has one).
+    """
 
     vocab_size: int
     hidden_size: int
@@ -33,6 +40,8 @@ class DecoderConfig:
     rope_theta: float
     max_positions: int
     qk_norm: bool = True
+    grid_rope: tuple[int, int] | None = None
+    head_width: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -91,21 +100,30 @@ def _lower_triangle(n: int, device: torch.device) -> Tensor:
     return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
 
 
+def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
+    """Features [n, h] of every row as [R, length, h]; None where the rows have token ids alone."""
+    if any(one is None for one in features):
+        return None
+    return torch.stack([F.pad(one.to(like), (0, 0, length - len(one), 0)) for one in features])
+
+
 class Rows:
     """Geometry of a batch: left-padded prompts, ``slots`` cache columns, one or two rows per image."""
 
     def __init__(self, prompts: list[list[int]], slots: int, like: Tensor):
-        """prompts: token ids of every row, conditional rows first; ``like`` gives dtype and device."""
+        """prompts: the prompt of every row (``models.target.Prompt``, or plain token ids), conditional rows first; ``like`` gives dtype and device."""
         self.length = max(map(len, prompts))
         self.count = len(prompts)
         self.device = like.device
         pads = [self.length - len(prompt) for prompt in prompts]
         ids = [[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)]
         self.ids, self.pads = torch.tensor(ids, device=self.device), torch.tensor(pads, device=self.device)
+        self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
+        self._blind = torch.tensor([pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)], device=self.device)
         self.columns = torch.arange(slots, device=self.device)
         self._open = like.new_zeros(())
         self._shut = like.new_full((), -math.inf)
-        self._prompt_mask = self._additive(self.columns >= self.pads[:, None])[:, None, None]  # pads are never seen
+        self._prompt_mask = self._additive(self.columns >= self._blind[:, None])[:, None, None]  # pads are never seen
 
     def _additive(self, visible: Tensor) -> Tensor:
         return torch.where(visible, self._open, self._shut)
@@ -113,7 +131,7 @@ class Rows:
     def prefill(self) -> Step:
         """All prompt tokens at once. A pad sees itself, because a row of -inf would turn into NaN."""
         at = self.columns[: self.length]
-        real = at >= self.pads[:, None]
+        real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & real[:, None] | (at[:, None] == at)
         return Step((at - self.pads[:, None]).clamp_min(0), slice(0, self.length), self._additive(visible)[:, None])
 
@@ -159,20 +177,37 @@ class Rows:
         inside = (distance >= 0) & (distance < width)
         index = distance.clamp(0, width - 1)[:, None].expand(-1, n, -1)
         uncommitted = self.spread(own).gather(2, index) & inside[:, None]
-        committed = (distance < 0) & (columns >= self.pads[:, None])
+        committed = (distance < 0) & (columns >= self._blind[:, None])
         return Step(positions, slots, self._additive(uncommitted | committed[:, None])[:, None])
 
 
 def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sign-folded sin, [max_positions, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
 
-    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``.
+    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of the pairs turns with the row
+    and the other with the column, and both tables are 0 before the grid, which blanks queries and keys out.
     """
     half = config.head_dim // 2
-    frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(config.max_positions, dtype=torch.float64)[:, None] * frequency
-    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([-angle.sin(), angle.sin()], -1)
+    position = torch.arange(config.max_positions, dtype=torch.float64)[:, None]
+    if config.grid_rope is None:
+        angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        shown = torch.ones_like(position)
+    else:
+        blank, columns = config.grid_rope
+        frequency = config.rope_theta ** (-torch.arange(half // 2, dtype=torch.float64) / (half // 2))
+        cell = (position - blank).clamp_min(0)
+        angle, shown = torch.cat([cell // columns * frequency, cell % columns * frequency], -1), position >= blank
+    cos, sin = torch.cat([angle.cos()] * 2, -1) * shown, torch.cat([-angle.sin(), angle.sin()], -1) * shown
     return cos.to(like), sin.to(like)
+
+
+MATRICES = ("qkv", "out", "gate_up", "down")
+"""Names of a layer's matrices: nearly all of a model's weights."""
+
+
+def product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    """x [..., in] times weight [in, out]. A quantised weight is widened on the way, and its outputs are scaled by ``scale`` [out]."""
+    return x @ weight if scale is None else ((x @ weight.to(x.dtype)) * scale).to(x.dtype)
 
 
 class Layer(nn.Module):
@@ -195,13 +230,15 @@ class Layer(nn.Module):
         self.mlp_norm = nn.Parameter(torch.ones(h))
         self.gate_up = nn.Parameter(torch.empty(h, 2 * config.intermediate_size))
         self.down = nn.Parameter(torch.empty(config.intermediate_size, h))
+        for name in MATRICES:
+            self.register_buffer(f"{name}_scale", None)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
         """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
         config = self.config
         rows, n, _ = x.shape
         both = config.num_heads + config.num_kv_heads
-        qk, v = (x @ self.qkv).view(rows, n, both + config.num_kv_heads, config.head_dim).split([both, config.num_kv_heads], 2)
+        qk, v = product(x, self.qkv, self.qkv_scale).view(rows, n, both + config.num_kv_heads, config.head_dim).split([both, config.num_kv_heads], 2)
         if self.qk_norm_weight is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
@@ -219,25 +256,30 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
         eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
         h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
-        x = x + self.attention(h, cos, sin, step, cache) @ self.out
-        gate, up = (F.rms_norm(x, width, self.mlp_norm, eps) @ self.gate_up).chunk(2, -1)
-        return x + (F.silu(gate) * up) @ self.down
+        x = x + product(self.attention(h, cos, sin, step, cache), self.out, self.out_scale)
+        gate, up = product(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up, self.gate_up_scale).chunk(2, -1)
+        return x + product(F.silu(gate) * up, self.down, self.down_scale)
 
 
 class Decoder(nn.Module):
     """Embedding, layers, final norm and the image rows of the head.
 
-    The head is [h, num_codes] in code order and the image-token ids are looked up by code, so everything
-    above this class speaks of codes only. Final norm and head work in at least float32.
+    The head is [h, num_codes] in code order and the ids of image tokens are looked up by code, so everything above this class speaks of codes
+    only. ``image_ids`` may be longer than the head: what follows the codes is never drawn, but forced. Final norm and head work in at least float32.
     """
 
-    def __init__(self, config: DecoderConfig, image_ids: Tensor):
+    def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
         self.config = config
+        codes = num_codes or len(image_ids)
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.head = nn.Parameter(torch.empty(config.hidden_size, len(image_ids)))
+        self.head_in = self.head_in_bias = self.head_bias = None
+        if config.head_width:
+            self.head_in = nn.Parameter(torch.empty(config.hidden_size, config.head_width))
+            self.head_in_bias, self.head_bias = nn.Parameter(torch.empty(config.head_width)), nn.Parameter(torch.empty(codes))
+        self.head = nn.Parameter(torch.empty(config.head_width or config.hidden_size, codes))
         self.register_buffer("image_ids", image_ids)
 
     @property
@@ -249,9 +291,13 @@ class Decoder(nn.Module):
         """The dtype of features, logits and noise: float64 for float64 weights, else float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
-    def forward(self, ids: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None) -> Tensor:
-        """Token ids [R, n] -> final features [R, n, h] in ``wide_dtype``; keys and values are written to ``cache``."""
-        x = F.embedding(ids, self.embedding)
+    def forward(self, ids: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None,
+                inputs: Tensor | None = None) -> Tensor:
+        """Token ids [R, n] -> final features [R, n, h] in ``wide_dtype``; keys and values are written to ``cache``.
+
+        inputs: [R, n, h], what stands in the place of the tokens' embeddings.
+        """
+        x = F.embedding(ids, self.embedding) if inputs is None else inputs
         cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
         for layer, slot in zip(self.layers, cache.data):
             if check is not None:
@@ -259,6 +305,13 @@ class Decoder(nn.Module):
             x = layer(x, cos, sin, step, slot)
         return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm.to(self.wide_dtype), self.config.rms_norm_eps)
 
-    def logits(self, features: Tensor) -> Tensor:
-        """Features [..., h] in ``wide_dtype`` -> image-code logits [..., num_codes]."""
-        return features @ self.head.to(features.dtype)
+    def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
+        """Features in ``wide_dtype`` -> logits of the codes [..., num_codes].
+
+        Under classifier-free guidance the rows [cond..., uncond...] [2B, ..., h] become [B, ..., num_codes]: the head's last step is affine, so guiding
+        its input guides its logits at half the cost.
+        """
+        if self.head_in is not None:
+            features = F.gelu(features @ self.head_in.to(features.dtype) + self.head_in_bias)
+        z = guide(features, guidance) @ self.head.to(features.dtype)
+        return z if self.head_bias is None else z + self.head_bias

@@ -186,6 +186,11 @@ class Neighbours:
             nearest.append(distance.topk(k, 1, largest=False))
         return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
 
+    def padded(self, tokens: int) -> Neighbours:
+        """With rows for tokens that are no codes: each is its own neighbour, infinitely far."""
+        extra = torch.arange(len(self.indices), tokens, device=self.indices.device)[:, None].expand(-1, self.indices.shape[1])
+        return Neighbours(torch.cat([self.indices, extra]), torch.cat([self.distances, torch.full_like(extra, math.inf, dtype=self.distances.dtype)]))
+
     def to(self, device: torch.device) -> Neighbours:
         return Neighbours(self.indices.to(device), self.distances.to(device))
 

@@ -35,7 +35,7 @@ def test_plain_logits(folder, length):
     target = load_target(folder)
     decoder = target.decoder
     ids = torch.randint(decoder.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(length))
-    ids[ids == target.vocabulary["<image>"]] = 0  # transformers would look for pixels behind it
+    ids[ids == target.prompter.vocabulary["<image>"]] = 0  # transformers would look for pixels behind it
     rows = Rows(ids.tolist(), length, decoder.embedding)
     cache = KVCache(decoder.config, 2, length, decoder.embedding)
     features = decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding))

@@ -158,7 +158,9 @@ def test_inspect_says_what_is_missing(models, tmp_path, capsys):
     (folder / "tokenizer.json").unlink()
     assert cli.main(["inspect", str(folder), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["missing"] == ["model.norm.weight", "tokenizer.json"] and found["left_over"] == ["stranger"]
+    assert found["missing"] == ["model.norm.weight"] and found["left_over"] == ["stranger"]
+    (advice,) = found["to_do"]
+    assert "tokenizer.json" in advice and str(folder) in advice
     assert found["grid"] == [4, 4] and found["pixels"] == [32, 32] and found["codebook"] == [40, 6]
 
 
@@ -311,7 +313,7 @@ def test_a_pickle_that_would_run_code(generate, models, tmp_path, role, torch_fi
 def test_unknown_architecture(generate, models, tmp_path, capsys):
     folder = write_tiny_checkpoint(tmp_path / "llama")
     (folder / "config.json").write_text(json.dumps({**load(folder / "config.json"), "model_type": "llama"}))
-    assert_refused(generate(model=folder), "llama", "Chameleon")
+    assert_refused(generate(model=folder), "llama", "chameleon", "lumina-mgpt")
     assert cli.main(["inspect", str(folder)]) == 1
     assert "llama" in capsys.readouterr().err
 

@@ -60,7 +60,7 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
     class Twin(MergedProposer):
         def begin(self, features, ids, step, z, position):
             super().begin(features, ids, step, z, position)
-            self.twin = EagleProposer(network, target.decoder, self._rows, Sampling(), Drafting(method="eagle2", depth=8, width=3, nodes=16), None)
+            self.twin = EagleProposer(network, target, self._rows, Sampling(), Drafting(method="eagle2", depth=8, width=3, nodes=16), None)
             self.twin.begin(features, ids, step, z, position)
             self.twin.catch_up()
 
