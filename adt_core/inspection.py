@@ -54,7 +54,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         family.prompter(target, checkpoint)
     except AdtError as error:
         advice.append(str(error))
-    rest = _size(target.codec) * 4 + (_size(target.text_encoder) * 2 if target.text_encoder is not None else 0)
+    weights = _size(target.decoder) + (_size(target.text_encoder) if target.text_encoder is not None else 0)
     return {
         "role": "target",
         "family": family.name,
@@ -62,7 +62,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         "grid": list(target.grid),
         "pixels": [target.grid[0] * side, target.grid[1] * side],
         "codebook": list(target.codec.codebook.shape),
-        "memory": {name: _size(target.decoder) * size + KVCache.num_bytes(config, 2, target.length + 128, size) + rest for name, size in _DTYPES.items()},
+        "memory": {name: weights * size + KVCache.num_bytes(config, 2, target.length + 128, size) + _size(target.codec) * 4 for name, size in _DTYPES.items()},
         "to_do": advice,
     }, entries, family.unneeded
 
