@@ -3,6 +3,9 @@
 The re-statement has no cache and no code of ours: complex rotations of neighbouring pairs, one row at a time, whole sequences.
 """
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,12 +113,15 @@ def test_logits_of_prompts_and_codes(path, target):
         assert (decoder.logits(ours) - logits).abs().max() < TOLERANCE
 
 
-def test_prompts_of_an_encoder_in_another_place(path, target):
-    """Features are moved, whatever the text encoder's device and dtype."""
+def test_prompts_of_an_encoder_in_another_place(target):
+    """The encoder works where it is, in its own dtype; features are brought to the decoder."""
+    elsewhere = replace(target.prompter, encoder=deepcopy(target.text_encoder).to("meta"))
+    prompt = elsewhere.encode(TEXTS[0], target.grid)
+    assert prompt.features.is_meta and elsewhere.unconditional(prompt, target.grid).features.is_meta
     rows = our_rows(target)
     assert [len(row) for row in rows] == [120] * 4 and {row.hidden for row in rows} == {120 - len(text) - 1 for text in TEXTS}
-    prepared = Rows([*rows[:1], *rows[2:3]], 120, torch.empty(0, dtype=torch.float64))
-    assert prepared.features.dtype == torch.float64 and prepared.features.shape == (2, 120, layout.HIDDEN)
+    prepared = Rows(rows, 120, torch.empty(0, dtype=torch.float64))
+    assert prepared.features.dtype == torch.float64 and prepared.features.shape == (4, 120, layout.HIDDEN)
 
 
 def test_drafter(path, target, tmp_path):
