@@ -2,6 +2,9 @@
 
 Layout of ``jadohu/anole_drafter`` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): stream element i is the pair
 (target feature of token i, embedding of token i + 1), fused by a linear layer; the target's head reads the output.
+
+LANTERN's drafters for LlamaGen (``jadohu/llamagen_drafter``, ``jadohu/llamagen2_drafter``) are rotated by the grid cell of the pair's token and attend
+to all pairs of the condition, padding included.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from torch import Tensor, nn
 from ..errors import AdtError
 from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, resolve, same
 from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
-from ..models.layout import decoder_config, layer_entries
+from ..models.layout import decoder_config, layer_entries, unpaired
 from ..models.target import Target
 from ..sampling import Sampling
 from ..shape import Drafting, TreeShape
 from ..tree import CandidatePool, DraftTree, chain
 from . import Verified
 from .static import static_tree
+
+LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
+"""``grid_rope`` by the ``input_type`` in the configurations of LANTERN's drafters for LlamaGen."""
 
 
 class EagleDrafter(nn.Module):
@@ -65,6 +71,9 @@ def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> 
         raise AdtError(f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
                        f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target.")
     drafter, entries = describe(checkpoint, ours)
+    if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != _grid_of_pairs(ours):
+        raise AdtError(f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
+                       "choose the drafter that was trained for this target.")
     check_entries(entries, checkpoint)
     drafter.to(target.decoder.dtype).to_empty(device=target.decoder.embedding.device).requires_grad_(False).eval()
     fill(_entries(drafter, checkpoint), checkpoint, check)
@@ -72,17 +81,32 @@ def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> 
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
-    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from."""
-    config, names = decoder_config(checkpoint.config, checkpoint.path), checkpoint.names
-    config = replace(config, qk_norm="layers.0.self_attn.q_norm.weight" in names, max_positions=(target or config).max_positions)
+    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from.
+
+    What its configuration leaves unsaid is as in the target.
+    """
+    said, names = checkpoint.config, checkpoint.names
+    grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and _grid_of_pairs(target))
+    if target is not None:
+        said = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "intermediate_size": target.intermediate_size, "num_hidden_layers": 1,
+                "num_attention_heads": target.num_heads, "num_key_value_heads": target.num_kv_heads, "rms_norm_eps": target.rms_norm_eps,
+                "rope_theta": target.rope_theta, **said}
+    config = decoder_config(said, checkpoint.path)
+    config = replace(config, qk_norm="layers.0.self_attn.q_norm.weight" in names, max_positions=(target or config).max_positions,
+                     grid_rope=grid)
     with torch.device("meta"):
         drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
     return drafter, _entries(drafter, checkpoint)
 
 
+def _grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
+    """``grid_rope`` of a target's drafter: a pair has the position of its feature, and is rotated by the cell of its token, which comes one later."""
+    return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
+
+
 def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
     return [same(drafter.embedding, "embed_tokens.weight"), same(drafter.fc, "fc.weight", transpose=True), same(drafter.fc_bias, "fc.bias"),
-            *layer_entries(drafter.layer, checkpoint, "layers.0")]
+            *layer_entries(drafter.layer, checkpoint, "layers.0", unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None)]
 
 
 class EagleProposer:
@@ -90,7 +114,9 @@ class EagleProposer:
 
     def __init__(self, drafter: EagleDrafter, target: Target, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
         """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
-        self._drafter, self._decoder, self._rows = drafter, target.decoder, rows
+        self._drafter, self._decoder = drafter, target.decoder
+        self._sees_padding = drafter.config.grid_rope is not None
+        self._rows = rows.unhidden() if self._sees_padding else rows
         self._grammar, self._length = target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)), target.length
         self._sampling, self._drafting = sampling, drafting
         self._noise = noise if drafting.proposal == "coupled" else None
@@ -101,6 +127,7 @@ class EagleProposer:
 
     def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
         """The feature of every token that was read is paired with the token after it."""
+        step = self._rows.prefill() if self._sees_padding else step
         self._pending = (features, ids, step, [ids.shape[1] - 1] * len(z))
 
     def observe(self, verified: Verified) -> None:

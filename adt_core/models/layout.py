@@ -73,6 +73,11 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Calla
     return entries
 
 
+def unpaired(head_dim: int) -> Callable[[Tensor], Tensor]:
+    """A ``turn`` for models that rotate neighbouring elements of a head together: the first of every pair comes to its first half, the second to its second."""
+    return lambda weight: weight.view(-1, head_dim // 2, 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
+
+
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
     """Norms are stored per head, or per shard of the machine that trained the model; then heads of a shard share one (Lumina-mGPT)."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
@@ -87,11 +92,11 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
     return Entry(parameter, names, tuple((rows(name, n), c.head_dim) for name, n in zip(names, heads)), make=expand)
 
 
-def decoder_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.") -> list[Entry]:
-    """Embedding, layers and final norm under ``prefix``, and the image rows of ``lm_head``."""
+def decoder_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", turn: Callable[[Tensor], Tensor] | None = None) -> list[Entry]:
+    """Embedding, layers and final norm under ``prefix``, and the image rows of ``lm_head``; ``turn`` as for the layers."""
     c, codes = decoder.config, decoder.head.shape[1]
     head = Entry(decoder.head, ("lm_head.weight",), ((c.vocab_size, c.hidden_size),), make=lambda parts: parts[0][decoder.image_ids[:codes].cpu()].T)
-    layers = [entry for i, layer in enumerate(decoder.layers) for entry in layer_entries(layer, checkpoint, f"{prefix}layers.{i}")]
+    layers = [entry for i, layer in enumerate(decoder.layers) for entry in layer_entries(layer, checkpoint, f"{prefix}layers.{i}", turn)]
     return [same(decoder.embedding, f"{prefix}embed_tokens.weight"), same(decoder.norm, f"{prefix}norm.weight"), head, *layers]
 
 
