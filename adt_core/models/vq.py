@@ -1,8 +1,9 @@
-"""The VQGAN codec of the Chameleon family: pixels <-> codebook indices.
+"""The VQGAN codec: pixels <-> codebook indices.
 
-Module names follow the published checkpoints (``encoder.down.0.block.0.conv1`` ...), so that the
+Module names follow Chameleon's checkpoints (``encoder.down.0.block.0.conv1`` ...), so that the
 ``model.vqmodel.*`` tensors of an Anole checkpoint load as they are, decoder included (transformers
-has the encoder only). Architecture: Esser et al., arXiv 2012.09841, as used by Chameleon.
+has the encoder only). Architecture: Esser et al., arXiv 2012.09841, as used by Chameleon; with attention at the coarsest
+level and a codebook on the unit sphere it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _ROWS = 1024  # of the distance matrix at a time
 
 @dataclass(frozen=True)
 class VQConfig:
-    """The fields of a Chameleon ``vq_config`` that shape the network (same names and defaults)."""
+    """The fields of a Chameleon ``vq_config`` that shape the network (same names and defaults), and what VQ-16 has besides.
+
+    attention: an attention block follows every residual block of the coarsest level. normalised: codebook vectors are scaled to length 1 before use.
+    """
 
     embed_dim: int = 256
     num_embeddings: int = 8192
@@ -31,6 +35,8 @@ class VQConfig:
     base_channels: int = 128
     channel_multiplier: tuple[int, ...] = (1, 1, 2, 2, 4)
     num_res_blocks: int = 2
+    attention: bool = False
+    normalised: bool = False
 
     @classmethod
     def from_dict(cls, values: dict) -> VQConfig:
@@ -98,10 +104,33 @@ class Upsample(nn.Module):
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
+def coarsest_first(name: str, config: VQConfig) -> str:
+    """What the parameter ``name`` is called where ``decoder.up.0`` is the coarsest level instead of the finest (LlamaGen, transformers' Janus)."""
+    parts = name.split(".")
+    if parts[:2] == ["decoder", "up"]:
+        parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))
+    return ".".join(parts)
+
+
 def _middle(channels: int) -> nn.Module:
     mid = nn.Module()
     mid.block_1, mid.attn_1, mid.block_2 = ResBlock(channels, channels), AttnBlock(channels), ResBlock(channels, channels)
     return mid
+
+
+def _level(blocks: list[ResBlock], attention: bool) -> nn.Module:
+    """The blocks of one level; with ``attention``, one more behind each of them."""
+    level = nn.Module()
+    level.block = nn.ModuleList(blocks)
+    if attention:
+        level.attn = nn.ModuleList(AttnBlock(block.conv2.out_channels) for block in blocks)
+    return level
+
+
+def _stages(level: nn.Module, resample: str) -> list[nn.Module]:
+    """Its modules in the order in which they run."""
+    blocks = [module for pair in zip(level.block, level.attn) for module in pair] if hasattr(level, "attn") else [*level.block]
+    return blocks + ([getattr(level, resample)] if hasattr(level, resample) else [])
 
 
 def _run(stages: list[nn.Module], x: Tensor, check: Check | None) -> Tensor:
@@ -119,9 +148,10 @@ class Encoder(nn.Module):
         self.conv_in = nn.Conv2d(config.in_channels, config.base_channels, 3, padding=1)
         self.down, channels = nn.ModuleList(), config.base_channels
         for level, width in enumerate(widths):
-            down = nn.Module()
-            down.block = nn.ModuleList(ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks))
-            if level + 1 < len(widths):
+            coarsest = level + 1 == len(widths)
+            blocks = [ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks)]
+            down = _level(blocks, config.attention and coarsest)
+            if not coarsest:
                 down.downsample = Downsample(width)
             self.down.append(down)
             channels = width
@@ -131,7 +161,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, check: Check | None = None) -> Tensor:
         stages = [self.conv_in]
         for down in self.down:
-            stages += [*down.block, *([down.downsample] if hasattr(down, "downsample") else [])]
+            stages += _stages(down, "downsample")
         x = _run([*stages, self.mid.block_1, self.mid.attn_1, self.mid.block_2], x, check)
         return self.conv_out(F.silu(self.norm_out(x)))
 
@@ -146,8 +176,8 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(config.latent_channels, channels, 3, padding=1)
         self.mid, levels = _middle(channels), []
         for level, width in reversed(list(enumerate(widths))):
-            up = nn.Module()
-            up.block = nn.ModuleList(ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks + 1))
+            blocks = [ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks + 1)]
+            up = _level(blocks, config.attention and level + 1 == len(widths))
             if level > 0:
                 up.upsample = Upsample(width)
             levels.insert(0, up)
@@ -158,7 +188,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, check: Check | None = None) -> Tensor:
         stages = [self.conv_in, self.mid.block_1, self.mid.attn_1, self.mid.block_2]
         for up in reversed(self.up):
-            stages += [*up.block, *([up.upsample] if hasattr(up, "upsample") else [])]
+            stages += _stages(up, "upsample")
         return self.conv_out(F.silu(self.norm_out(_run(stages, x, check))))
 
 
@@ -208,8 +238,9 @@ class VQModel(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[num_codes, C] codebook vectors."""
-        return self.quantize.embedding.weight
+        """[num_codes, C] codebook vectors, as they are decoded."""
+        weight = self.quantize.embedding.weight
+        return F.normalize(weight, dim=-1) if self.config.normalised else weight
 
     def neighbours(self, k: int) -> Neighbours:
         """The ``k`` nearest neighbours of every code; computed once."""
