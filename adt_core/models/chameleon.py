@@ -29,7 +29,12 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     if not ids or sorted(ids) != list(range(len(ids))):
         raise AdtError("config.json's vocabulary_map does not name image tokens 0 to n - 1 as IMGIMG...Z; "
                        "this is not an image-generating Chameleon checkpoint.")
-    return [ids[code] for code in range(len(ids))]
+    first = ids[0]
+    wrong = next((code for code in range(len(ids)) if ids[code] != first + code), None)
+    if wrong is not None:
+        raise AdtError(f"config.json's vocabulary_map gives code {wrong} the id {ids[wrong]}, but code 0 has {first} and codes follow each other; "
+                       "use the checkpoint's own config.json.")
+    return [first + code for code in range(len(ids))]
 
 
 class ChameleonPrompter(TokenPrompter):
@@ -73,6 +78,8 @@ def vq_config(checkpoint: Checkpoint) -> VQConfig:
 
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
+    if checkpoint.config.get("swin_norm"):
+        raise AdtError(f"{checkpoint.path}: config.json asks for swin_norm, which the 30B model has and this version can't; use a 7B checkpoint.")
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE))
     config = decoder_config(checkpoint.config, checkpoint.path)
     decoder = Decoder(config, torch.tensor(image_token_ids(vocabulary), device="cpu"))
