@@ -1,8 +1,9 @@
 """Janus-Pro's two layouts, small and random.
 
-transformers' (``deepseek-community/Janus-Pro-1B``): its own class writes the files. DeepSeek's (``deepseek-ai/Janus-Pro-1B``): a ``pytorch_model.bin``, or
-several with an index (7B), whose names are those of the modules in github.com/deepseek-ai/Janus (janus/models/{modeling_vlm,vq_model,projector,clip_encoder}.py)
-and stand on the left of the mappings in transformers' models/janus/convert_janus_weights_to_hf.py, which also reads the fields of its config.json.
+transformers' (``deepseek-community/Janus-Pro-1B``): its own class writes the files. DeepSeek's (``deepseek-ai/Janus-Pro-1B``): a
+``pytorch_model.bin``, or several with an index (7B), whose names are those of the modules in github.com/deepseek-ai/Janus
+(janus/models: modeling_vlm, vq_model, projector, clip_encoder) and stand on the left of the mappings in transformers'
+models/janus/convert_janus_weights_to_hf.py, which also reads the fields of its config.json.
 """
 
 from __future__ import annotations
