@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from ..errors import AdtError
-from . import chameleon, janus, lumina
+from . import chameleon, emu3, janus, lumina
 from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
 from .target import Family, Target
 
-FAMILIES: list[Family] = [lumina.FAMILY, chameleon.FAMILY, janus.FAMILY]
+FAMILIES: list[Family] = [lumina.FAMILY, chameleon.FAMILY, janus.FAMILY, emu3.FAMILY]
 """In the order in which they are asked; the first that recognises a checkpoint has it."""
 
 
