@@ -15,11 +15,13 @@ from tqdm import tqdm
 
 from .decode import Decoding
 from .drafters.jacobi import JacobiDrafter
-from .drafters.load import has_window, load_drafter
+from .drafters.load import JACOBI, has_window, load_drafter
 from .errors import AdtError
 from .images import check_writable, save_png, write_json
 from .lantern import Lantern
+from .models.checkpoint import BUNDLED
 from .models.load import load_target
+from .models.target import Target
 from .prompts import read_prompts
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
@@ -59,6 +61,7 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: d
         raise AdtError(f"--batch-size is {options.batch_size}; it must be 1 or more.")
     if options.output.suffix.lower() != ".png":
         raise AdtError(f"--output: '{options.output}' must end in .png.")
+    options.drafter = options.drafter or default_drafter(options.model)
     given = {name: value for name, value in drafting.items() if value is not None}
     drafting = replace(JacobiDrafter.default if has_window(options.drafter) else Drafting(), **given)
     if has_window(options.drafter):
@@ -83,6 +86,17 @@ def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: floa
     return None if lantern_delta is None else Lantern(lantern_k, lantern_delta, max_substitution=max_substitution)
 
 
+def default_drafter(model: str) -> str:
+    """The drafter to take when none is named: the bundled model has its own, and every model can do without a network."""
+    return BUNDLED if model == BUNDLED else JACOBI
+
+
+def open_target(options: argparse.Namespace, device: torch.device) -> Target:
+    """The target that ``--model``, ``--dtype``, ``--weights`` and ``--size`` ask for."""
+    target = load_target(options.model, device, getattr(torch, options.dtype), weights=options.weights)
+    return target.sized(*options.size) if options.size else target
+
+
 def choose_device(name: str) -> torch.device:
     """``auto``, ``cpu`` or ``cuda`` as a device of this machine."""
     available = torch.cuda.is_available()
@@ -97,7 +111,7 @@ def run(plan: Plan) -> str:
     Pictures are written as soon as their prompt is decoded; the JSON files at the end.
     """
     options = plan.options
-    target = load_target(options.model, plan.device, getattr(torch, options.dtype))
+    target = open_target(options, plan.device)
     drafter = load_drafter(options.drafter, target) if plan.drafting.method != "autoregressive" else None
     rows = [target.encode_prompt(prompt) for prompt in plan.prompts]
     negatives = [target.encode_prompt(options.negative)] * options.batch_size if options.negative else None
@@ -145,7 +159,7 @@ def settings(plan: Plan, prompt: str, index: int) -> dict:
     options = plan.options
     return {
         "prompt": prompt,
-        **{name: getattr(options, name) for name in ("negative", "model", "drafter", "dtype")},
+        **{name: getattr(options, name) for name in ("negative", "model", "drafter", "dtype", "weights", "size")},
         "device": plan.device.type,
         **asdict(plan.sampling),
         "image_index": index,

@@ -11,7 +11,6 @@ from PIL import Image
 from .. import adt_core
 from ..adt_core import benchmark as bench
 from ..adt_core import report
-from ..adt_core.cli import COMPARED
 from ..adt_core.errors import AdtError
 from ..adt_core.prompts import read_prompts, sample
 from .loaders import CATEGORY
@@ -47,7 +46,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                 io.Int.Input("count", default=4, min=1, max=100000, tooltip="Prompts to take from them, at most; which ones does not depend on the seed."),
                 io.String.Input(
                     "methods",
-                    default=COMPARED,
+                    default=bench.COMPARED,
                     tooltip=f"What is set against plain decoding, with commas between: {', '.join(list(bench.PRESETS)[1:])}; +lantern behind a name "
                     "relaxes its acceptance.",
                 ),
@@ -104,7 +103,7 @@ class ADTTreeBenchmark(io.ComfyNode):
 
 def _plan(
     prompts: str = "",
-    methods: str = COMPARED,
+    methods: str = bench.COMPARED,
     count: int | None = None,
     drafter: str = "",
     lantern: "adt_core.Lantern | None" = None,

@@ -32,7 +32,8 @@ def write_tiny_checkpoint(folder: Path, *, hidden: int = 64, layers: int = 2, he
     text = tokenizer.get_vocab()
     vocabulary = build_vocabulary(text, codes)
     vq = {"embed_dim": 6, "num_embeddings": codes, "latent_channels": 32, "resolution": resolution, "in_channels": 3, "base_channels": 32,
-          "channel_multiplier": [1] * downsample.bit_length(), "num_res_blocks": 1, "double_latent": False, "attn_type": "vanilla", "model_type": "chameleon_vqgan"}
+          "channel_multiplier": [1] * downsample.bit_length(),
+          "num_res_blocks": 1, "double_latent": False, "attn_type": "vanilla", "model_type": "chameleon_vqgan"}
     config = {"architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(vocabulary), "hidden_size": hidden,
               "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
               "num_key_value_heads": kv_heads or heads, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": max_positions,

@@ -150,7 +150,7 @@ class Checkpoint:
 class Entry:
     """How one parameter is filled: the tensors ``names`` of the checkpoint, the ``shapes`` that they must have, and what makes the parameter of them.
 
-    Without ``make`` they are joined along dim 0, and transposed if ``transpose``.
+    Without ``make`` they are joined along dim 0, and transposed if ``transpose``. put: how the value gets into the parameter, if it isn't just copied.
     """
 
     parameter: Tensor
@@ -158,6 +158,7 @@ class Entry:
     shapes: tuple[tuple[int, ...], ...]
     transpose: bool = False
     make: Callable[[list[Tensor]], Tensor] | None = None
+    put: Callable[[Tensor], object] | None = None
 
     def value(self, tensors: list[Tensor]) -> Tensor:
         """The parameter's value, from the tensors in the order of ``names``."""
@@ -167,9 +168,9 @@ class Entry:
         return joined.T if self.transpose else joined
 
 
-def same(parameter: Tensor, name: str, transpose: bool = False) -> Entry:
+def same(parameter: Tensor, name: str, transpose: bool = False, put: Callable[[Tensor], object] | None = None) -> Entry:
     """A tensor that is taken as it is, or transposed."""
-    return Entry(parameter, (name,), (tuple(parameter.T.shape if transpose else parameter.shape),), transpose)
+    return Entry(parameter, (name,), (tuple(parameter.T.shape if transpose else parameter.shape),), transpose, put=put)
 
 
 def whole(module: nn.Module, prefix: str) -> list[Entry]:
@@ -205,4 +206,8 @@ def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = Non
     for entry in entries:
         if check is not None:
             check()
-        entry.parameter.copy_(entry.value([checkpoint.get(name) for name in entry.names]))
+        value = entry.value([checkpoint.get(name) for name in entry.names])
+        if entry.put is not None:
+            entry.put(value)
+        else:
+            entry.parameter.copy_(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry, same
 from .decoder import Decoder, DecoderConfig, Layer
+from .quantised import store
 
 
 def section(config: dict, name: str, source: Path | str) -> dict:
@@ -66,11 +68,15 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Calla
         q, k, v = parts
         return torch.cat([q, k, v] if turn is None else [turn(q), turn(k), v]).T
 
+    def put(name: str) -> Callable[[Tensor], None] | None:
+        scale = getattr(layer, f"{name}_scale")
+        return None if scale is None else partial(store, getattr(layer, name), scale)
+
     entries = [
-        Entry(layer.qkv, tuple(f"{attention}.{x}_proj.weight" for x in "qkv"), ((h, h), (kv, h), (kv, h)), make=fused_qkv),
-        same(layer.out, f"{attention}.o_proj.weight", transpose=True),
-        Entry(layer.gate_up, (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), ((wide, h), (wide, h)), transpose=True),
-        same(layer.down, f"{mlp}.down_proj.weight", transpose=True),
+        Entry(layer.qkv, tuple(f"{attention}.{x}_proj.weight" for x in "qkv"), ((h, h), (kv, h), (kv, h)), make=fused_qkv, put=put("qkv")),
+        same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
+        Entry(layer.gate_up, (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), ((wide, h), (wide, h)), True, put=put("gate_up")),
+        same(layer.down, f"{mlp}.down_proj.weight", True, put("down")),
         same(layer.mlp_norm, f"{prefix}.post_attention_layernorm.weight"),
     ]
     if layer.input_norm is not None:

@@ -9,6 +9,7 @@ import torch
 from ..errors import AdtError
 from . import chameleon, emu3, janus, lumina
 from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
+from .quantised import quantise
 from .target import Family, Target
 
 FAMILIES: list[Family] = [lumina.FAMILY, chameleon.FAMILY, janus.FAMILY, emu3.FAMILY]
@@ -26,11 +27,11 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 
 def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
-                check: Check | None = None) -> Target:
+                check: Check | None = None, weights: str | None = None) -> Target:
     """Load a target from ``"bundled"``, a checkpoint folder or a weights file.
 
-    dtype is the transformer's; the codec works in float32. Every tensor goes straight to its place on ``device``. ``check`` is called before every
-    tensor and may raise to cancel. Raises AdtError for missing, damaged or foreign files.
+    dtype is the transformer's; the codec works in float32. weights: "int8" or "fp8" to store the transformer's matrices so. Every tensor goes
+    straight to its place on ``device``. ``check`` is called before each and may raise to cancel. Raises AdtError for missing, damaged or foreign files.
     """
     checkpoint = Checkpoint(resolve(path, "target"))
     family = family_of(checkpoint)
@@ -38,7 +39,10 @@ def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", 
         target = family.skeleton(checkpoint)
     check_entries(family.entries(target, checkpoint), checkpoint, family.remedies)
     image_ids = target.decoder.image_ids  # a buffer, which is emptied like the rest
-    target.decoder.to(dtype).to_empty(device=device).requires_grad_(False).eval()
+    target.decoder.to(dtype)
+    if weights is not None:
+        quantise(target.decoder, weights)
+    target.decoder.to_empty(device=device).requires_grad_(False).eval()
     target.codec.to_empty(device=device).requires_grad_(False).eval()
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
