@@ -89,7 +89,7 @@ def _unpickle(file: Path) -> object:
 
 
 class Checkpoint:
-    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model.bin``), or a single file of weights; read tensor by tensor.
+    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or a single file of weights; read tensor by tensor.
 
     ``config`` is empty where there is no ``config.json``. AdtError if files are missing or damaged.
     """
@@ -99,10 +99,8 @@ class Checkpoint:
         self.files: list[Path] = []
         self._where: dict[str, tuple[_SafeFile | _Pickle, str]] = {}
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
         self._missing_shards(files)
-        if not files and (path / "pytorch_model.bin").is_file():
-            files = [path / "pytorch_model.bin"]
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
@@ -146,7 +144,8 @@ class Checkpoint:
         return store.headers[own_name]
 
     def _missing_shards(self, files: list[Path]) -> None:
-        index = self.folder / "model.safetensors.index.json"
+        pickled = files and files[0].suffix in PICKLES
+        index = self.folder / ("pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json")
         if self.path.is_dir() and index.is_file():
             wanted = set(read_json(index).get("weight_map", {}).values())
             missing = sorted(wanted - {file.name for file in files})

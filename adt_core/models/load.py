@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from ..errors import AdtError
-from . import chameleon, llamagen, lumina
+from . import chameleon, emu3, janus, llamagen, lumina
 from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
 from .quantised import quantise
 from .target import Family, Target
 
-FAMILIES: list[Family] = [lumina.FAMILY, chameleon.FAMILY, llamagen.FAMILY]
+FAMILIES: list[Family] = [lumina.FAMILY, chameleon.FAMILY, llamagen.FAMILY, janus.FAMILY, emu3.FAMILY]
 """In the order in which they are asked; the first that recognises a checkpoint has it."""
 
 
