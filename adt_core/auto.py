@@ -5,9 +5,9 @@ calibrated drafters know beforehand. Over a whole image tokens per time are high
 ``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management Science 13, 1967:
 the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1 and is the floor.
 
-Whether drafting pays at all is known only after a while: the first rows of a first image, where no window has learned anything, may lose what the
-rest brings back many times over. One account, over all images, bounds what finding out may cost: STAKE of an image once, ALLOWANCE of every image
-that passes without a try. Over N images nothing can lose more than STAKE + N * ALLOWANCE of one image's time.
+Whether drafting pays at all shows only after a while: the first rows of a first image, where no window has learned anything, may lose what the
+rest brings back many times over. One account over all images bounds what finding out may cost: STAKE of an image once, ALLOWANCE of every later
+image. N images lose at most about STAKE + N * ALLOWANCE of one image's time, and the few rounds in which a slow drafter is recognised.
 """
 
 from __future__ import annotations

@@ -161,10 +161,10 @@ def best_size(log_p: Tensor, branches: Tensor, menu: tuple[tuple[int, float], ..
 def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int, branches: Tensor | None = None) -> DraftTree:
     """A spine and the best single deviations from it, ``nodes`` drafts in all.
 
-    tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. branches: scores, where they are
-    known already, of a window that may be longer than M. Branch
-    (i, r, m) follows the spine up to slot i, takes candidate r there and carries on with m spine tokens; its score is the
-    log-probability of all its tokens. Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
+    tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. branches:
+    the :func:`branch_scores` of a window that may be longer than M, where they are known already. Branch (i, r, m) follows the spine
+    up to slot i, takes candidate r there and carries on with m spine tokens; its score is the log-probability of all its tokens.
+    Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
