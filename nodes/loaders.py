@@ -105,7 +105,8 @@ class ADTTreeDrafterLoader(io.ComfyNode):
                     "window",
                     default=False,
                     optional=True,
-                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' always does.",
+                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' does so by "
+                    "itself, or leaves the network out where that is faster.",
                 ),
             ],
             outputs=[DrafterSocket.Output(display_name="drafter", tooltip="The drafter, for the ADT-Tree Sampler.")],
