@@ -26,6 +26,12 @@ def family_of(checkpoint: Checkpoint) -> Family:
     raise AdtError(f"{checkpoint.path} {what}; this version reads {', '.join(family.name for family in FAMILIES)}.")
 
 
+def names_target(config: dict) -> bool:
+    """Does a ``config.json`` say that it is a target's? Reads nothing else, so a damaged checkpoint may pass."""
+    kind = str(config.get("model_type")).lower()
+    return kind in ("chameleon", "janus", "multi_modality", "emu3") or "XLLMX" in str(config.get("architectures")) or "cls_token_num" in config
+
+
 def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
                 check: Check | None = None, weights: str | None = None) -> Target:
     """Load a target from ``"bundled"``, a checkpoint folder or a weights file.
