@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-
 FIGURES = ("acceptance", "depth", "width", "time")
 
 
