@@ -2,8 +2,8 @@
 
     python -m benchmarks.redraw [--frames 100]
 
-A frame of the page lasts 16 ms. Measured is everything from the run's data to the pixels (``getImageData`` waits for them; a machine without a GPU draws them on the CPU); one
-frame comes right after new tokens, as while decoding.
+A frame of the page lasts 16 ms. Measured is everything from the run's data to the pixels (``getImageData`` waits for them; a machine
+without a GPU draws them on the CPU); every frame comes right after new tokens, as while decoding.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def main() -> None:
         times = page.evaluate(SCRIPT, [SIDE, frames])
         browser.close()
         server.shutdown()
-    print(f"{SIDE} by {SIDE} tokens: median {times[len(times) // 2]:.1f} ms, 95th percentile {times[int(0.95 * len(times))]:.1f} ms, slowest {times[-1]:.1f} ms")
+    median, late = times[len(times) // 2], times[int(0.95 * len(times))]
+    print(f"{SIDE} by {SIDE} tokens: median {median:.1f} ms, 95th percentile {late:.1f} ms, slowest {times[-1]:.1f} ms")
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -127,7 +127,8 @@ export class Run {
   figures(plain = null) {
     const { ms, emitted, shares, verifying } = this.known;
     const { done, seconds } = this;
-    const result = { done, total: this.total, seconds, rate: seconds ? done / seconds : 0, tau: shares ? emitted / shares : 0, speedup: null, measured: plain !== null };
+    const [rate, tau] = [seconds ? done / seconds : 0, shares ? emitted / shares : 0];
+    const result = { done, total: this.total, seconds, rate, tau, speedup: null, measured: plain !== null };
     if (this.method !== "autoregressive" && ms > 0) {
       const each = plain ? plain.plainRound : median(verifying);
       const rounds = emitted / this.count; // plain decoding needs one for each token of an image

@@ -7,8 +7,9 @@ guidance 5 and temperature 1, without top-k and top-p.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,26 +20,12 @@ from .decoder import Decoder
 from .layout import body_entries, decoder_config, load_tokenizer, named_tokens, section, whole_number
 from .prompter import TokenPrompter
 from .target import Family, Prompt, Target
-from .vq import VQConfig, VQModel, coarsest_first
+from .vq import VQConfig, VQModel, authors_name, coarsest_first
 
 BOS, PAD, BEGIN_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
 _LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
           "max_position_embeddings": 2048}  # what transformers takes for values that a config.json leaves out, as DeepSeek's does
 _VQ_16 = {"embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "attention": True, "normalised": True}
-_RENAMED = (  # transformers' names -> DeepSeek's, as patterns
-    (r"^model\.language_model\.", "language_model.model."),
-    (r"^model\.generation_embeddings\.", "gen_embed."),
-    (r"^model\.generation_aligner\.fc1\.", "gen_aligner.layers.0."),
-    (r"^model\.generation_aligner\.hidden_layers\.(\d+)\.", lambda match: f"gen_aligner.layers.{2 * int(match[1]) + 2}."),
-    (r"^model\.generation_head\.proj_out\.", "gen_head.output_mlp_projector."),
-    (r"^model\.generation_head\.", "gen_head."),
-    (r"^model\.vqmodel\.", "gen_vision_model."),
-    (r"\.(?:down|up)\.(\d+)\.", r".conv_blocks.\1."),
-    (r"(conv_blocks\.\d+)\.block\.", r"\1.res."),
-    (r"\.mid\.block_1\.", ".mid.0."),
-    (r"\.mid\.attn_1\.", ".mid.1."),
-    (r"\.mid\.block_2\.", ".mid.2."),
-)
 
 
 class JanusPrompter(TokenPrompter):
@@ -62,12 +49,21 @@ def _is_deepseeks(checkpoint: Checkpoint) -> bool:
     return checkpoint.config.get("model_type") == "multi_modality" and "gen_vision_config" in checkpoint.config
 
 
-def _named(checkpoint: Checkpoint, name: str) -> str:
-    """What the tensor that transformers calls ``name`` is called in the checkpoint."""
-    if _is_deepseeks(checkpoint):
-        for pattern, replacement in _RENAMED:
-            name = re.sub(pattern, replacement, name)
-    return name
+class _Names(NamedTuple):
+    """Where the tensors of a layout are. aligner: its layers, numbered. codec: beginning of the codec's names, and what it calls a parameter of ours."""
+
+    text: str
+    codes: str
+    aligner: Callable[[int], str]
+    head: tuple[str, str]
+    codec: tuple[str, Callable[[str, VQConfig], str]]
+
+
+_TRANSFORMERS = _Names("model.language_model.", "model.generation_embeddings.weight",
+                       lambda i: f"model.generation_aligner.hidden_layers.{i - 1}" if i else "model.generation_aligner.fc1",
+                       ("model.generation_head.proj_out", "model.generation_head.vision_head"), ("model.vqmodel.", coarsest_first))
+_DEEPSEEK = _Names("language_model.model.", "gen_embed.weight", lambda i: f"gen_aligner.layers.{2 * i}",
+                   ("gen_head.output_mlp_projector", "gen_head.vision_head"), ("gen_vision_model.", authors_name))
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
@@ -79,10 +75,10 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
     text = section(config, "language_config", source)
     vision, codes, aligner, head = (section(section(config, f"{name}_config", source), "params", source)
                                     for name in ("vision", "gen_vision", "gen_aligner", "gen_head"))
-    first = _named(checkpoint, "model.vqmodel.encoder.conv_in.weight")  # the configuration says nothing of the codec's width
+    first = f"{_DEEPSEEK.codec[0]}encoder.conv_in.weight"  # the configuration says nothing of the codec's width
     drawing = {"embed_dim": codes.get("n_embed"), "num_embeddings": codes.get("image_token_size"), "num_hidden_layers": aligner.get("depth"),
                "projection_dim": head.get("image_token_embed"), "base_channels": checkpoint.shape(first)[0] if first in checkpoint.names else 128}
-    return _LLAMA | text, _VQ_16 | drawing, whole_number(vision, "image_size", source, 384)
+    return _LLAMA | text, _VQ_16 | {name: value for name, value in drawing.items() if value}, whole_number(vision, "image_size", source, 384)
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
@@ -104,21 +100,19 @@ def prompter(target: Target, checkpoint: Checkpoint) -> JanusPrompter:
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Text rows of the embedding as they are, image rows computed; layers, head and codec."""
-    decoder, codec, called = target.decoder, target.codec, partial(_named, checkpoint)
+    decoder, codec, names = target.decoder, target.codec, _DEEPSEEK if _is_deepseeks(checkpoint) else _TRANSFORMERS
     codes, width, words = target.num_codes, decoder.config.hidden_size, decoder.config.vocab_size - target.num_codes
     depth = whole_number(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
-    aligner = [f"model.generation_aligner.{name}" for name in ("fc1", *(f"hidden_layers.{i}" for i in range(depth - 1)))]
-    names = ["model.generation_embeddings.weight", *(f"{name}.{kind}" for name in aligner for kind in ("weight", "bias"))]
+    aligner = [f"{names.aligner(i)}.{kind}" for i in range(depth) for kind in ("weight", "bias")]
     shapes = [(codes, codec.config.embed_dim), (width, codec.config.embed_dim), (width,), *[(width, width), (width,)] * (depth - 1)]
+    (hidden, last), (prefix, called) = names.head, names.codec
     return [
-        same(decoder.embedding[:words], called("model.language_model.embed_tokens.weight")),
-        Entry(decoder.embedding[words:], tuple(map(called, names)), tuple(shapes), make=partial(_image_rows, decoder)),
-        *body_entries(decoder, checkpoint, called("model.language_model.")),
-        same(decoder.head_in, called("model.generation_head.proj_out.weight"), transpose=True),
-        same(decoder.head_in_bias, called("model.generation_head.proj_out.bias")),
-        same(decoder.head, called("model.generation_head.vision_head.weight"), transpose=True),
-        same(decoder.head_bias, called("model.generation_head.vision_head.bias")),
-        *(same(parameter, called(f"model.vqmodel.{coarsest_first(name, codec.config)}")) for name, parameter in codec.named_parameters()),
+        same(decoder.embedding[:words], f"{names.text}embed_tokens.weight"),
+        Entry(decoder.embedding[words:], (names.codes, *aligner), tuple(shapes), make=partial(_image_rows, decoder)),
+        *body_entries(decoder, checkpoint, names.text),
+        same(decoder.head_in, f"{hidden}.weight", transpose=True), same(decoder.head_in_bias, f"{hidden}.bias"),
+        same(decoder.head, f"{last}.weight", transpose=True), same(decoder.head_bias, f"{last}.bias"),
+        *(same(parameter, prefix + called(name, codec.config)) for name, parameter in codec.named_parameters()),
     ]
 
 

@@ -112,6 +112,18 @@ def coarsest_first(name: str, config: VQConfig) -> str:
     return ".".join(parts)
 
 
+_AUTHORS = ((".down.", ".conv_blocks."), (".up.", ".conv_blocks."), (".block.", ".res."), ("mid.block_1.", "mid.0."), ("mid.attn_1.", "mid.1."),
+            ("mid.block_2.", "mid.2."))
+
+
+def authors_name(name: str, config: VQConfig) -> str:
+    """What the parameter ``name`` is called in VQ-16's own layout (LlamaGen's ``vq_ds16_t2i.pt``, DeepSeek's Janus)."""
+    name = coarsest_first(name, config)
+    for ours, theirs in _AUTHORS:
+        name = name.replace(ours, theirs)
+    return name
+
+
 def _middle(channels: int) -> nn.Module:
     mid = nn.Module()
     mid.block_1, mid.attn_1, mid.block_2 = ResBlock(channels, channels), AttnBlock(channels), ResBlock(channels, channels)

@@ -38,6 +38,12 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, name, t
     assert "auto" in name or any(share.accepted for round in drafted.trace.rounds for share in round.images)
 
 
+def test_a_quantised_model_is_as_lossless(folder):
+    target = load_target(folder / "target", dtype=torch.float64, weights="int8").sized(48, 40)
+    drafted = run(target, load_drafter("jacobi", target), sampling=Sampling(seed=3), drafting=Drafting(**METHODS["jacobi"][1]))
+    assert torch.equal(drafted.codes, run(target, sampling=Sampling(seed=3)).codes)
+
+
 @pytest.mark.parametrize("source", ["network", "jacobi", "network+jacobi"])
 def test_rows_end_where_they_must_under_relaxed_acceptance(folder, target, source):
     drafter = load_drafter(source.replace("network", str(folder / "network")), target)

@@ -39,6 +39,12 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, name, t
     assert "auto" in name or any(share.accepted for round in drafted.trace.rounds for share in round.images)
 
 
+def test_a_quantised_model_is_as_lossless(folder):
+    target = load_target(folder / "transformers", dtype=torch.float64, weights="int8")
+    drafted = run(target, load_drafter("jacobi", target), sampling=Sampling(seed=3, guidance=5.0), drafting=Drafting(**METHODS["jacobi"][1]))
+    assert torch.equal(drafted.codes, run(target, sampling=Sampling(seed=3, guidance=5.0)).codes)
+
+
 def test_relaxed_acceptance_substitutes_codes(folder, target):
     drafted = run(target, load_drafter(str(folder / "network"), target), drafting=Drafting(), lantern=Lantern(neighbours=CODES - 1, delta=1.0))
     assert drafted.trace.report()["substitution_rate"] > 0 and ((drafted.codes >= 0) & (drafted.codes < CODES)).all()
