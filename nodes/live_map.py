@@ -70,7 +70,8 @@ class LiveMap:
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
             "comparable": f"{self._model}, {settings['device']}, {settings['dtype']}, guidance {settings['sampling']['guidance'] != 1}",
             "images": trace.images,
-            "grid": list(trace.raster),
+            "grid": list(trace.grid),
+            "ends": int(trace.row_end),
             "prefill": round(1000 * trace.prefill_seconds, 2),
             "first": first,
             "rounds": [_pack(one) for one in trace.rounds[first:]],

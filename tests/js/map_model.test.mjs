@@ -103,3 +103,10 @@ test("the scale starts where the figure does and one slow token does not stretch
   const times = [900, ...new Array(99).fill(5)];
   assert.deepEqual(range("time", times), [0, 5]);
 });
+
+test("a token that ends a row is no cell, but counts as a token", () => {
+  const run = made({ grid: [2, 3], ends: 1 }, ROUNDS); // tokens 3 and 7 end rows
+  assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 1, 3, 3]);
+  assert.deepEqual([run.done, run.total, run.frontier[0]], [8, 8, 5]);
+  assert.deepEqual([0, 2, 3].map((cell) => run.token(0, cell).round), [null, 0, 1]);
+});
