@@ -28,7 +28,7 @@ MEASURED = (1, 9, 17, 33, 65)
 """Nodes of the forwards that are timed; what lies between is interpolated."""
 REPEATS = 3
 STAKE = 0.08
-"""Plain decoding time, in images, that drafting may lose before it has earned anything: enough for a slow start, and below 3 % of four images."""
+"""Plain decoding time, in images, that drafting may lose before it has gained any: enough for most slow starts, and with its overshoot below 3 % of eight."""
 ALLOWANCE = 0.01
 """What every image thereafter gives back of a lost stake; once it is whole, there is another try."""
 RICHES = 0.2
