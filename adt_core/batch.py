@@ -147,6 +147,6 @@ def alone(trace: Trace, image: int) -> Trace:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Tells the weights of modules apart by some numbers of every parameter."""
-    numbers = torch.cat([parameter.detach().flatten()[:64].to("cpu", torch.float32) for parameter in module.parameters()])
+    """Tells the weights of modules apart by some numbers of every parameter and buffer."""
+    numbers = torch.cat([values.detach().flatten()[:64].to("cpu", torch.float32) for values in [*module.parameters(), *module.buffers()]])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

@@ -51,7 +51,7 @@ class Decoding:
             raise AdtError(f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none.")
         self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
         self._given = drafter  # experience with it is remembered by this object
-        self._drafter = for_method(drafter, drafting) if drafting.method != "autoregressive" else None
+        self._drafters = for_method(drafter, drafting) if drafting.method != "autoregressive" else ()
         self._check = check
         self._indices = image_indices if image_indices is not None else [0] * len(prompts)
         self._rows_ids = list(prompts)
@@ -102,8 +102,7 @@ class Decoding:
         config, decoder = self.target.decoder.config, self.target.decoder
         rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
-        if self._drafter is not None:
-            caches += self._drafter.cache_bytes(rows, self._slots, itemsize)
+        caches += max((drafter.cache_bytes(rows, self._slots, itemsize) for drafter in self._drafters), default=0)
         noise = self.images * self.length * self.target.num_tokens * 4
         tokens = max(max(map(len, self._rows_ids)) + self.start, self.drafting.most_drafts + 1)
         return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
@@ -149,20 +148,28 @@ class Decoding:
         self._root = self._perturbed(z[:, -1:], None)[:, 0].argmax(-1)
         self._positions = [self.start] * self.images
         self.codes[:, self.start] = self._root.cpu()
-        self._proposer = None
-        if self._drafter is not None:
-            self._proposer = self._drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
+        self._proposer, drafter = None, self._choose_drafter()
+        if drafter is not None:
+            self._proposer = drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
             self._proposer.begin(features, ids, step, z, self.start)
+
+    def _choose_drafter(self) -> Drafter | None:
+        """What drafts in this batch; None for nothing. ``auto`` asks experience."""
+        if self.drafting.method != "auto":
+            return self._drafters[0] if self._drafters else None
+        key = self._rows.count, replace(self.sampling, seed=0), self.lantern, self.start
+        self._known = experience(self._given, key, self.length - self.start, len(self._drafters))
+        self._source = self._known.begin()
+        return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
 
     @torch.inference_mode()
     def _make_policies(self) -> list[FixedShape | AdtTree | CostAware]:
         """One per image; ``auto`` has one for the batch, which times some forwards when it meets a model or a device for the first time."""
-        if self.drafting.method != "auto":
+        if self.drafting.method != "auto" or self._source is None:
             return [make_policy(self.drafting, self.target.columns, self.sampling.seed, index) for index in self._indices]
         costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
-        known = experience(self._given, (self._rows.count, replace(self.sampling, seed=0), self.lantern, self.start), self.length - self.start)
-        return [CostAware(costs, known, self.images)] * self.images
+        return [CostAware(costs, self._known, self._source, self.images)] * self.images
 
     def _read_nodes(self, nodes: int) -> None:
         """A target forward over so many nodes in mid-image, for its time."""

@@ -42,7 +42,7 @@ class NodeMap {
 
   /** Take a message of a run that goes on. */
   receive(message) {
-    if (message.first === 0 || this.run?.state !== "running") this.#start(new Run(message));
+    if (message.id !== this.run?.id) this.#start(new Run(message));
     this.run.append(message.first, message.rounds);
     if (this.run.plainRound !== null) baselines.set(comparable(this.run), this.run);
     this.panel.show(this.run);
@@ -50,10 +50,10 @@ class NodeMap {
 
   /** Take the finished map; ComfyUI sends it again whenever the node's output is reused. */
   finish(map, prompt) {
+    if (map.id === this.run?.id && this.run.state === "done") return;
     const run = Run.stored(map);
-    if (run.id === this.run?.id) return;
-    inherit(run, this.run);
-    if (this.run?.state !== "running") this.previous = this.run;
+    if (run.id === this.run?.id) inherit(run, this.run);
+    else this.previous = this.run;
     this.#keep(run, prompt);
     this.changed();
   }

@@ -19,11 +19,13 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { node, method, seed, comparable, images, grid, prefill, pictures } = header;
-    Object.assign(this, { node, method, seed, comparable, prefill, pictures: pictures ?? [] });
+    const { id, node, method, seed, comparable, images, grid, ends, prefill, pictures } = header;
+    Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [] });
     this.count = images;
     [this.rows, this.columns] = grid;
     this.cells = this.rows * this.columns;
+    this.ends = ends ?? 0; // 1 if behind each row stands a token that is no cell
+    this.tokens = this.rows * (this.columns + this.ends);
     this.rounds = []; // { ms, drafting, shares: Map image -> share }
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.frontier = new Array(images).fill(NONE); // the last token that is decided
@@ -31,11 +33,6 @@ export class Run {
     this.kept = 0; // tokens that no round or prompt gave, as when an image is continued
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, verifying: [] };
     this.state = "running"; // then "done" or "stopped"
-  }
-
-  /** Names a finished run: its first picture is named at random. */
-  get id() {
-    return this.pictures[0]?.filename ?? null;
   }
 
   /** The whole run from the history. */
@@ -62,20 +59,27 @@ export class Run {
   #enter(index, image, { position, accepted }) {
     const cells = this.roundOf[image];
     if (index === 0) {
-      cells[position] = PREFILL; // the token that came with the prompt
+      cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
       this.kept += position;
       this.done += 1;
     }
-    cells.fill(index, position + 1, position + accepted + 2);
-    this.frontier[image] = Math.min(position + accepted + 1, this.cells - 1);
-    this.done += this.frontier[image] - position;
+    const next = Math.min(position + accepted + 2, this.tokens);
+    cells.fill(index, this.#cell(position + 1), this.#cell(next));
+    this.frontier[image] = this.#cell(next) - 1;
+    this.done += next - 1 - position;
     this.known.emitted += accepted + 1;
     this.known.shares += 1;
   }
 
+  /** The cell of a token, or that behind it if it ends a row. */
+  #cell(position) {
+    const row = Math.floor(position / (this.columns + this.ends));
+    return row * this.columns + Math.min(position - row * (this.columns + this.ends), this.columns);
+  }
+
   /** Tokens to decide, of all images. */
   get total() {
-    return this.count * this.cells - this.kept;
+    return this.count * this.tokens - this.kept;
   }
 
   /** Everything about a token of an image, or null while it is not decided. */
@@ -132,7 +136,8 @@ export class Run {
   figures(plain = null) {
     const { ms, emitted, shares, verifying } = this.known;
     const { done, seconds } = this;
-    const result = { done, total: this.total, seconds, rate: seconds ? done / seconds : 0, tau: shares ? emitted / shares : 0, speedup: null, measured: plain !== null };
+    const [rate, tau] = [seconds ? done / seconds : 0, shares ? emitted / shares : 0];
+    const result = { done, total: this.total, seconds, rate, tau, speedup: null, measured: plain !== null };
     if (this.method !== "autoregressive" && ms > 0) {
       const each = plain ? plain.plainRound : median(verifying);
       const rounds = emitted / this.count; // plain decoding needs one for each token of an image

@@ -1,6 +1,6 @@
 /** Draws maps on a canvas: the image, the token grid over it, and the cursor. Everything is worked out from its arguments. */
 
-import { colourOf } from "./colours.js";
+import { SCALE } from "./colours.js";
 
 const GAP = 8;
 const LABEL = 16;
@@ -27,17 +27,21 @@ export function hit(panes, rows, columns, x, y) {
   return null;
 }
 
-/** The colours of a map as an image of one pixel per token; undecided tokens are transparent. */
+const PACKED = new Uint32Array(new Uint8Array(SCALE.flatMap((rgb) => [...rgb, 255])).buffer); // the scale as pixels
+const cells = new OffscreenCanvas(1, 1);
+
+/** The colours of a map as an image of one pixel per token; undecided tokens are transparent. It holds until the next call. */
 export function paint(values, rows, columns, [low, high]) {
-  const image = new ImageData(columns, rows);
-  values.forEach((value, cell) => {
-    if (Number.isNaN(value)) return;
-    const [red, green, blue] = colourOf((value - low) / (high - low));
-    image.data.set([red, green, blue, 255], 4 * cell);
-  });
-  const canvas = new OffscreenCanvas(columns, rows);
-  canvas.getContext("2d").putImageData(image, 0, 0);
-  return canvas;
+  const pixels = new Uint32Array(rows * columns);
+  const last = SCALE.length - 1;
+  const factor = last / (high - low);
+  for (let cell = 0; cell < pixels.length; cell++) {
+    const value = values[cell];
+    if (value === value) pixels[cell] = PACKED[Math.min(Math.max(Math.round((value - low) * factor), 0), last)]; // NaN is undecided
+  }
+  [cells.width, cells.height] = [columns, rows];
+  cells.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), columns, rows), 0, 0);
+  return cells;
 }
 
 /**
@@ -56,12 +60,8 @@ function drawPane(context, pane) {
   const { box, rows, columns } = pane;
   if (!box.width) return;
   context.fillStyle = "#16181d";
-  context.fillRect(box.x, box.y, box.width, box.height);
-  if (pane.picture) {
-    context.imageSmoothingEnabled = true;
-    context.imageSmoothingQuality = "high";
-    context.drawImage(pane.picture, box.x, box.y, box.width, box.height);
-  }
+  if (pane.picture) context.drawImage(scaled(pane.picture, box, context.getTransform().a), box.x, box.y, box.width, box.height);
+  else context.fillRect(box.x, box.y, box.width, box.height);
   context.globalAlpha = pane.picture ? pane.opacity : 1;
   context.imageSmoothingEnabled = false;
   context.drawImage(paint(pane.values, rows, columns, pane.range), box.x, box.y, box.width, box.height);
@@ -76,21 +76,24 @@ function drawPane(context, pane) {
   }
 }
 
+const enlarged = new WeakMap(); // picture -> it in the size in which it was drawn last: scaling takes longer than everything else
+
+function scaled(picture, box, pixels) {
+  const [width, height] = [Math.max(1, Math.round(box.width * pixels)), Math.max(1, Math.round(box.height * pixels))];
+  const last = enlarged.get(picture);
+  if (last?.width === width && last.height === height) return last;
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(picture, 0, 0, width, height);
+  enlarged.set(picture, canvas);
+  return canvas;
+}
+
 function drawGrid(context, { box, rows, columns }) {
-  context.beginPath();
-  for (let column = 1; column < columns; column++) {
-    const x = box.x + (column * box.width) / columns;
-    context.moveTo(x, box.y);
-    context.lineTo(x, box.y + box.height);
-  }
-  for (let row = 1; row < rows; row++) {
-    const y = box.y + (row * box.height) / rows;
-    context.moveTo(box.x, y);
-    context.lineTo(box.x + box.width, y);
-  }
-  context.strokeStyle = "rgb(0 0 0 / 0.28)";
-  context.lineWidth = 0.75;
-  context.stroke();
+  context.fillStyle = "rgb(0 0 0 / 0.28)";
+  for (let column = 1; column < columns; column++) context.fillRect(box.x + (column * box.width) / columns - 0.375, box.y, 0.75, box.height);
+  for (let row = 1; row < rows; row++) context.fillRect(box.x, box.y + (row * box.height) / rows - 0.375, box.width, 0.75);
 }
 
 /** A frame around the token, and a thinner one around each that came in the same round. */

@@ -13,6 +13,7 @@ from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
+from .size import ADTTreeImageSize
 
 
 class ADTTreeExtension(ComfyExtension):
@@ -22,6 +23,7 @@ class ADTTreeExtension(ComfyExtension):
         folders.register()
         return [
             ADTTreeModelLoader,
+            ADTTreeImageSize,
             ADTTreeDrafterLoader,
             ADTTreeSettings,
             ADTTreeLantern,

@@ -21,7 +21,7 @@ from .runtime import Progress, check_cancelled, load, refusal
 from .sampler import preview
 from .sampling import choose_drafting, patchers, sampling_inputs
 from .sockets import BatchResults, DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, ResultsSocket, SettingsSocket
-from .stock import to_image
+from .stock import encode, to_image
 
 FOLDER = "adt_tree_batches"
 
@@ -130,7 +130,7 @@ def _check(prompts: list[str], ids: list[str], model: LoadedModel) -> None:
         raise AdtError(f"ids: {len(ids)} ids arrived for {len(prompts)} prompts; connect both from the same ADT-Tree Prompts node, or no ids.")
     for id, prompt in zip(ids, prompts):
         try:
-            model.target.encode_prompt(prompt)
+            encode(model, prompt)
         except AdtError as error:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
 
@@ -153,7 +153,8 @@ def _metadata(hidden: Any) -> dict[str, str]:
     """The text chunks that ComfyUI's own PNGs have, so that dropping one on the page opens its workflow."""
     if args.disable_metadata:
         return {}
-    return {name: json.dumps(value) for name, value in {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}.items()}
+    found = {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}
+    return {name: json.dumps(value) for name, value in found.items() if value is not None}
 
 
 def _make(

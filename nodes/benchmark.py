@@ -121,7 +121,7 @@ def _plan(
 
 def _drafters(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter | None) -> dict:
     """What drafts, by source. AdtError if a method needs a network and none is connected."""
-    if drafter is not None and drafter.target is not model.target:
+    if drafter is not None and drafter.target.decoder is not model.target.decoder:
         raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Benchmark.")
     try:
         return plan.choose(drafter.drafter if drafter is not None and drafter.patcher is not None else None)

@@ -33,27 +33,28 @@ class LiveMap:
 
     def __init__(self, trace: Trace, model: str, hidden: Any):
         self._trace, self._model, self._node = trace, model, hidden.unique_id
+        self._id = secrets.token_hex(8)
         workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
         self._workflow = workflow.get("id")
         self._sent, self._next = 0, 0.0
 
     def update(self) -> None:
         """Send the rounds since the last message, unless that was just now."""
-        server, now = getattr(PromptServer, "instance", None), time.monotonic()
-        if now < self._next or server is None or server.client_id is None:
+        tab, now = _tab(), time.monotonic()
+        if tab is None or now < self._next:
             return
         self._next = now + self._INTERVAL
-        server.send_sync(EVENT, self._since(self._sent), server.client_id)
+        PromptServer.instance.send_sync(EVENT, self._since(self._sent), tab)
         self._sent = len(self._trace.rounds)
 
     def ui(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
         """The finished map for a node's ``ui`` output, which ComfyUI keeps in its history.
 
         picture: decodes an image of the batch. The first is always kept; further ones until they have taken ``budget``, a
-        share of the run's time.
+        share of the run's time. None is, if no tab asked for the run.
         """
         started, pictures = time.monotonic(), []
-        for image in range(self._trace.images):
+        for image in range(self._trace.images if _tab() is not None else 0):
             pictures.append(_keep(picture(image)))
             if time.monotonic() - started > budget * self._trace.report()["seconds"]:
                 break
@@ -62,17 +63,24 @@ class LiveMap:
     def _since(self, first: int) -> dict:
         trace, settings = self._trace, self._trace.settings
         return {
+            "id": self._id,
             "node": self._node,
             "workflow": self._workflow,
             "method": settings["method"],
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
             "comparable": f"{self._model}, {settings['device']}, {settings['dtype']}, guidance {settings['sampling']['guidance'] != 1}",
             "images": trace.images,
-            "grid": list(trace.raster),
+            "grid": list(trace.grid),
+            "ends": int(trace.row_end),
             "prefill": round(1000 * trace.prefill_seconds, 2),
             "first": first,
             "rounds": [_pack(one) for one in trace.rounds[first:]],
         }
+
+
+def _tab() -> str | None:
+    """The browser tab that queued the prompt, if it was one."""
+    return getattr(getattr(PromptServer, "instance", None), "client_id", None)
 
 
 def _pack(one: Round) -> list:

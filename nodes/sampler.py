@@ -15,7 +15,7 @@ from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sampling import choose_drafting, patchers, sampling_inputs
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
-from .stock import read_prompt, to_image
+from .stock import encode, read_prompt, to_image
 
 
 class ADTTreeSampler(io.ComfyNode):
@@ -139,11 +139,11 @@ def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
     kept_tokens((1, 1), keep, keep_left)
 
 
-def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tuple[list[int], list[int] | None]:
-    """Token ids of the prompt's row, and of the negative prompt's if there is one."""
-    row = model.target.encode_prompt(read_prompt(positive, "positive").text)
+def read_rows(model: LoadedModel, positive: list, negative: list | None) -> "tuple[adt_core.Prompt, adt_core.Prompt | None]":
+    """The prompt's row, and the negative prompt's if there is one."""
+    row = encode(model, read_prompt(positive, "positive").text)
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
-    return row, model.target.encode_prompt(opposite) if opposite.strip() else None
+    return row, encode(model, opposite) if opposite.strip() else None
 
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress, live_map: LiveMap) -> None:

@@ -48,7 +48,7 @@ def choose_drafting(settings: "adt_core.Drafting | None", drafter: LoadedDrafter
             f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an ADT-Tree Settings "
             "node with the method 'autoregressive'."
         )
-    if drafter is not None and drafter.target is not model.target:
+    if drafter is not None and drafter.target.decoder is not model.target.decoder:
         raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
     return drafting
 

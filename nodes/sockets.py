@@ -18,11 +18,12 @@ ResultsSocket = io.Custom("ADT_RESULTS")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target model. ``patcher`` manages its transformer, ``codec`` its image tokeniser."""
+    """A target model. ``patcher`` manages its transformer, ``codec`` its image tokeniser, ``text`` its text encoder if it has one."""
 
     target: Any
     patcher: ModelPatcher
     codec: ModelPatcher
+    text: ModelPatcher | None = None
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class MergedProposer:
         forecasts = self._refine(window, 0, self._root, noise)
         if window.depth > 1:
             before = torch.cat([self._root, self._at(self._read, window.at[:, 1:-1])], 1)
-            out = self._network.read_ahead(window.tokens[:, 1:-1], before, starts)
+            out = self._network.read_ahead(window.tokens[:, :-1], before, starts)
             behind = self._refine(window, 1, out, noise)
             forecasts = [Forecast(*(torch.cat(pair, 1) for pair in zip(*both))) for both in zip(forecasts, behind)]
         self._window.enter(window)

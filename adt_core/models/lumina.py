@@ -9,10 +9,10 @@ import re
 
 import torch
 
-from .chameleon import BEGIN_IMAGE, BOS, CODEC, CODEC_REMEDY, SEPARATOR, ChameleonPrompter, entries, find_codec, image_token_ids, is_chameleon, read_vocabulary
+from .chameleon import BEGIN_IMAGE, BOS, CODEC, CODEC_REMEDY, SEPARATOR, ChameleonPrompter, entries, find_codec, image_token_ids, is_chameleon
 from .checkpoint import Checkpoint
 from .decoder import Decoder
-from .layout import decoder_config, load_tokenizer
+from .layout import decoder_config, load_tokenizer, read_vocabulary
 from .target import Family, Prompt, Target
 from .vq import VQConfig, VQModel
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry
 from .decoder import Decoder
-from .vq import VQModel
+from .vq import Codec
 
 
 class Prompt(list[int]):
@@ -63,7 +63,7 @@ class Target:
     name: str
     family: str
     decoder: Decoder
-    codec: VQModel
+    codec: Codec
     grid: tuple[int, int]
     row_end: bool = False
     text_encoder: nn.Module | None = None

@@ -1,8 +1,9 @@
-"""The VQGAN codec of the Chameleon family: pixels <-> codebook indices.
+"""The VQGAN codec: pixels <-> codebook indices.
 
-Module names follow the published checkpoints (``encoder.down.0.block.0.conv1`` ...), so that the
+Module names follow Chameleon's checkpoints (``encoder.down.0.block.0.conv1`` ...), so that the
 ``model.vqmodel.*`` tensors of an Anole checkpoint load as they are, decoder included (transformers
-has the encoder only). Architecture: Esser et al., arXiv 2012.09841, as used by Chameleon.
+has the encoder only). Architecture: Esser et al., arXiv 2012.09841, as used by Chameleon; with attention at the coarsest
+level and a codebook on the unit sphere it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _ROWS = 1024  # of the distance matrix at a time
 
 @dataclass(frozen=True)
 class VQConfig:
-    """The fields of a Chameleon ``vq_config`` that shape the network (same names and defaults)."""
+    """The fields of a Chameleon ``vq_config`` that shape the network (same names and defaults), and what VQ-16 has besides.
+
+    attention: an attention block follows every residual block of the coarsest level. normalised: codebook vectors are scaled to length 1 before use.
+    """
 
     embed_dim: int = 256
     num_embeddings: int = 8192
@@ -31,6 +35,8 @@ class VQConfig:
     base_channels: int = 128
     channel_multiplier: tuple[int, ...] = (1, 1, 2, 2, 4)
     num_res_blocks: int = 2
+    attention: bool = False
+    normalised: bool = False
 
     @classmethod
     def from_dict(cls, values: dict) -> VQConfig:
@@ -98,10 +104,45 @@ class Upsample(nn.Module):
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
+def coarsest_first(name: str, config: VQConfig) -> str:
+    """What the parameter ``name`` is called where ``decoder.up.0`` is the coarsest level instead of the finest (LlamaGen, transformers' Janus)."""
+    parts = name.split(".")
+    if parts[:2] == ["decoder", "up"]:
+        parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))
+    return ".".join(parts)
+
+
+_AUTHORS = ((".down.", ".conv_blocks."), (".up.", ".conv_blocks."), (".block.", ".res."), ("mid.block_1.", "mid.0."), ("mid.attn_1.", "mid.1."),
+            ("mid.block_2.", "mid.2."))
+
+
+def authors_name(name: str, config: VQConfig) -> str:
+    """What the parameter ``name`` is called in VQ-16's own layout (LlamaGen's ``vq_ds16_t2i.pt``, DeepSeek's Janus)."""
+    name = coarsest_first(name, config)
+    for ours, theirs in _AUTHORS:
+        name = name.replace(ours, theirs)
+    return name
+
+
 def _middle(channels: int) -> nn.Module:
     mid = nn.Module()
     mid.block_1, mid.attn_1, mid.block_2 = ResBlock(channels, channels), AttnBlock(channels), ResBlock(channels, channels)
     return mid
+
+
+def _level(blocks: list[ResBlock], attention: bool) -> nn.Module:
+    """The blocks of one level; with ``attention``, one more behind each of them."""
+    level = nn.Module()
+    level.block = nn.ModuleList(blocks)
+    if attention:
+        level.attn = nn.ModuleList(AttnBlock(block.conv2.out_channels) for block in blocks)
+    return level
+
+
+def _stages(level: nn.Module, resample: str) -> list[nn.Module]:
+    """Its modules in the order in which they run."""
+    blocks = [module for pair in zip(level.block, level.attn) for module in pair] if hasattr(level, "attn") else [*level.block]
+    return blocks + ([getattr(level, resample)] if hasattr(level, resample) else [])
 
 
 def _run(stages: list[nn.Module], x: Tensor, check: Check | None) -> Tensor:
@@ -119,9 +160,10 @@ class Encoder(nn.Module):
         self.conv_in = nn.Conv2d(config.in_channels, config.base_channels, 3, padding=1)
         self.down, channels = nn.ModuleList(), config.base_channels
         for level, width in enumerate(widths):
-            down = nn.Module()
-            down.block = nn.ModuleList(ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks))
-            if level + 1 < len(widths):
+            coarsest = level + 1 == len(widths)
+            blocks = [ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks)]
+            down = _level(blocks, config.attention and coarsest)
+            if not coarsest:
                 down.downsample = Downsample(width)
             self.down.append(down)
             channels = width
@@ -131,7 +173,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, check: Check | None = None) -> Tensor:
         stages = [self.conv_in]
         for down in self.down:
-            stages += [*down.block, *([down.downsample] if hasattr(down, "downsample") else [])]
+            stages += _stages(down, "downsample")
         x = _run([*stages, self.mid.block_1, self.mid.attn_1, self.mid.block_2], x, check)
         return self.conv_out(F.silu(self.norm_out(x)))
 
@@ -146,8 +188,8 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(config.latent_channels, channels, 3, padding=1)
         self.mid, levels = _middle(channels), []
         for level, width in reversed(list(enumerate(widths))):
-            up = nn.Module()
-            up.block = nn.ModuleList(ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks + 1))
+            blocks = [ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks + 1)]
+            up = _level(blocks, config.attention and level + 1 == len(widths))
             if level > 0:
                 up.upsample = Upsample(width)
             levels.insert(0, up)
@@ -158,7 +200,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, check: Check | None = None) -> Tensor:
         stages = [self.conv_in, self.mid.block_1, self.mid.attn_1, self.mid.block_2]
         for up in reversed(self.up):
-            stages += [*up.block, *([up.upsample] if hasattr(up, "upsample") else [])]
+            stages += _stages(up, "upsample")
         return self.conv_out(F.silu(self.norm_out(_run(stages, x, check))))
 
 
@@ -195,20 +237,19 @@ class Neighbours:
         return Neighbours(self.indices.to(device), self.distances.to(device))
 
 
-class VQModel(nn.Module):
-    """Encoder, codebook and decoder. Works in float32 whatever the transformer's dtype is."""
+class Codec(nn.Module):
+    """What is the same in every codec: its codebook. Works in float32 whatever the transformer's dtype is.
 
-    def __init__(self, config: VQConfig):
+    ``config`` says at least ``resolution`` (pixels per side that it is best at), ``downsample`` (pixels per token side) and ``base_channels``.
+    """
+
+    def __init__(self):
         super().__init__()
         self._nearest: Neighbours | None = None
-        self.config = config
-        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
-        self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
 
     @property
     def codebook(self) -> Tensor:
-        """[num_codes, C] codebook vectors."""
+        """[num_codes, C] codebook vectors, as they are decoded."""
         return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
@@ -229,8 +270,30 @@ class VQModel(nn.Module):
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
         """pixels [B, 3, H, W] in [-1, 1], H and W multiples of ``config.downsample`` -> codes [B, h, w]."""
-        return self.nearest(self.quant_conv(self.encoder(pixels.to(self.codebook), check)))
+        raise NotImplementedError
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
         """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]."""
+        raise NotImplementedError
+
+
+class VQModel(Codec):
+    """Encoder, codebook and decoder of a VQGAN."""
+
+    def __init__(self, config: VQConfig):
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
+        self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+
+    @property
+    def codebook(self) -> Tensor:
+        weight = super().codebook
+        return F.normalize(weight, dim=-1) if self.config.normalised else weight
+
+    def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
+        return self.nearest(self.quant_conv(self.encoder(pixels.to(self.codebook), check)))
+
+    def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
         return self.decoder(self.post_quant_conv(self.lookup(codes)), check).clamp(-1, 1)

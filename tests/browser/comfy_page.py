@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright
 
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
-_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 _SIZE = {"width": 1280, "height": 800}
 # In the page, `maps(type)` are the maps of all nodes of the open workflow and its subgraphs, by execution id.
 _HELPERS = """
@@ -67,7 +67,8 @@ class ComfyPage:
     def open(self) -> None:
         """Open ComfyUI, or load its page again."""
         self.page.goto(f"http://{self.address}/")
-        self.page.wait_for_function("window.app?.extensionManager && window.LiteGraph?.registered_node_types['ADTTreeSampler'] && window.app.graph", timeout=90_000)
+        ready = "window.app?.extensionManager && window.LiteGraph?.registered_node_types['ADTTreeSampler'] && window.app.graph"
+        self.page.wait_for_function(ready, timeout=90_000)
         self.page.evaluate(_HELPERS)
         self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.vue)
 
@@ -80,10 +81,6 @@ class ComfyPage:
         """Choose a workflow of a pack in the template browser."""
         self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
         dialog = self.page.get_by_role("dialog")
-        group = dialog.get_by_text("EXTENSIONS", exact=True)
-        group.scroll_into_view_if_needed()
-        if not dialog.get_by_text(pack, exact=True).is_visible():
-            group.click()
         dialog.get_by_text(pack, exact=True).first.click()
         dialog.get_by_text(name, exact=True).first.click()
 

@@ -55,7 +55,8 @@ def point(tab, node, cell: int) -> tuple[float, float]:
     x, y = tab.map(node, """(() => {
         const { canvas, panes: [box], run: { rows, columns } } = panel;
         const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
-        return [outer.x + zoom * (box.x + (argument % columns + 0.5) * box.width / columns), outer.y + zoom * (box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows)];
+        const x = box.x + (argument % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
+        return [outer.x + zoom * x, outer.y + zoom * y];
       })()""", cell)
     return x, y
 
@@ -116,8 +117,9 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
         for (index, position), (one, share) in shares.items():
             token = tab.map(sampler, f"run.token({image}, argument)", position + 1)
             assert token["round"] == index and token["ms"] == pytest.approx(1000 * one["seconds"], abs=0.01)
-            for ours, theirs in {"depthAsked": "depth_asked", "widthAsked": "width_asked", "depth": "depth", "width": "width", "nodes": "nodes", "accepted": "accepted"}.items():
-                assert token[ours] == share[theirs], (ours, index)
+            assert (token["depthAsked"], token["widthAsked"]) == (share["depth_asked"], share["width_asked"])
+            for name in ("depth", "width", "nodes", "accepted"):
+                assert token[name] == share[name], (name, index)
     report = trace["report"]
     figures = tab.map(sampler, "run.figures()")
     assert figures["tau"] == pytest.approx(report["tau"]) and figures["rate"] == pytest.approx(report["tokens_per_second"], rel=0.01)
@@ -177,8 +179,8 @@ def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     tab.page.keyboard.press("Escape")
     assert tab.map(sampler, "(panel.draw(), panel.tip.hidden)")
     assert tab.map(sampler, "Array.from(map.node.pos)") == before, "the keys went to the graph as well"
-    unnamed = "Array.from(panel.element.querySelectorAll('button, select, input, canvas')).filter((e) => !(e.textContent || e.ariaLabel) || e.tabIndex < 0).length"
-    assert tab.map(sampler, unnamed) == 0
+    controls = "Array.from(panel.element.querySelectorAll('button, select, input, canvas'))"
+    assert tab.map(sampler, f"{controls}.filter((e) => !(e.textContent || e.ariaLabel) || e.tabIndex < 0).length") == 0
 
 
 def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
@@ -225,7 +227,7 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.map(sampler, "(app.canvas.copyToClipboard([map.node]), app.canvas.pasteFromClipboard())")
-    (copy,) = tab.page.evaluate("(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && n.id !== id).map((n) => n.id)", sampler)
+    (copy,) = tab.page.evaluate("(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)).map((n) => n.id)", sampler)
     tab.wait(copy, "run?.state === 'done'")
     assert values(tab, copy) == before
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")

@@ -3,7 +3,7 @@ import test from "node:test";
 import { range, Run } from "../../js/map_model.js";
 import { describe, summary } from "../../js/words.js";
 
-const HEADER = { node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
+const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
 // [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted]]
 const ROUNDS = [
   [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0]],
@@ -102,4 +102,11 @@ test("the scale starts where the figure does and one slow token does not stretch
   assert.deepEqual(range("depth", [2], [5]), [0, 5]);
   const times = [900, ...new Array(99).fill(5)];
   assert.deepEqual(range("time", times), [0, 5]);
+});
+
+test("a token that ends a row is no cell, but counts as a token", () => {
+  const run = made({ grid: [2, 3], ends: 1 }, ROUNDS); // tokens 3 and 7 end rows
+  assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 1, 3, 3]);
+  assert.deepEqual([run.done, run.total, run.frontier[0]], [8, 8, 5]);
+  assert.deepEqual([0, 2, 3].map((cell) => run.token(0, cell).round), [null, 0, 1]);
 });

@@ -63,13 +63,15 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     batch.set("ADTTreeDrafterLoader", drafter="jacobi").set("ADTTreeBatchSampler", chunk_size=8)
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     with comfy.socket() as browser:
-        outputs = comfy.run(batch.prompt, client=browser.id)
+        outputs = comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=900)
         browser.wait_for(lambda m: m.type == "execution_success")
         steps = [m.data["value"] for m in browser.messages if m.type == "progress" and m.data["node"] == sampler]
         assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == 20 * length, "what was made before counts at once"
         assert [m for m in browser.messages if m.type in (1, 4)], "no preview"
     assert folders() - before == {folder}
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
+    with Image.open(next(iter(kept))) as one:
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed == json.loads(one.info["adt_tree"])["seed"], "it brings its graph along"
 
     with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))

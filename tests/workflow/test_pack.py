@@ -8,7 +8,7 @@ from convert import to_prompt
 
 SAMPLING = {"ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSettings", "ADTTreeSampler"}
 BATCHES = {"ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"}
-NODES = SAMPLING | BATCHES | {"ADTTreeLantern", "ADTTreeCompare", "ADTTreeBenchmark", "ADTTreeMapImage", "ADTTreeFigures"}
+NODES = SAMPLING | BATCHES | {"ADTTreeLantern", "ADTTreeCompare", "ADTTreeBenchmark", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeImageSize"}
 
 
 def test_loads_without_a_word(release, tmp_path):

@@ -1,0 +1,61 @@
+"""VQ-16, the codec of LlamaGen and Janus, equals transformers' ``JanusVQVAE`` on random weights."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import JanusVQVAE, JanusVQVAEConfig
+
+from adt_core.models.vq import VQConfig, VQModel, coarsest_first
+
+TOLERANCE = 1e-4
+SHAPES = [dict(), dict(num_res_blocks=1, channel_multiplier=[1, 2]), dict(channel_multiplier=[2, 1, 1], embed_dim=5)]
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def codecs(request):
+    """Ours and theirs with the same weights; the codebook's vectors have all lengths."""
+    shape = {"embed_dim": 8, "num_embeddings": 60, "latent_channels": 16, "base_channels": 32, "channel_multiplier": [1, 1, 2], "num_res_blocks": 2}
+    shape |= request.param
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        theirs = JanusVQVAE(JanusVQVAEConfig(**shape, num_patches=4)).eval()
+        for parameter in theirs.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+    ours = VQModel(VQConfig.from_dict({**shape, "attention": True, "normalised": True}))
+    stored = theirs.state_dict()
+    ours.load_state_dict({name: stored.pop(coarsest_first(name, ours.config)) for name in ours.state_dict()})
+    assert not stored
+    return ours, theirs
+
+
+@torch.no_grad()
+def test_decoded_pixels(codecs):
+    ours, theirs = codecs
+    codes = torch.randint(60, (2, 4, 4), generator=torch.Generator().manual_seed(1))
+    expected = theirs.decode(codes.flatten(1))
+    assert expected.abs().max() > 0.01
+    assert (ours.decode(codes) - expected.clamp(-1, 1)).abs().max() < TOLERANCE
+
+
+@torch.no_grad()
+def test_encoded_pixels(codecs):
+    """transformers looks the nearest code up among vectors of all lengths, LlamaGen and Janus themselves among those of length 1."""
+    ours, theirs = codecs
+    side = 4 * ours.config.downsample
+    pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    theirs.quantize.embedding.weight.copy_(F.normalize(theirs.quantize.embedding.weight, dim=-1))
+    expected = theirs.encode(pixels)
+    assert (ours.encoder(pixels) - expected.last_hidden_state).abs().max() < TOLERANCE
+    assert torch.equal(ours.encode(pixels).flatten(), expected.image_tokens)
+    assert len(expected.image_tokens.unique()) > 2
+
+
+@torch.no_grad()
+def test_vectors_that_leave_the_codec_are_those_that_it_decodes(codecs):
+    ours, theirs = codecs
+    codes = torch.arange(60).view(1, 6, 10)
+    assert torch.allclose(ours.lookup(codes).norm(dim=1), torch.ones(1, 6, 10))
+    assert torch.equal(ours.nearest(ours.lookup(codes)), codes)
+    every = F.normalize(theirs.quantize.embedding.weight, dim=-1)
+    distance = torch.cdist(every, every).fill_diagonal_(torch.inf)
+    assert torch.equal(ours.neighbours(3).indices, distance.topk(3, 1, largest=False).indices)
