@@ -157,14 +157,15 @@ class Trainer:
 
     def train(self, config: dict, check: Check | None = None) -> None:
         """To the end of the budget; every so often measure, save and write the drafter, with ``config`` of its target."""
-        losses, start = [], self.run.step
-        with tqdm(total=self.options.steps, initial=start, unit=" steps", desc="training", mininterval=0.5, leave=False) as bar:
-            while self.run.fraction < 1:
+        losses, finished = [], self.run.fraction >= 1
+        with tqdm(total=self.options.steps, initial=self.run.step, unit=" steps", desc="training", mininterval=0.5, leave=False) as bar:
+            while not finished:
                 if check is not None:
                     check()
                 losses.append(self._step())
                 bar.update()
-                if self.run.step % self.options.every == 0 or self.run.fraction >= 1:
+                finished = self.run.fraction >= 1
+                if self.run.step % self.options.every == 0 or finished:
                     shipped = make_drafter(self.target)
                     shipped.load_state_dict(self.run.average.shadow)
                     self.log.add(self.run.step, self.run.elapsed, torch.stack(losses).mean().item(), *self.measure(shipped))
@@ -181,9 +182,9 @@ class Trainer:
         passes = 1 if self.run.fraction < WARM_UP else options.passes
         for part in range(options.accumulate):
             numbers = self._numbers(self.run.step * options.accumulate + part)
+            reading = read(self.target, *self.pictures.batch(numbers), numbers, self.sampling, self._features, noisy=False)
+            roots = torch.arange(reading.z.shape[1] - passes + 1, device=reading.z.device)
             with self._cast():
-                reading = read(self.target, *self.pictures.batch(numbers), numbers, self.sampling, self._features, noisy=False)
-                roots = torch.arange(reading.z.shape[1] - passes + 1, device=reading.z.device)
                 loss = training_loss(self.target, self.drafter, reading, roots, passes, self.sampling) / options.accumulate
             self.run.backward(loss)
             losses.append(loss.detach())
@@ -201,9 +202,8 @@ class Trainer:
         """Acceptance [passes, 3] and chain length on the held-out pictures."""
         shares, taus, weights = [], [], []
         for numbers in (chunk.tolist() for chunk in torch.arange(self.pictures.held_out).split(self.options.batch)):
-            with self._cast():
-                reading = read(self.target, *self.pictures.batch(numbers), numbers, self.sampling, self._features, noisy=True)
-                share, tau = acceptance(self.target, drafter, reading, self.options.passes, self.sampling)
+            reading = read(self.target, *self.pictures.batch(numbers), numbers, self.sampling, self._features, noisy=True)
+            share, tau = acceptance(self.target, drafter, reading, self.options.passes, self.sampling)
             shares.append(share.cpu())
             taus.append(tau)
             weights.append(len(numbers))
@@ -221,4 +221,4 @@ def _autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:
         return None if wish == "float32" else getattr(torch, wish)
     if device.type != "cuda":
         return None
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
