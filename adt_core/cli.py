@@ -201,7 +201,7 @@ def _add_train(parser: _Parser) -> None:
     add("--batch", type=int, metavar="N", default=4, help="pictures per forward (default: %(default)s)")
     add("--accumulate", type=int, metavar="N", default=1, help="forwards per step (default: %(default)s)")
     add("--passes", type=int, metavar="N", default=3, help="depths that it is trained for: passes over its own outputs, and one before (default: %(default)s)")
-    add("--learning-rate", type=float, metavar="X", default=0.01, help="of the matrices, by Muon; vectors get a fifth, by AdamW (default: %(default)s)")
+    add("--learning-rate", type=float, metavar="X", default=0.02, help="of the matrices, by Muon; vectors get a fifth, by AdamW (default: %(default)s)")
     add("--autocast", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
         help="precision of the products; auto takes a half on CUDA (default: %(default)s)")
     add("--features-gb", type=float, metavar="X", default=8.0, help="disk space for the target's features, which make a step cheaper (default: %(default)s)")
