@@ -30,7 +30,7 @@ from .log import Log
 from .pictures import Pictures, draw, encode, find_captioned, prompts_of, share_prompts
 from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
-from .unroll import acceptance, read, training_loss
+from .unroll import Reading, acceptance, read, training_loss
 
 FIXED = ("model", "prompts", "images", "pictures", "held_out", "passes", "batch", "accumulate", "learning_rate")
 """The options that make a run what it is, beside those of sampling: a run can't be gone on with under others."""
@@ -112,12 +112,16 @@ def _check_output(plan: Plan) -> None:
 
 
 def make_drafter(target: Target) -> EagleDrafter:
-    """A new drafter in float32: the target's embedding, frozen, and seeded random weights that begin by passing the feature on."""
+    """A new drafter in float32, seeded random weights that begin by passing the feature on.
+
+    Its embedding is the target's, as a plain tensor: neither trained nor averaged nor kept in checkpoints.
+    """
     decoder = target.decoder
     drafter = EagleDrafter(replace(decoder.config, num_layers=1), input_norm=True)
+    del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.fc.data[decoder.config.hidden_size :] += torch.eye(decoder.config.hidden_size)
-    drafter.embedding = torch.nn.Parameter(decoder.embedding.detach().float(), requires_grad=False)
+    drafter.embedding = decoder.embedding.detach().float()
     return drafter.to(decoder.embedding.device)
 
 
@@ -151,6 +155,7 @@ class Trainer:
         self.target, self.pictures, self.sampling, self.options = target, pictures, plan.sampling, plan.options
         self.drafter, self.folder = make_drafter(target), plan.options.output
         self._features = Features(plan.folder / "features", plan.options.features_gb * 2**30)
+        self._prompts: dict[int, list[int]] = {}
         self._autocast = _autocast_dtype(plan.device, plan.options.autocast)
         optimisers = muon_and_adam(self.drafter, muon_lr=self.options.learning_rate, adam_lr=self.options.learning_rate / 5,
                                    not_muon=("norm",))
@@ -185,7 +190,7 @@ class Trainer:
         passes = 1 if self.run.fraction < WARM_UP else options.passes
         for part in range(options.accumulate):
             numbers = self._numbers(self.run.step * options.accumulate + part)
-            reading = read(self.target, *self.pictures.batch(numbers), numbers, self.sampling, self._features, noisy=False)
+            reading = self._read(numbers, noisy=False)
             roots = torch.arange(self.run.step % STRIDE, reading.z.shape[1] - passes + 1, STRIDE, device=reading.z.device)
             with self._cast():
                 loss = training_loss(self.target, self.drafter, reading, roots, passes, self.sampling) / options.accumulate
@@ -193,6 +198,14 @@ class Trainer:
             losses.append(loss.detach())
         self.run.apply()
         return torch.stack(losses).sum()
+
+    def _read(self, numbers: list[int], noisy: bool) -> Reading:
+        """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder."""
+        for number in numbers:
+            if number not in self._prompts:
+                self._prompts[number] = self.target.encode_prompt(self.pictures.prompts[number])
+        rows = [self._prompts[number] for number in numbers]
+        return read(self.target, rows, self.pictures.codes(numbers), numbers, self.sampling, self._features, noisy)
 
     def _numbers(self, index: int) -> list[int]:
         """Pictures of batch ``index``: every epoch in another order, fixed by the seed; a last batch that is not full is left out."""
@@ -205,7 +218,7 @@ class Trainer:
         """Acceptance [passes, 3] and chain length on the held-out pictures."""
         shares, taus, weights = [], [], []
         for numbers in (chunk.tolist() for chunk in torch.arange(self.pictures.held_out).split(self.options.batch)):
-            reading = read(self.target, *self.pictures.batch(numbers), numbers, self.sampling, self._features, noisy=True)
+            reading = self._read(numbers, noisy=True)
             share, tau = acceptance(self.target, drafter, reading, self.options.passes, self.sampling)
             shares.append(share.cpu())
             taus.append(tau)

@@ -23,16 +23,17 @@ class Features:
 
     def __init__(self, folder: Path, room: float):
         self.folder, self._room = folder, room
-        self._known = {int(path.stem): path.stat().st_size for path in folder.glob("*.safetensors")}
+        self._used = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.safetensors"
 
     def get(self, numbers: list[int], pads: list[int], like: Tensor) -> Tensor | None:
         """Features [R, n, h] of some pictures in rows that begin with ``pads`` free slots, as float32 on ``like``'s device; None if one is unknown."""
-        if any(number not in self._known for number in numbers):
+        paths = [self._path(number) for number in numbers]
+        if not all(path.exists() for path in paths):
             return None
-        files = [load_file(self._path(number)) for number in numbers]
+        files = [load_file(path) for path in paths]
         rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
         out = torch.zeros(len(rows), pads[0] + len(rows[0]), rows[0].shape[1], dtype=rows[0].dtype)
         for into, row, pad in zip(out, rows, pads):
@@ -45,9 +46,9 @@ class Features:
         for i, number in enumerate(numbers):
             rows = range(i, len(features), len(numbers))
             content = save({str(k): rounded[row, pads[row] :].cpu().contiguous() for k, row in enumerate(rows)})
-            if number not in self._known and sum(self._known.values()) + len(content) <= self._room:
+            if self._used + len(content) <= self._room and not self._path(number).exists():
                 write(self._path(number), content)
-                self._known[number] = len(content)
+                self._used += len(content)
         for row, pad in zip(rounded, pads):
             row[:pad] = 0
         return rounded.float()

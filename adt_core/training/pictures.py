@@ -54,9 +54,9 @@ class Pictures:
         self._codes[numbers] = codes.numpy()
         self._codes.flush()
 
-    def batch(self, numbers: list[int]) -> tuple[list[str], Tensor]:
-        """Captions, and codes [len(numbers), tokens] int64."""
-        return [self.prompts[i] for i in numbers], torch.from_numpy(self._codes[numbers].astype(np.int64))
+    def codes(self, numbers: list[int]) -> Tensor:
+        """Codes [len(numbers), tokens] int64 of some pictures."""
+        return torch.from_numpy(self._codes[numbers].astype(np.int64))
 
 
 def share_prompts(prompts: list[str], pictures: int, held_out: int, seed: int) -> list[str]:
@@ -75,7 +75,7 @@ def draw(pictures: Pictures, target: Target, sampling: Sampling, batch: int, che
     with tqdm(total=len(missing), unit=" pictures", desc="drawing", disable=not missing, mininterval=0.5, leave=False) as bar:
         for start in range(0, len(missing), batch):
             numbers = missing[start : start + batch]
-            rows = [target.encode_prompt(prompt) for prompt in pictures.batch(numbers)[0]]
+            rows = [target.encode_prompt(pictures.prompts[i]) for i in numbers]
             decoding = Decoding(target, rows, sampling=sampling, drafting=Drafting(method="autoregressive"), image_indices=numbers, check=check)
             for _ in decoding:
                 pass

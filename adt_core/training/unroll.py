@@ -57,12 +57,13 @@ def guided(target: Target, features: Tensor, sampling: Sampling) -> Tensor:
 
 
 @torch.no_grad()
-def read(target: Target, prompts: list[str], codes: Tensor, numbers: list[int], sampling: Sampling, kept: Features, noisy: bool) -> Reading:
-    """One target forward over whole pictures, or its features as they were kept: codes [B, T], ``numbers`` those of the pictures, which are
-    their image indices and part of the noise key. ``noisy``: make the noise too, which measuring acceptance needs.
+def read(target: Target, prompts: list[list[int]], codes: Tensor, numbers: list[int], sampling: Sampling, kept: Features, noisy: bool) -> Reading:
+    """One target forward over whole pictures, or its features as they were kept.
+
+    prompts: token ids of the conditional rows. codes: [B, T]. numbers: those of the pictures, which are their image indices and part of
+    the noise key. noisy: make the noise too, which measuring acceptance needs.
     """
-    decoder, length = target.decoder, codes.shape[1]
-    rows_ids = [target.encode_prompt(prompt) for prompt in prompts]
+    decoder, length, rows_ids = target.decoder, codes.shape[1], list(prompts)
     if sampling.guidance != 1:
         rows_ids += [target.unconditional_prompt()] * len(prompts)
     rows = Rows(rows_ids, max(map(len, rows_ids)) + length - 1, decoder.embedding)

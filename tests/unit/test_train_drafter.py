@@ -109,8 +109,8 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs, same positions, same sight."""
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
-    prompts, sampling, root, passes = ["a house", "a much longer prompt"], Sampling(), 3, 3
-    reading = read(target, prompts, codes, [0, 1], sampling, Features(tmp_path, 0), noisy=False)
+    prompts, root, passes = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")], 3, 3
+    reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0), noisy=False)
     outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
 
     from adt_core.models.decoder import KVCache, Rows, rope_tables
