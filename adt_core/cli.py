@@ -1,4 +1,5 @@
-"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``benchmark`` compares methods, ``inspect`` says what a checkpoint is."""
+"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``benchmark`` compares methods, ``inspect`` says what a checkpoint is,
+``train-drafter`` trains a drafter."""
 
 from __future__ import annotations
 
@@ -31,8 +32,6 @@ CONSTANTS = {
     "expand_above": "a draft less likely than this gets no children; 0 is off",
     "keep_above": "a draft less likely than this is not checked; 0 is off",
 }
-
-LATER_COMMANDS = ("train-drafter",)
 
 
 class UsageError(AdtError):
@@ -85,8 +84,6 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
-    if argv and argv[0] in LATER_COMMANDS:
-        raise UsageError(f"the command {argv[0]} is not available in this version ({VERSION}).")
     parser, generating = _parsers()
     options = parser.parse_args(argv)
     if options.run is generate and options.from_png:
@@ -125,6 +122,10 @@ def _parsers() -> tuple[_Parser, _Parser]:
     look.add_argument("path", metavar="PATH", help="folder or file of a target or a drafter, or 'bundled'")
     look.add_argument("--json", action="store_true", help="print JSON")
     look.set_defaults(run=inspect)
+    teach = commands.add_parser("train-drafter", parents=[common], help="train a drafter for a target",
+                                description="Train an EAGLE drafter for a target. Run the same command again to go on with it.")
+    _add_train(teach)
+    teach.set_defaults(run=train_drafter)
     return parser, make
 
 
@@ -187,11 +188,39 @@ def _add_benchmark(parser: _Parser) -> None:
     add("--real-images", metavar="DIR", type=Path, help="FID: the folder of pictures that --inception compares with")
 
 
-def _add_model(parser: _Parser) -> None:
+def _add_train(parser: _Parser) -> None:
+    group = parser.add_argument_group("what it learns from")
+    what = group.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompts", metavar="FILE", help="prompts, a file as for generate: the target draws them with the settings under \"sampling\"")
+    what.add_argument("--images", metavar="DIR", type=Path, help="pictures and captions instead, 1.jpg beside 1.txt, ...")
+    add = group.add_argument
+    add("--pictures", type=int, metavar="N", help="pictures to train on; prompts are drawn again if there are fewer (default: one for each)")
+    add("--held-out", type=int, metavar="N", default=32, help="pictures, of prompts of their own, that acceptance is measured on (default: %(default)s)")
+    add("--draw-batch", type=int, metavar="N", default=32, help="pictures drawn at once (default: %(default)s)")
+    _add_model(parser, drafter=False)
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=int, metavar="N", help="steps of the whole run, over which the learning rate falls")
+    add("--minutes", type=float, metavar="M", help="or minutes of training, without the drawing; the first to end counts (default: 60 if there are no --steps)")
+    add("--batch", type=int, metavar="N", default=4, help="pictures per forward (default: %(default)s)")
+    add("--accumulate", type=int, metavar="N", default=1, help="forwards per step (default: %(default)s)")
+    add("--passes", type=int, metavar="N", default=3, help="depths that it is trained for: passes over its own outputs, and one before (default: %(default)s)")
+    add("--learning-rate", type=float, metavar="X", default=0.02, help="of the matrices, by Muon; vectors get a fifth, by AdamW (default: %(default)s)")
+    add("--autocast", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="precision of the products; auto takes a half on CUDA (default: %(default)s)")
+    add("--features-gb", type=float, metavar="X", default=8.0, help="disk space for the target's features, which make a step cheaper (default: %(default)s)")
+    _add_sampling(parser)
+    add = parser.add_argument_group("results").add_argument
+    add("--output", metavar="DIR", type=Path, required=True, help="folder of the drafter; what --drafter takes")
+    add("--every", type=int, metavar="N", default=100, help="steps between measuring and saving (default: %(default)s)")
+    add("--compare", metavar="PATH", help="measure this drafter too, on the same held-out pictures")
+
+
+def _add_model(parser: _Parser, drafter: bool = True) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--model", metavar="PATH", default="bundled", help="folder or weights file of the target model (default: %(default)s)")
-    add("--drafter", metavar="PATH",
-        help="folder of the drafter; jacobi, which needs none; or PATH+jacobi, both in one tree (default: bundled for the bundled model, else jacobi)")
+    if drafter:
+        add("--drafter", metavar="PATH",
+            help="folder of the drafter; jacobi, which needs none; or PATH+jacobi, both in one tree (default: bundled for the bundled model, else jacobi)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the computation; float32 and float64 keep the image (default: %(default)s)")
     add("--weights", choices=WEIGHTS, help="store the transformer's matrices in a byte each (default: as --dtype)")
@@ -259,4 +288,16 @@ def inspect(options: argparse.Namespace) -> int:
 
     found = inspection.inspect(options.path)
     print(json.dumps(found, indent=2) if options.json else "\n\n".join(map(inspection.as_text, found)))
+    return 0
+
+
+def train_drafter(options: argparse.Namespace) -> int:
+    """Train the drafter that ``options`` ask for, and print its held-out acceptance."""
+    from .training import drafter
+
+    try:
+        plan = drafter.plan(options, {name: getattr(options, name) for name in SAMPLING})
+    except AdtError as error:
+        raise UsageError(str(error)) from error
+    print(drafter.run(plan))
     return 0

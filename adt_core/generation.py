@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .continuation import KEEP, kept_tokens, open_picture, to_pixels
-from .decode import Decoding
+from .decode import Check, Decoding
 from .drafters.jacobi import JacobiDrafter
 from .drafters.load import JACOBI, has_window, load_drafter
 from .errors import AdtError
@@ -117,9 +117,9 @@ def default_drafter(model: str) -> str:
     return BUNDLED if model == BUNDLED else JACOBI
 
 
-def open_target(options: argparse.Namespace, device: torch.device) -> Target:
+def open_target(options: argparse.Namespace, device: torch.device, check: Check | None = None) -> Target:
     """The target that ``--model``, ``--dtype``, ``--weights`` and ``--size`` ask for."""
-    target = load_target(options.model, device, getattr(torch, options.dtype), weights=options.weights)
+    target = load_target(options.model, device, getattr(torch, options.dtype), check, options.weights)
     return target.sized(*options.size) if options.size else target
 
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_core.models.vq import VQConfig, VQModel
+from adt_core.training.run import Run, muon_and_adam
 
-from .common import Run, muon_and_adam
 from .data import example
 
 CONFIG = VQConfig(embed_dim=12, num_embeddings=1024, latent_channels=64, resolution=128,

@@ -1,38 +1,21 @@
-"""Stage 6: write the shipped checkpoints, fp16 safetensors in the published layouts.
+"""Stage 5: write the shipped target, fp16 safetensors in the published layout.
 
-    python -m training.export --tokens DIR --codec codec.pt --target target.pt --drafter drafter.pt --out adt_core/bundled
+    python -m training.export --tokens DIR --codec codec.pt --target target.pt --out adt_core/bundled/target
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
-from adt_core.models.decoder import Decoder, Layer
+from adt_core.models.decoder import Decoder
+from adt_core.training.save import layer_tensors, write_checkpoint
 
 from .codec import CONFIG
-from .drafter import make_drafter
 from .target import open_sequences, trained_decoder
-
-
-def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
-    """A layer's fused parameters under their Hugging Face names."""
-    c = layer.config
-    kv = c.num_kv_heads * c.head_dim
-    q, k, v = layer.qkv.T.split([c.hidden_size, kv, kv])
-    gate, up = layer.gate_up.T.chunk(2)
-    tensors = {"self_attn.q_proj.weight": q, "self_attn.k_proj.weight": k, "self_attn.v_proj.weight": v, "self_attn.o_proj.weight": layer.out.T,
-               "mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": layer.down.T,
-               "post_attention_layernorm.weight": layer.mlp_norm, "input_layernorm.weight": layer.input_norm}
-    for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
-        tensors[f"self_attn.q_norm.{kind}"], tensors[f"self_attn.k_norm.{kind}"] = norm.split([c.num_heads, c.num_kv_heads])
-    return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
 def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
@@ -50,17 +33,10 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
             "vocabulary_map": vocabulary, "vq_config": vq}
 
 
-def write(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.detach().half().contiguous() for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("tokens", "codec", "target", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--drafter", type=Path)
     args = parser.parse_args()
     vocabulary = open_sequences(args.tokens).vocabulary
     decoder = trained_decoder(args.target, vocabulary)
@@ -71,13 +47,8 @@ def main() -> None:
     for i, layer in enumerate(decoder.layers):
         tensors |= layer_tensors(layer, f"model.layers.{i}")
     codec = torch.load(args.codec, weights_only=True)["weights"]
-    write(args.out / "target", tensors | {f"model.vqmodel.{name}": value for name, value in codec.items()}, config)
-    shutil.copyfile(args.tokens / "tokenizer.json", args.out / "target" / "tokenizer.json")
-    if args.drafter:
-        drafter = make_drafter(decoder)
-        drafter.load_state_dict(torch.load(args.drafter, weights_only=True)["average"])
-        tensors = {"embed_tokens.weight": drafter.embedding, "fc.weight": drafter.fc.T, "fc.bias": drafter.fc_bias}
-        write(args.out / "drafter", tensors | layer_tensors(drafter.layer, "layers.0"), {**config, "num_hidden_layers": 1})
+    write_checkpoint(args.out, tensors | {f"model.vqmodel.{name}": value for name, value in codec.items()}, config)
+    shutil.copyfile(args.tokens / "tokenizer.json", args.out / "tokenizer.json")
 
 
 if __name__ == "__main__":

@@ -111,13 +111,5 @@ def run_decoder(decoder: Decoder, ids: Tensor) -> Tensor:
     return final_features(decoder, run_layers(decoder, ids)[-1])
 
 
-def initialise(module: torch.nn.Module, generator: torch.Generator, depth: int) -> None:
-    """Normal(0, 0.02) matrices, output projections scaled down with depth; norms keep ones."""
-    for name, p in module.named_parameters():
-        if p.ndim >= 2 and "norm" not in name:
-            std = 0.02 / (2 * depth) ** 0.5 if name.endswith((".out", ".down")) else 0.02
-            p.data.copy_(torch.randn(p.shape, generator=generator) * std)
-
-
-__all__ = ["Batch", "DecoderConfig", "Sequences", "build_vocabulary", "final_features", "image_token", "initialise", "run_decoder", "run_layer",
+__all__ = ["Batch", "DecoderConfig", "Sequences", "build_vocabulary", "final_features", "image_token", "run_decoder", "run_layer",
            "run_layers"]

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_core.models.vq import VQModel
+from adt_core.training.run import Run, muon_and_adam
 
 from .codec import CONFIG, evaluate, reconstruction_loss
-from .common import Run, muon_and_adam
 
 TEXTURE = 0.5
 

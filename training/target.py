@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from adt_core.models.decoder import Decoder, DecoderConfig
+from adt_core.training.run import Run, initialise, muon_and_adam
 
-from .common import Run, muon_and_adam
 from .scenes import COLOURS, PLACES, PLANTS, THINGS, Item
-from .sequences import Batch, Sequences, build_vocabulary, final_features, image_token, initialise, run_layers
+from .sequences import Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
 
 NUM_CODES = 1024
 HELD_OUT = 512

@@ -85,7 +85,7 @@ def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> 
         raise AdtError(f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
                        f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target.")
     drafter, entries = describe(checkpoint, ours)
-    if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != _grid_of_pairs(ours):
+    if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
         raise AdtError(f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
                        "choose the drafter that was trained for this target.")
     check_entries(entries, checkpoint)
@@ -103,7 +103,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     What its configuration leaves unsaid is as in the target.
     """
     said, names = checkpoint.config, checkpoint.names
-    grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and _grid_of_pairs(target))
+    grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and grid_of_pairs(target))
     if target is not None:
         said = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "intermediate_size": target.intermediate_size, "num_hidden_layers": 1,
                 "num_attention_heads": target.num_heads, "num_key_value_heads": target.num_kv_heads, "rms_norm_eps": target.rms_norm_eps,
@@ -116,7 +116,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     return drafter, _entries(drafter, checkpoint)
 
 
-def _grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
+def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
     """``grid_rope`` of a target's drafter: a pair has the position of its feature, and is rotated by the cell of its token, which comes one later."""
     return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
 

@@ -251,7 +251,7 @@ class Layer(nn.Module):
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
         q, k = qk.split([config.num_heads, config.num_kv_heads], 1)
-        keys, values = cache.unbind(0)
+        keys, values = cache[0], cache[1]
         for store, new in ((keys, k), (values, v.transpose(1, 2))):
             if isinstance(step.slots, slice):
                 store.narrow(2, step.slots.start, n).copy_(new)

@@ -93,6 +93,11 @@ def unpaired(head_dim: int) -> Turn:
     return lambda weight: weight.view(-1, head_dim // 2, 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
 
 
+def paired(head_dim: int) -> Turn:
+    """The inverse of :func:`unpaired`."""
+    return lambda weight: weight.reshape(-1, 2, head_dim // 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
+
+
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
     """Norms are stored per head, or per shard of the machine that trained the model; then heads of a shard share one (Lumina-mGPT)."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)

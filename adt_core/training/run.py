@@ -1,4 +1,4 @@
-"""What every training stage shares: a time budget, a schedule over it and resumable checkpoints."""
+"""What every training shares: optimisers, a schedule over a budget of time or steps, and resumable checkpoints."""
 
 from __future__ import annotations
 
@@ -9,22 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-
-class Budget:
-    """Wall-clock budget that survives restarts: elapsed seconds are stored with the checkpoint."""
-
-    def __init__(self, minutes: float, elapsed: float = 0.0):
-        self.total = 60 * minutes
-        self._start = time.monotonic() - elapsed
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self._start
-
-    @property
-    def fraction(self) -> float:
-        return min(1.0, self.elapsed / self.total)
 
 
 def cosine(fraction: float, warmup: float = 0.02, floor: float = 0.02) -> float:
@@ -83,6 +67,14 @@ def orthogonalise(matrix: Tensor, steps: int = 3) -> Tensor:
     return x.T if tall else x
 
 
+def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> None:
+    """Normal(0, 0.02) matrices, output projections scaled down with ``depth`` (in layers); vectors and norms stay as they are."""
+    for name, p in module.named_parameters():
+        if p.ndim >= 2 and "norm" not in name:
+            std = 0.02 / (2 * depth) ** 0.5 if name.endswith((".out", ".down")) else 0.02
+            p.data.copy_(torch.randn(p.shape, generator=generator) * std)
+
+
 def muon_and_adam(model: nn.Module, muon_lr: float, adam_lr: float, not_muon: tuple[str, ...] = ()) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for vectors, embeddings and whatever ``not_muon`` names."""
     matrices, others = [], []
@@ -97,54 +89,73 @@ def muon_and_adam(model: nn.Module, muon_lr: float, adam_lr: float, not_muon: tu
     return optimisers
 
 
-def step_all(optimisers: list[torch.optim.Optimizer], loss: Tensor, factor: float) -> None:
-    """One optimisation step at ``factor`` times the peak learning rates."""
-    for optimiser in optimisers:
-        optimiser.zero_grad()
-    loss.backward()
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            group["lr"] = group["peak"] * factor
-        optimiser.step()
-
-
 class Run:
-    """A resumable training run: weights, their average, optimisers, step and the elapsed part of the time budget."""
+    """A resumable training run: weights, their average, optimisers, step and the time spent.
 
-    def __init__(self, path: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], minutes: float, decay: float):
-        """Take up the checkpoint at ``path`` if there is one. ``decay``: of the weight average."""
-        self.path, self.model, self.optimisers = path, model, optimisers
+    The budget, ``minutes`` or ``steps`` or whichever ends first, sets the learning rate's schedule. ``decay``: of the weight average.
+    ``half``: gradients come from float16, so losses are scaled and steps that overflow are left out.
+    """
+
+    def __init__(self, path: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], minutes: float | None = None, *,
+                 steps: int | None = None, decay: float, half: bool = False):
+        """Take up the checkpoint at ``path`` if there is one."""
+        self.path, self.model, self.optimisers, self.minutes, self.steps = path, model, optimisers, minutes, steps
         self.average = WeightAverage(model, decay)
-        state = torch.load(path, weights_only=True) if path.exists() else {"step": 0, "elapsed": 0.0}
+        device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=half)
+        state = torch.load(path, map_location=device, weights_only=True) if path.exists() else {"step": 0, "elapsed": 0.0}
         if "model" in state:
             model.load_state_dict(state["model"])
             self.average.shadow = state["average"]
             for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
-        self.state, self.step, self.budget = state, state["step"], Budget(minutes, state["elapsed"])
-        self._saved = self.budget.elapsed
+            self.scaler.load_state_dict(state.get("scaler", {}) if half else {})
+        self.state, self.step = state, state["step"]
+        self._start = time.monotonic() - state["elapsed"]
+        self._saved = self.elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds spent, those before a restart included."""
+        return time.monotonic() - self._start
 
     @property
     def fraction(self) -> float:
-        """Share of the time budget that is spent; the run is over at 1."""
-        return self.budget.fraction
+        """Share of the budget that is spent; the run is over at 1."""
+        spent = [self.elapsed / (60 * self.minutes)] if self.minutes else []
+        return min(1.0, max(spent + ([self.step / self.steps] if self.steps else [])))
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of ``loss``, one of the parts that make up a step."""
+        self.scaler.scale(loss).backward()
+
+    def apply(self, warmup: float = 0.02) -> None:
+        """One optimisation step on the gradients that have come together."""
+        factor = cosine(self.fraction, warmup)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["peak"] * factor
+            self.scaler.step(optimiser)
+            optimiser.zero_grad()
+        self.scaler.update()
+        self.average.update(self.model, self.step)
+        self.step += 1
 
     def advance(self, loss: Tensor, warmup: float = 0.02) -> None:
         """One optimisation step on ``loss``; prints it now and then."""
-        step_all(self.optimisers, loss, cosine(self.fraction, warmup))
-        self.average.update(self.model, self.step)
-        self.step += 1
+        self.backward(loss)
+        self.apply(warmup)
         if self.step % 25 == 0:
             print(f"step {self.step} {self.fraction:.3f} loss {loss.item():.4f}", flush=True)
 
     def due(self, seconds: float = 200) -> bool:
         """Time for a checkpoint: every ``seconds`` and at the end."""
-        return self.budget.elapsed - self._saved > seconds or self.fraction >= 1
+        return self.elapsed - self._saved > seconds or self.fraction >= 1
 
     def save(self, **more) -> None:
         """Write a checkpoint, with ``more`` entries, so that a kill in the middle leaves the previous one intact."""
-        self._saved = self.budget.elapsed
+        self._saved = self.elapsed
         state = {"model": self.model.state_dict(), "average": self.average.shadow, "optimisers": [o.state_dict() for o in self.optimisers],
-                 "step": self.step, "elapsed": self.budget.elapsed}
+                 "scaler": self.scaler.state_dict(), "step": self.step, "elapsed": self.elapsed}
         torch.save({**state, **more}, self.path.with_suffix(".tmp"))
         os.replace(self.path.with_suffix(".tmp"), self.path)

@@ -1,0 +1,1 @@
+"""Training: resumable runs, and EAGLE drafters for any target."""

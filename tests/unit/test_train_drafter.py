@@ -1,0 +1,290 @@
+"""``train-drafter``: it learns, it goes on where it stopped, what it writes decodes losslessly, and bad input is one clear sentence."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_target
+from adt_core.drafters.eagle import EagleDrafter, _entries, describe
+from adt_core.models.checkpoint import Checkpoint, fill
+from adt_core.models.decoder import DecoderConfig
+from adt_core.training import drafter as command
+from adt_core.training.features import Features
+from adt_core.training.run import initialise
+from adt_core.training.save import config_fields, drafter_tensors, write_checkpoint
+from adt_core.training.unroll import read, unroll
+from tests.layouts import llamagen
+from tests.layouts.emu3 import write_emu3
+from tests.layouts.janus import write_janus
+from tests.layouts.lumina import write_lumina
+
+PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue", "black") for thing in ("house", "ball", "tent", "car", "tree", "kite")]
+DECODER = DecoderConfig(40, 128, 96, 1, 2, 2, 1e-5, 1e4, 400, qk_norm=False)
+QUICK = {"steps": 6, "batch": 3, "held-out": 2, "every": 3, "draw-batch": 8}
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("\n".join(PROMPTS))
+    return path
+
+
+@pytest.fixture
+def train(tiny, prompts, tmp_path, capsys):
+    """Run ``train-drafter`` on the tiny target; returns the exit code and both outputs."""
+    def run(output=tmp_path / "out", **given):
+        options = {"model": tiny / "target", "prompts": prompts, "device": "cpu", "output": output, **QUICK}
+        options |= {name.replace("_", "-"): value for name, value in given.items()}
+        code = cli.main(["train-drafter", *(str(x) for name, value in options.items() if value is not None for x in (f"--{name}", value))])
+        return code, *capsys.readouterr()
+    return run
+
+
+def table(folder):
+    with open(folder / "log.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def weights(folder):
+    return torch.load(folder / "training" / "checkpoint.pt", weights_only=True)["model"]
+
+
+# ---- it learns -------------------------------------------------------------
+
+
+def test_it_learns_what_the_target_draws(train, tiny, tmp_path):
+    """Loss falls, acceptance on held-out prompts rises at every depth, and ends above a random drafter's; the figures are in the table and the line."""
+    code, out, err = train(steps=90, every=30, batch=4, held_out=8, pictures=40, compare=tiny / "drafter")
+    assert code == 0, err
+    rows = table(tmp_path / "out")
+    assert [row["step"] for row in rows] == ["30", "60", "90"]
+    assert float(rows[-1]["loss"]) < float(rows[1]["loss"])  # the first row is of another loss, without own features
+    ours, random = out.strip().splitlines()
+    for depth in (1, 2, 3):
+        share = float(rows[-1][f"depth {depth} of 1"])
+        assert share > 1.5 * float(random.split("children ")[1].split("; ")[depth - 1].split(" / ")[0])
+        assert f"{share:.3f} / " in ours
+    assert float(rows[-1]["tau"]) > float(rows[0]["tau"])
+
+
+def test_what_it_writes_decodes_losslessly(train, tiny, tmp_path):
+    """The written folder is a drafter in the published layout: it loads, fits, and changes no token."""
+    assert train()[0] == 0
+    target = load_target(tiny / "target", dtype=torch.float64)
+    drafter = load_drafter(tmp_path / "out", target)
+    assert torch.equal(drafter.embedding, target.decoder.embedding.half().double())
+    codes = []
+    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
+        decoding = Decoding(target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter)
+        list(decoding)
+        codes.append(decoding.codes)
+    assert torch.equal(*codes)
+    assert not cli.main(["inspect", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("settings", [{"cfg": 1}, {"temperature": 0}, {"top_k": 5, "top_p": 0.9, "temperature": 0.7},
+                                      {"accumulate": 2, "autocast": "bfloat16", "passes": 1}, {"autocast": "float16", "features_gb": 0}])
+def test_under_every_setting(train, tmp_path, settings):
+    code, _, err = train(**settings)
+    assert code == 0, err
+    assert all(np.isfinite(float(row["loss"])) and 0 <= float(row["depth 1 of 1"]) <= float(row["depth 1 of 4"]) <= 1 for row in table(tmp_path / "out"))
+
+
+def test_from_captioned_pictures(train, tiny, tmp_path):
+    """Each picture is cut to the model's square and encoded by its codec, and keeps its own caption."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i, prompt in enumerate(PROMPTS[:6]):
+        Image.fromarray(rng.integers(0, 256, (48, 32 + i, 3), np.uint8)).save(folder / f"{i}.{'jpg' if i % 2 else 'png'}")
+        (folder / f"{i}.txt").write_text(prompt)
+    assert train(prompts=None, images=folder)[0] == 0
+    settings = json.loads((tmp_path / "out" / "training" / "settings.json").read_text())
+    codes = np.load(tmp_path / "out" / "training" / "codes.npy")
+    assert sorted(settings["captions"]) == sorted(PROMPTS[:6])
+    at = settings["captions"].index(PROMPTS[0])
+    pixels = torch.from_numpy(np.array(Image.open(folder / "0.png").convert("RGB"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
+    assert codes[at].tolist() == load_target(tiny / "target").codec.encode(pixels).flatten().tolist()
+
+
+# ---- what is trained is what is run -------------------------------------------
+
+
+def test_training_sees_what_inference_sees(models, tmp_path):
+    """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs, same positions, same sight."""
+    target, drafter = models
+    codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
+    prompts, root, passes = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")], 3, 3
+    reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0), noisy=False)
+    outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
+
+    from adt_core.models.decoder import KVCache, Rows, rope_tables
+    rows = Rows(reading.prompts, 64, drafter.embedding)
+    cache, rope = KVCache(drafter.config, rows.count, 64, drafter.embedding), rope_tables(drafter.config, drafter.embedding)
+    ids = rows.spread(target.decoder.image_ids[codes])
+    features = reading.features.double()
+    drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
+    starts = [rows.length] * 2
+    out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], rows.causal_step(starts, root), cache, rope)[:, -1:]
+    for depth in range(passes):
+        assert torch.allclose(out[:, 0], outs[depth], atol=1e-9)
+        step = rows.step([rows.length + root] * 2, depth, depth, None)
+        out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache, rope)
+
+
+def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
+    """Picture i is image i of the seed's noise under the settings that were asked for."""
+    assert train(seed=9, cfg=2, top_k=10, steps=1)[0] == 0
+    folder = tmp_path / "out" / "training"
+    prompt = json.loads((folder / "settings.json").read_text())["captions"][4]
+    target = load_target(tiny / "target")
+    decoding = Decoding(target, [target.encode_prompt(prompt)], sampling=Sampling(seed=9, guidance=2, top_k=10),
+                        drafting=Drafting(method="autoregressive"), image_indices=[4])
+    list(decoding)
+    assert decoding.codes[0].tolist() == np.load(folder / "codes.npy")[4].tolist()
+
+
+# ---- it goes on ---------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monkeypatch):
+    """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run ends with."""
+    assert train(tmp_path / "whole", steps=6, every=2)[0] == 0
+
+    def stop_after(count, owner, name):
+        whole = getattr(owner, name)
+
+        def counted(*args, **settings):
+            nonlocal count
+            count -= 1
+            if count < 0:
+                raise Stop
+            return whole(*args, **settings)
+        monkeypatch.setattr(owner, name, counted)
+
+    for owner, name, count in ((command.Pictures, "put", 1), (command.Trainer, "_step", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, getattr(owner, name))
+            stop_after(count, owner, name)
+            assert train(steps=6, every=2)[0] == 1
+    assert train(steps=6, every=2)[0] == 0
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert [row["step"] for row in table(tmp_path / "out")] == ["2", "4", "6"]
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+
+
+def test_a_finished_run_says_its_figures_again(train):
+    first, second = train(), train()
+    assert first[0] == second[0] == 0 and first[1] == second[1]
+
+
+def test_kept_features_change_nothing(train, tmp_path):
+    """A run that finds its features on disk, and one that makes them every time."""
+    for name, room in (("kept", 1), ("made", 0)):
+        assert train(tmp_path / name, features_gb=room, steps=9)[0] == 0
+    kept, made = weights(tmp_path / "kept"), weights(tmp_path / "made")
+    assert list((tmp_path / "kept" / "training" / "features").iterdir()) and not (tmp_path / "made" / "training" / "features").exists()
+    assert all(torch.allclose(kept[name], made[name], atol=1e-3) for name in kept)
+
+
+# ---- bad input ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given, said", [
+    ({"batch": 0}, "--batch is 0; it must be 1 or more."),
+    ({"steps": -1}, "--steps is -1; it must be a number above 0."),
+    ({"features_gb": -1}, "--features-gb is -1.0; it must be 0 (keep none) or a number above it."),
+    ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
+    ({"held_out": 24}, "holds 24 captions, but 27 are needed: 24 to measure by (--held-out) and 3 for one step (--batch)"),
+    ({"pictures": 2}, "gives 2 pictures to train on, but one step takes 3 (--batch); draw more with --pictures."),
+    ({"prompts": "no.txt"}, "--prompts: 'no.txt' can't be read"),
+    ({"prompts": None, "images": "nowhere"}, "--images: 'nowhere' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt."),
+])
+def test_bad_options(train, tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = train(**given)
+    assert code == 2 and not out and said in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_pictures(train, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    assert "holds no .jpg, .jpeg, .png, .webp" in train(prompts=None, images=folder)[2]
+    for i in range(6):
+        (folder / f"{i}.png").write_bytes(b"no picture")
+    assert "has no caption; write what it shows into 0.txt beside it." in train(prompts=None, images=folder)[2]
+    for i in range(6):
+        (folder / f"{i}.txt").write_text("a house")
+    code, _, err = train(prompts=None, images=folder)
+    assert code == 1 and "can't be read as a picture" in err and "take it out or save it anew." in err
+
+
+def test_an_output_that_is_something_else(train, tiny, tmp_path):
+    assert "holds a model that was not made here" in train(tiny / "target")[2]
+    assert train()[0] == 0
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    code, _, err = train(cfg=2)
+    assert code == 2 and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, or name another folder." in err
+    assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+
+
+# ---- for any family --------------------------------------------------------
+
+
+def write_family(name, folder):
+    """A tiny target of a family, small enough to train on; the options that it needs."""
+    if name == "lumina-mgpt":
+        return write_lumina(folder / "Lumina-mGPT-tiny"), {"size": "64x64"}
+    if name == "janus":
+        return write_janus(folder / "janus"), {}
+    if name == "emu3":
+        return write_emu3(folder / "emu3"), {"size": "64x64"}
+    return llamagen.write_upstream(folder), {}
+
+
+@pytest.mark.parametrize("name", ["lumina-mgpt", "llamagen", "janus", "emu3"])
+def test_a_drafter_for_every_family(train, tmp_path, name):
+    """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and drafts from what it learned."""
+    model, options = write_family(name, tmp_path)
+    code, _, err = train(model=model, steps=12, every=6, **options)
+    assert code == 0, err
+    rows = table(tmp_path / "out")
+    assert all(np.isfinite(float(row["loss"])) for row in rows) and float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    target = load_target(model, dtype=torch.float64)
+    target = target.sized(64, 64) if options else target
+    drafter = load_drafter(tmp_path / "out", target)
+    codes = []
+    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
+        decoding = Decoding(target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter)
+        list(decoding)
+        codes.append(decoding.codes)
+    assert torch.equal(*codes)
+
+
+@pytest.mark.parametrize("grid", [None, (119, 16)])
+def test_what_is_written_is_what_was_trained(tmp_path, grid):
+    """Through the file and back, also where rotary pairs are laid out in another way."""
+    config = replace(DECODER, grid_rope=grid)
+    drafter = EagleDrafter(config, input_norm=True)
+    initialise(drafter, torch.Generator().manual_seed(1), 1)
+    fields = {**config_fields(drafter), **({"input_type": "t2i"} if grid else {})}
+    tmp_path.joinpath("drafter").mkdir()
+    write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
+    checkpoint = Checkpoint(tmp_path / "drafter")
+    again, _ = describe(checkpoint)
+    again = again.to_empty(device="cpu")
+    fill(_entries(again, checkpoint), checkpoint)
+    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values()))
