@@ -126,6 +126,10 @@ def _parsers() -> tuple[_Parser, _Parser]:
                                 description="Train an EAGLE drafter for a target. Run the same command again to go on with it.")
     _add_train(teach)
     teach.set_defaults(run=train_drafter)
+    test = commands.add_parser("check-drafter", parents=[common], help="find out how a drafter was trained, and record it",
+                               description="Find out which tokens a drafter's features were paired with in training, and record it beside the drafter.")
+    _add_check(test)
+    test.set_defaults(run=check_drafter)
     return parser, make
 
 
@@ -215,6 +219,14 @@ def _add_train(parser: _Parser) -> None:
     add("--compare", metavar="PATH", help="measure this drafter too, on the same held-out pictures")
 
 
+def _add_check(parser: _Parser) -> None:
+    add = parser.add_argument_group("what is drawn").add_argument
+    add("--prompts", metavar="FILE", help="prompts, a file as for generate (default: the captions that come with the pack)")
+    add("--count", type=int, metavar="N", default=8, help="pictures (default: %(default)s)")
+    _add_model(parser)
+    _add_sampling(parser)
+
+
 def _add_model(parser: _Parser, drafter: bool = True) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--model", metavar="PATH", default="bundled", help="folder or weights file of the target model (default: %(default)s)")
@@ -300,4 +312,17 @@ def train_drafter(options: argparse.Namespace) -> int:
     except AdtError as error:
         raise UsageError(str(error)) from error
     print(drafter.run(plan))
+    return 0
+
+
+def check_drafter(options: argparse.Namespace) -> int:
+    """Measure how the drafter at ``options.drafter`` was trained, and print what was found."""
+    from .drafters.load import has_window
+    from .generation import default_drafter
+    from .training import pairing
+
+    options.drafter = options.drafter or default_drafter(options.model)
+    if has_window(options.drafter):
+        raise UsageError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
+    print(pairing.run(options, {name: getattr(options, name) for name in SAMPLING}))
     return 0

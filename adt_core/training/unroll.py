@@ -63,8 +63,8 @@ def with_grammar(target: Target, z: Tensor, positions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def read(target: Target, prompts: list[Prompt], codes: Tensor, numbers: list[int], sampling: Sampling, kept: Features, noisy: bool) -> Reading:
-    """One target forward over whole pictures, or its features as they were kept.
+def read(target: Target, prompts: list[Prompt], codes: Tensor, numbers: list[int], sampling: Sampling, kept: Features | None, noisy: bool) -> Reading:
+    """One target forward over whole pictures, or its features as they were kept; None keeps none.
 
     prompts: the conditional rows. codes: [B, T]. numbers: those of the pictures, which are their image indices and part of
     the noise key. noisy: make the noise too, which measuring acceptance needs.
@@ -74,12 +74,14 @@ def read(target: Target, prompts: list[Prompt], codes: Tensor, numbers: list[int
         rows_ids += [target.unconditional(prompt) for prompt in prompts]
     rows = Rows(rows_ids, max(map(len, rows_ids)) + length - 1, decoder.embedding)
     ids = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1]
-    features = kept.get(numbers, rows.pads.tolist(), decoder.norm)
+    features = kept.get(numbers, rows.pads.tolist(), decoder.norm) if kept is not None else None
     if features is None:
         cache, rope = KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding), rope_tables(decoder.config, decoder.embedding)
         text = decoder(rows.ids, rows.prefill(), cache, rope, None, rows.features)
         image = decoder(ids, rows.causal_step([rows.length] * len(codes), length - 1), cache, rope)
-        features = kept.put(numbers, rows.pads.tolist(), torch.cat([text, image], 1))
+        features = torch.cat([text, image], 1)
+        if kept is not None:
+            features = kept.put(numbers, rows.pads.tolist(), features)
     z = with_grammar(target, process_logits(guided(target, features[:, rows.length :], sampling), sampling), torch.arange(1, length, device=rows.device))
     noise = noise_table(sampling, numbers, length, target.num_tokens, z) if noisy else None
     return Reading(rows_ids, features, torch.cat([rows.ids[:, 1:], ids], 1), z, None if noise is None else noise[:, 1:])
