@@ -220,6 +220,14 @@ def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     assert values(tab, sampler) == before
 
 
+def test_a_result_from_the_cache_brings_its_map_to_a_new_node(tab, workflow):
+    sampler = done(tab, workflow)
+    before = values(tab, sampler)
+    tab.frames.clear()
+    done(tab, workflow)
+    assert values(tab, sampler) == before and tab.frames == []
+
+
 def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
