@@ -49,12 +49,12 @@ class NodeMap {
   }
 
   /** Take the finished map; ComfyUI sends it again whenever the node's output is reused. */
-  finish(map, prompt) {
+  finish(map, reference) {
     if (map.id === this.run?.id && this.run.state === "done") return;
     const run = Run.stored(map);
     if (run.id === this.run?.id) inherit(run, this.run);
     else this.previous = this.run;
-    this.#keep(run, prompt);
+    this.#keep(run, reference);
     this.changed();
   }
 
@@ -74,9 +74,9 @@ class NodeMap {
     this.run = run;
   }
 
-  #keep(run, prompt) {
+  #keep(run, reference) {
     this.run = run;
-    run.reference = { prompt, node: String(run.node) };
+    run.reference = reference;
     remember(run);
     if (run.plainRound !== null) baselines.set(comparable(run), run);
     this.panel.show(run);
@@ -91,7 +91,7 @@ class NodeMap {
     const [run, previous] = await recall(runs, (id) => nodeAt(id) === this.node, app.rootGraph ?? app.graph);
     if (this.run !== before || !run) return; // a new run has begun meanwhile
     this.previous = previous ?? null;
-    this.#keep(run, run.reference.prompt);
+    this.#keep(run, run.reference);
   }
 
   /** Whether there is a picture under the map of the image that is shown. */
@@ -137,10 +137,13 @@ function nodeAt(id) {
   return graph?.getNodeById(last) ?? null;
 }
 
+function openWorkflow() {
+  return (app.rootGraph ?? app.graph)?.id;
+}
+
 /** The map that a message is for: its node may have the same number as one of another workflow. */
 function mapFor(id, workflow) {
-  const open = (app.rootGraph ?? app.graph)?.id;
-  return workflow && open && workflow !== open ? undefined : maps.get(nodeAt(id));
+  return workflow && workflow !== openWorkflow() ? undefined : maps.get(nodeAt(id));
 }
 
 function addStyles() {
@@ -156,14 +159,23 @@ app.registerExtension({
   setup() {
     addStyles();
     const stop = () => maps.forEach((map) => map.stop());
+    let live, started; // the run that is told of, and the workflow that was open when the prompt began
     const listeners = {
-      "adt_tree.map": ({ detail }) => mapFor(detail.node, detail.workflow)?.receive(detail),
+      "adt_tree.map": ({ detail }) => {
+        live = detail.id;
+        mapFor(detail.node, detail.workflow)?.receive(detail);
+      },
       executed: ({ detail }) => {
         const map = detail.output?.adt_tree_map?.at(-1);
-        if (map) mapFor(map.node, map.workflow)?.finish(map, detail.prompt_id);
+        if (!map) return;
+        const workflow = map.id === live ? map.workflow : started; // a result from the cache may be of another workflow
+        mapFor(detail.node, workflow)?.finish(map, { prompt: detail.prompt_id, node: String(detail.node) });
       },
       b_preview_with_metadata: ({ detail }) => maps.get(nodeAt(detail.nodeId))?.preview(detail.blob),
-      execution_start: stop,
+      execution_start: () => {
+        started = openWorkflow();
+        stop();
+      },
       execution_interrupted: stop,
       execution_error: stop,
     };

@@ -19,6 +19,8 @@ from .stock import encode, read_prompt, to_image
 
 
 class ADTTreeSampler(io.ComfyNode):
+    HAS_INTERMEDIATE_OUTPUT = True  # the map is shown again with a result from ComfyUI's cache; older versions know no such thing
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(

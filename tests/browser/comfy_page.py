@@ -24,6 +24,15 @@ window.adtTest = {
   map(id) {
     return this.nodes().find(([key]) => key === String(id))?.[1].widgets?.find((w) => w.name === 'acceptance_map')?.map;
   },
+  watch(id) { // notes every state that the map goes through while its run goes on
+    const seen = [], note = () => {
+      const map = this.map(id);
+      if (map?.run?.state === 'running') seen.push([map.run.done, map.pictureShown()]);
+    };
+    for (const event of ['adt_tree.map', 'b_preview_with_metadata', 'executed']) app.api.addEventListener(event, () => setTimeout(note));
+    setInterval(note, 20);
+    return (this.seen = seen);
+  },
 };
 """
 

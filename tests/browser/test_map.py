@@ -89,15 +89,12 @@ def test_tokens_appear_while_they_are_decoded(tab, workflow):
     """Message by message, at most ten a second, with previews under them."""
     sampler = workflow.batch(4).method("autoregressive").sampler
     tab.load(workflow.data)
+    tab.page.evaluate("(id) => { adtTest.watch(id) }", str(sampler))
     tab.run()
-    seen = set()
-    while tab.map(sampler, "run?.state") != "done":
-        seen.add(tab.map(sampler, "run?.done ?? 0"))
-        if tab.map(sampler, "run?.state === 'running' && map.pictureShown()"):
-            seen.add("picture")
-        tab.page.wait_for_timeout(50)
-    assert "picture" in seen
-    assert len([count for count in seen - {"picture"} if 0 < count < 4 * 144]) > 3, seen
+    tab.finished(sampler)
+    seen = tab.page.evaluate("adtTest.seen")
+    assert any(picture for _, picture in seen)
+    assert len({done for done, _ in seen if done < 4 * 144}) > 3
     span = tab.frames[-1][0] - tab.frames[0][0]
     assert 3 < len(tab.frames) <= 10 * span + 2
     firsts = [frame["first"] for _, frame in tab.frames]
@@ -223,6 +220,14 @@ def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     assert values(tab, sampler) == before
 
 
+def test_a_result_from_the_cache_brings_its_map_to_a_new_node(tab, workflow):
+    sampler = done(tab, workflow)
+    before = values(tab, sampler)
+    tab.frames.clear()
+    done(tab, workflow)
+    assert values(tab, sampler) == before and tab.frames == []
+
+
 def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
@@ -289,10 +294,10 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
 
 
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
-    sampler = workflow.batch(16).method("autoregressive").sampler
+    sampler = workflow.batch(8).method("autoregressive").sampler
     tab.load(workflow.data)
     tab.run()
-    tab.wait(sampler, "run?.state === 'running' && run.done > 100")
+    tab.wait(sampler, "run?.state === 'running' && run.done > 50")
     seconds = tab.page.evaluate("""async (id) => {
         const asked = performance.now();
         await app.api.interrupt();
