@@ -128,7 +128,7 @@ def test_what_is_missing_beside_the_checkpoint_is_named(folder, tmp_path, file, 
     with pytest.raises(AdtError, match=rf"{alone.name} lacks the tensor '{tensor}.*{remedy}"):
         load_target(alone)
     (found,) = inspect(str(alone))
-    assert remedy in found["to_do"][0] and all(name.startswith(tensor) for name in found["missing"])
+    assert len(found["to_do"]) == 1 and remedy in found["to_do"][0] and all(name.startswith(tensor) for name in found["missing"])
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
