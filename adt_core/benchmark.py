@@ -31,10 +31,9 @@ from .drafters.jacobi import JacobiDrafter
 from .drafters.load import JACOBI, WITH_WINDOW, load_drafter
 from .drafters.merged import MergedDrafter
 from .errors import AdtError
-from .generation import Result, choose_device, relaxation
+from .generation import Result, choose_device, default_drafter, open_target, relaxation
 from .images import save_png, to_uint8
 from .lantern import Lantern
-from .models.load import load_target
 from .models.target import Target
 from .prompts import read_prompts, sample
 from .report import PLAIN
@@ -86,6 +85,9 @@ PRESETS = {
     "auto-jacobi": Preset(Drafting(method="auto"), JACOBI),
 }
 """What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
+COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
+COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
+"""What is set against plain decoding unless told otherwise, with a drafter network and without one."""
 
 
 def sources(network: Drafter | None) -> dict[str, Drafter]:
@@ -93,7 +95,7 @@ def sources(network: Drafter | None) -> dict[str, Drafter]:
     if isinstance(network, MergedDrafter):
         network = network.network  # whether there is a window is the method's to say
     found: dict[str, Drafter] = {JACOBI: JacobiDrafter()}
-    if network is not None:
+    if network is not None and not isinstance(network, JacobiDrafter):
         found[NETWORK] = network
     if isinstance(network, EagleDrafter):
         found[NETWORK + WITH_WINDOW] = MergedDrafter(network)
@@ -234,13 +236,15 @@ def run(options: argparse.Namespace, sampling: dict, lantern: dict, weights: dic
     """What the command does: measure, write the results, and say where they are. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
+    options.drafter = options.drafter or default_drafter(options.model)
+    methods = options.methods or (COMPARED if options.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
-    benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, options.methods.split(","), Sampling(**sampling),
+    benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, methods.split(","), Sampling(**sampling),
                           relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]), options.drafter)
     device = choose_device(options.device)
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
     benchmark = replace(benchmark, metrics=metrics.pictures)
-    target = load_target(options.model, device, getattr(torch, options.dtype))
+    target = open_target(options, device)
     for prompt in benchmark.prompts:
         target.encode_prompt(prompt)  # one that is too long should not be found after an hour
     settings = benchmark.settings(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,14 +16,13 @@ from .shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
 from .version import VERSION
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+WEIGHTS = ("int8", "fp8")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
 DRAFTING = tuple(field.name for field in fields(Drafting))
 LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
 QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
-REMADE = ("prompt", "negative", "model", "drafter", "dtype", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
+REMADE = ("prompt", "negative", "model", "drafter", "dtype", "weights", "size", "image_index", "kept", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
-COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
-"""What a benchmark sets against plain decoding unless told otherwise."""
 
 CONSTANTS = {
     "beta": "accepted share of a tree's depth from which the next one is deeper and narrower",
@@ -115,14 +115,14 @@ def _parsers() -> tuple[_Parser, _Parser]:
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     make = commands.add_parser("generate", parents=[common], help="generate pictures", description="Generate pictures from text.")
     _add_generate(make)
-    make.set_defaults(run=generate, image_index=0)
+    make.set_defaults(run=generate, image_index=0, kept=None)
     race = commands.add_parser("benchmark", parents=[common], help="compare methods on the same prompts",
                                description="Compare methods on the same prompts, side by side.")
     _add_benchmark(race)
     race.set_defaults(run=benchmark)
     look = commands.add_parser("inspect", parents=[common], help="say what a checkpoint is",
                                description="Say what a checkpoint is, without loading it.")
-    look.add_argument("path", metavar="PATH", help="folder of a target or a drafter, or 'bundled'")
+    look.add_argument("path", metavar="PATH", help="folder or file of a target or a drafter, or 'bundled'")
     look.add_argument("--json", action="store_true", help="print JSON")
     look.set_defaults(run=inspect)
     return parser, make
@@ -138,6 +138,10 @@ def _add_generate(parser: _Parser) -> None:
     add = parser.add_argument_group("and how many").add_argument
     add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
+    add = parser.add_argument_group("continuing a picture; what is kept becomes the first tokens of every image").add_argument
+    add("--continue-from", metavar="FILE", type=Path, help="the picture; cropped and resized to the model's size")
+    add("--keep", type=float, metavar="SHARE", help="of its rows, from the top (default: 0.5)")
+    add("--keep-left", type=float, metavar="SHARE", help="of the row below them, from the left (default: 0)")
     _add_model(parser)
     add = parser.add_argument_group("drafting; none of it changes the image").add_argument
     for name, settings, text in (
@@ -170,8 +174,7 @@ def _add_benchmark(parser: _Parser) -> None:
     add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
     add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
     add("--caption", choices=CAPTIONS, default=CAPTIONS[0], help="of the captions of an MS-COCO image (default: %(default)s)")
-    add("--methods", metavar="A,B,...", default=COMPARED,
-        help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: %(default)s)")
+    add("--methods", metavar="A,B,...", help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: some of each kind)")
     add("--output", metavar="DIR", type=Path, required=True, help="folder of the results; an interrupted benchmark goes on where it stopped")
     _add_model(parser)
     _add_lantern(parser)
@@ -186,11 +189,13 @@ def _add_benchmark(parser: _Parser) -> None:
 
 def _add_model(parser: _Parser) -> None:
     add = parser.add_argument_group("model").add_argument
-    add("--model", metavar="PATH", default="bundled", help="folder of the target model (default: %(default)s)")
-    add("--drafter", metavar="PATH", default="bundled",
-        help="folder of the drafter; jacobi, which needs none; or PATH+jacobi, both in one tree (default: %(default)s)")
+    add("--model", metavar="PATH", default="bundled", help="folder or weights file of the target model (default: %(default)s)")
+    add("--drafter", metavar="PATH",
+        help="folder of the drafter; jacobi, which needs none; or PATH+jacobi, both in one tree (default: bundled for the bundled model, else jacobi)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes CUDA where there is any (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="of the weights; float32 and float64 keep the image (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="of the computation; float32 and float64 keep the image (default: %(default)s)")
+    add("--weights", choices=WEIGHTS, help="store the transformer's matrices in a byte each (default: as --dtype)")
+    add("--size", metavar="WxH", type=_size, help="pixels of an image, for models that draw several sizes (default: the model's own)")
 
 
 def _add_lantern(parser: _Parser) -> None:
@@ -208,6 +213,13 @@ def _add_sampling(parser: _Parser) -> None:
     add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)")
     add("--top-p", type=float, metavar="P", default=1.0, help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)")
     add("--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)")
+
+
+def _size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write width and height in pixels, such as 768x512.")
+    return int(found[1]), int(found[2])
 
 
 def _method(name: str) -> str:

@@ -10,10 +10,10 @@ from torch import nn
 from .drafters.eagle import describe
 from .errors import AdtError
 from .models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
-from .models.decoder import DecoderConfig, KVCache
+from .models.decoder import MATRICES, DecoderConfig, KVCache
 from .models.load import family_of
 
-_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}  # float16 is as bfloat16, fp8 as int8
 
 
 def inspect(path: str) -> list[dict]:
@@ -54,7 +54,10 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         family.prompter(target, checkpoint)
     except AdtError as error:
         advice += [] if any(remedy in str(error) for remedy in advice) else [str(error).removesuffix(".")]
-    weights = _size(target.decoder) + (_size(target.text_encoder) if target.text_encoder is not None else 0)
+    matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
+    others = _size(target.decoder) - matrices + (_size(target.text_encoder) if target.text_encoder is not None else 0)
+    stored = {name: (size, matrices * size + others * max(size, 2)) for name, size in _ITEMSIZES.items()}
+    codec = _size(target.codec) * 4
     return {
         "role": "target",
         "family": family.name,
@@ -62,7 +65,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         "grid": list(target.grid),
         "pixels": [target.grid[0] * side, target.grid[1] * side],
         "codebook": list(target.codec.codebook.shape),
-        "memory": {name: weights * size + KVCache.num_bytes(config, 2, target.length + 128, size) + _size(target.codec) * 4 for name, size in _DTYPES.items()},
+        "memory": {name: weights + KVCache.num_bytes(config, 2, target.length + 128, max(size, 2)) + codec for name, (size, weights) in stored.items()},
         "to_do": advice,
     }, entries, family.unneeded
 

@@ -13,6 +13,7 @@ from .stock import ImageTokenizer, TextEncoder
 
 CATEGORY = "ADT-Tree"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 
 
 def _auto_dtype(name: str) -> torch.dtype:
@@ -35,23 +36,23 @@ class ADTTreeModelLoader(io.ComfyNode):
             category=CATEGORY,
             description="Loads a visual autoregressive model. Its CLIP goes into CLIP Text Encode, its VAE into VAE Decode "
             "and VAE Encode, and the model itself into the ADT-Tree Drafter Loader and Sampler.",
-            search_aliases=["anole", "chameleon", "autoregressive", "load model"],
+            search_aliases=["anole", "chameleon", "lumina", "llamagen", "janus", "emu3", "autoregressive", "load model"],
             inputs=[
                 io.Combo.Input(
                     "model",
                     options=list(folders.models()),
                     default=folders.BUNDLED,
-                    tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are folders in the "
-                    "Anole layout (config.json, tokenizer.json, *.safetensors) in models/ar_image, models/LLM or "
-                    "models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models.",
+                    tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are checkpoints of Anole, Lumina-mGPT, LlamaGen, "
+                    "Janus-Pro or Emu3-Gen as they were downloaded, in models/ar_image, models/LLM or models/diffusers, or in what "
+                    "extra_model_paths.yaml adds to ar_image_models.",
                 ),
                 io.Combo.Input(
                     "dtype",
-                    options=["auto", *_DTYPES],
+                    options=["auto", *_DTYPES, *_WEIGHTS],
                     default="auto",
                     tooltip="Precision of the weights. With float32 the image does not change when drafting is switched on or "
                     "off; in half precision rounding can tip a close decision. auto: float32 for the bundled model and on "
-                    "the CPU, otherwise bfloat16 or float16.",
+                    "the CPU, otherwise bfloat16 or float16. int8 and fp8 weights take half the memory of bfloat16 and compute as auto does.",
                 ),
             ],
             outputs=[
@@ -73,10 +74,11 @@ class ADTTreeModelLoader(io.ComfyNode):
             device=mm.unet_offload_device(),
             dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
             check=check_cancelled,
+            weights=_WEIGHTS.get(dtype),
         )
         codec = manage(target.codec)
-        loaded = LoadedModel(target, manage(target.decoder), codec)
-        return io.NodeOutput(loaded, TextEncoder(target), ImageTokenizer(codec, target.downsample))
+        loaded = LoadedModel(target, manage(target.decoder), codec, manage(target.text_encoder) if target.text_encoder is not None else None)
+        return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 
 
 class ADTTreeDrafterLoader(io.ComfyNode):
@@ -103,7 +105,8 @@ class ADTTreeDrafterLoader(io.ComfyNode):
                     "window",
                     default=False,
                     optional=True,
-                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' always does.",
+                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' does so by "
+                    "itself, or leaves the network out where that is faster.",
                 ),
             ],
             outputs=[DrafterSocket.Output(display_name="drafter", tooltip="The drafter, for the ADT-Tree Sampler.")],

@@ -25,14 +25,15 @@ def byte_tokenizer() -> Tokenizer:
 
 def write_tiny_checkpoint(folder: Path, *, hidden: int = 64, layers: int = 2, heads: int = 4, kv_heads: int | None = None,
                           intermediate: int = 96, codes: int = 40, resolution: int = 32, max_positions: int = 160,
-                          scale: float = 1.0, seed: int = 0) -> Path:
-    """A random target with a (resolution / 8) square token grid. ``scale`` sharpens its distributions."""
+                          scale: float = 1.0, seed: int = 0, downsample: int = 8) -> Path:
+    """A random target with a (resolution / downsample) square token grid. ``scale`` sharpens its distributions."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     text = tokenizer.get_vocab()
     vocabulary = build_vocabulary(text, codes)
     vq = {"embed_dim": 6, "num_embeddings": codes, "latent_channels": 32, "resolution": resolution, "in_channels": 3, "base_channels": 32,
-          "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1, "double_latent": False, "attn_type": "vanilla", "model_type": "chameleon_vqgan"}
+          "channel_multiplier": [1] * downsample.bit_length(),
+          "num_res_blocks": 1, "double_latent": False, "attn_type": "vanilla", "model_type": "chameleon_vqgan"}
     config = {"architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(vocabulary), "hidden_size": hidden,
               "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
               "num_key_value_heads": kv_heads or heads, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": max_positions,

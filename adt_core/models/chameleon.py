@@ -6,15 +6,13 @@ Every token role is looked up by name in the checkpoint's own vocabulary; no id 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from tokenizers import Tokenizer
 
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry, whole
 from .decoder import Decoder
-from .layout import decoder_config, decoder_entries, load_tokenizer
+from .layout import decoder_config, decoder_entries, load_tokenizer, read_vocabulary
+from .prompter import TokenPrompter
 from .target import Family, Prompt, Target
 from .vq import VQConfig, VQModel
 
@@ -31,57 +29,29 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     if not ids or sorted(ids) != list(range(len(ids))):
         raise AdtError("config.json's vocabulary_map does not name image tokens 0 to n - 1 as IMGIMG...Z; "
                        "this is not an image-generating Chameleon checkpoint.")
-    return [ids[code] for code in range(len(ids))]
+    first = ids[0]
+    wrong = next((code for code in range(len(ids)) if ids[code] != first + code), None)
+    if wrong is not None:
+        raise AdtError(f"config.json's vocabulary_map gives code {wrong} the id {ids[wrong]}, but code 0 has {first} and codes follow each other; "
+                       "use the checkpoint's own config.json.")
+    return [first + code for code in range(len(ids))]
 
 
-@dataclass
-class ChameleonPrompter:
+class ChameleonPrompter(TokenPrompter):
     """Rows ``<s> text <reserved08706> <racm3:break>``, and ``<s> <racm3:break>`` without a text."""
 
-    name: str
-    tokenizer: Tokenizer
-    vocabulary: dict[str, int]
-    max_positions: int
+    def before(self) -> tuple[str, ...]:
+        return (BOS,)
 
-    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
-        if not text.strip():
-            raise AdtError("prompt is empty; describe the picture in a few words.")
-        ids = self.tokenizer.encode(self.request(text.strip(), grid), add_special_tokens=False).ids
-        tail = [self.vocabulary[name] for name in (SEPARATOR, *self.header(grid))]
-        room = self.max_positions - self.tokens(grid) - len(tail) - 1
-        if len(ids) > room:
-            raise AdtError(f"prompt is {len(ids)} tokens long, and {self.name} has room for {room}; shorten it.")
-        return Prompt([self.vocabulary[BOS], *ids, *tail])
+    def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
+        return SEPARATOR, *self.header(grid)
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         return Prompt([self.vocabulary[BOS], self.vocabulary[BEGIN_IMAGE]])
 
-    def request(self, text: str, grid: tuple[int, int]) -> str:
-        """What the model reads of a text."""
-        return text
-
     def header(self, grid: tuple[int, int]) -> list[str]:
         """Names of the tokens that an image begins with."""
         return [BEGIN_IMAGE]
-
-    def tokens(self, grid: tuple[int, int]) -> int:
-        """Tokens of an image."""
-        return grid[0] * grid[1]
-
-    def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"
-
-
-def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...]) -> dict[str, int]:
-    """The checkpoint's ``vocabulary_map``. AdtError if it lacks one of the ``needed`` names, or ids are not in code order."""
-    vocabulary = checkpoint.config.get("vocabulary_map") or {}
-    missing = [name for name in needed if name not in vocabulary]
-    if missing:
-        raise AdtError(f"{checkpoint.path}: config.json's vocabulary_map lacks {', '.join(missing)}; use the checkpoint's own config.json.")
-    size = checkpoint.config.get("vocab_size") or 0
-    if not all(type(i) is int and 0 <= i < size for i in vocabulary.values()):
-        raise AdtError(f"{checkpoint.path}: config.json's vocabulary_map names ids outside its vocab_size {size}; download it again.")
-    return vocabulary
 
 
 def find_codec(checkpoint: Checkpoint) -> None:
@@ -104,6 +74,8 @@ def vq_config(checkpoint: Checkpoint) -> VQConfig:
 
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
+    if checkpoint.config.get("swin_norm"):
+        raise AdtError(f"{checkpoint.path}: config.json asks for swin_norm, which the 30B model has and this version can't; use a 7B checkpoint.")
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE))
     config = decoder_config(checkpoint.config, checkpoint.path)
     decoder = Decoder(config, torch.tensor(image_token_ids(vocabulary), device="cpu"))

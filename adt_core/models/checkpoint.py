@@ -89,7 +89,7 @@ def _unpickle(file: Path) -> object:
 
 
 class Checkpoint:
-    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model.bin``), or a single file of weights; read tensor by tensor.
+    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or a single file of weights; read tensor by tensor.
 
     ``config`` is empty where there is no ``config.json``. AdtError if files are missing or damaged.
     """
@@ -99,10 +99,8 @@ class Checkpoint:
         self.files: list[Path] = []
         self._where: dict[str, tuple[_SafeFile | _Pickle, str]] = {}
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
         self._missing_shards(files)
-        if not files and (path / "pytorch_model.bin").is_file():
-            files = [path / "pytorch_model.bin"]
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
@@ -146,7 +144,8 @@ class Checkpoint:
         return store.headers[own_name]
 
     def _missing_shards(self, files: list[Path]) -> None:
-        index = self.folder / "model.safetensors.index.json"
+        pickled = files and files[0].suffix in PICKLES
+        index = self.folder / ("pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json")
         if self.path.is_dir() and index.is_file():
             wanted = set(read_json(index).get("weight_map", {}).values())
             missing = sorted(wanted - {file.name for file in files})
@@ -158,7 +157,7 @@ class Checkpoint:
 class Entry:
     """How one parameter is filled: the tensors ``names`` of the checkpoint, the ``shapes`` that they must have, and what makes the parameter of them.
 
-    Without ``make`` they are joined along dim 0, and transposed if ``transpose``.
+    Without ``make`` they are joined along dim 0, and transposed if ``transpose``. put: how the value gets into the parameter, if it isn't just copied.
     """
 
     parameter: Tensor
@@ -166,6 +165,7 @@ class Entry:
     shapes: tuple[tuple[int, ...], ...]
     transpose: bool = False
     make: Callable[[list[Tensor]], Tensor] | None = None
+    put: Callable[[Tensor], object] | None = None
 
     def value(self, tensors: list[Tensor]) -> Tensor:
         """The parameter's value, from the tensors in the order of ``names``."""
@@ -175,9 +175,9 @@ class Entry:
         return joined.T if self.transpose else joined
 
 
-def same(parameter: Tensor, name: str, transpose: bool = False) -> Entry:
+def same(parameter: Tensor, name: str, transpose: bool = False, put: Callable[[Tensor], object] | None = None) -> Entry:
     """A tensor that is taken as it is, or transposed."""
-    return Entry(parameter, (name,), (tuple(parameter.T.shape if transpose else parameter.shape),), transpose)
+    return Entry(parameter, (name,), (tuple(parameter.T.shape if transpose else parameter.shape),), transpose, put=put)
 
 
 def whole(module: nn.Module, prefix: str) -> list[Entry]:
@@ -213,4 +213,8 @@ def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = Non
     for entry in entries:
         if check is not None:
             check()
-        entry.parameter.copy_(entry.value([checkpoint.get(name) for name in entry.names]))
+        value = entry.value([checkpoint.get(name) for name in entry.names])
+        if entry.put is not None:
+            entry.put(value)
+        else:
+            entry.parameter.copy_(value)

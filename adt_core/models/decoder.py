@@ -209,6 +209,15 @@ def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
     return cos.to(like), sin.to(like)
 
 
+MATRICES = ("qkv", "out", "gate_up", "down")
+"""Names of a layer's matrices: nearly all of a model's weights."""
+
+
+def product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    """x [..., in] times weight [in, out]. A quantised weight is widened on the way, and its outputs are scaled by ``scale`` [out]."""
+    return x @ weight if scale is None else ((x @ weight.to(x.dtype)) * scale).to(x.dtype)
+
+
 class Layer(nn.Module):
     """Pre-norm attention and SwiGLU.
 
@@ -229,13 +238,15 @@ class Layer(nn.Module):
         self.mlp_norm = nn.Parameter(torch.ones(h))
         self.gate_up = nn.Parameter(torch.empty(h, 2 * config.intermediate_size))
         self.down = nn.Parameter(torch.empty(config.intermediate_size, h))
+        for name in MATRICES:
+            self.register_buffer(f"{name}_scale", None)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
         """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
         config = self.config
         rows, n, _ = x.shape
         both = config.num_heads + config.num_kv_heads
-        qk, v = (x @ self.qkv).view(rows, n, both + config.num_kv_heads, config.head_dim).split([both, config.num_kv_heads], 2)
+        qk, v = product(x, self.qkv, self.qkv_scale).view(rows, n, both + config.num_kv_heads, config.head_dim).split([both, config.num_kv_heads], 2)
         if self.qk_norm_weight is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
@@ -253,9 +264,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
         eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
         h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
-        x = x + self.attention(h, cos, sin, step, cache) @ self.out
-        gate, up = (F.rms_norm(x, width, self.mlp_norm, eps) @ self.gate_up).chunk(2, -1)
-        return x + (F.silu(gate) * up) @ self.down
+        x = x + product(self.attention(h, cos, sin, step, cache), self.out, self.out_scale)
+        gate, up = product(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up, self.gate_up_scale).chunk(2, -1)
+        return x + product(F.silu(gate) * up, self.down, self.down_scale)
 
 
 class Decoder(nn.Module):

@@ -9,10 +9,10 @@ import re
 
 import torch
 
-from .chameleon import BEGIN_IMAGE, BOS, CODEC, CODEC_REMEDY, SEPARATOR, ChameleonPrompter, entries, find_codec, image_token_ids, is_chameleon, read_vocabulary
+from .chameleon import BEGIN_IMAGE, BOS, CODEC, CODEC_REMEDY, SEPARATOR, ChameleonPrompter, entries, find_codec, image_token_ids, is_chameleon
 from .checkpoint import Checkpoint
 from .decoder import Decoder
-from .layout import decoder_config, load_tokenizer
+from .layout import decoder_config, load_tokenizer, read_vocabulary
 from .target import Family, Prompt, Target
 from .vq import VQConfig, VQModel
 
@@ -69,11 +69,9 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LuminaPrompter:
 
 
 def _recognises(checkpoint: Checkpoint) -> bool:
-    """Its configuration has a type or a switch that Chameleon's hasn't, or its q and k norms are stored one for all heads of a shard."""
-    norm = "model.layers.0.self_attn.q_norm.weight"
-    shared = norm in checkpoint.names and checkpoint.shape(norm)[0] == 1 < int(checkpoint.config.get("num_attention_heads") or 1)
-    ours = "xllmx" in str(checkpoint.config.get("model_type")) or "mask_image_logits" in checkpoint.config
-    return is_chameleon(checkpoint) and (ours or shared)
+    """Its configuration names a class of its own, or has a field that Chameleon's hasn't."""
+    config = checkpoint.config
+    return is_chameleon(checkpoint) and ("XLLMX" in str(config.get("architectures")) or "z_loss_weight" in config or "mask_image_logits" in config)
 
 
 FAMILY = Family("lumina-mgpt", _recognises, skeleton, entries, prompter, unneeded=(f"{CODEC}loss.",), remedies=CODEC_REMEDY)

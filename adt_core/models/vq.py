@@ -112,6 +112,18 @@ def coarsest_first(name: str, config: VQConfig) -> str:
     return ".".join(parts)
 
 
+_AUTHORS = ((".down.", ".conv_blocks."), (".up.", ".conv_blocks."), (".block.", ".res."), ("mid.block_1.", "mid.0."), ("mid.attn_1.", "mid.1."),
+            ("mid.block_2.", "mid.2."))
+
+
+def authors_name(name: str, config: VQConfig) -> str:
+    """What the parameter ``name`` is called in VQ-16's own layout (LlamaGen's ``vq_ds16_t2i.pt``, DeepSeek's Janus)."""
+    name = coarsest_first(name, config)
+    for ours, theirs in _AUTHORS:
+        name = name.replace(ours, theirs)
+    return name
+
+
 def _middle(channels: int) -> nn.Module:
     mid = nn.Module()
     mid.block_1, mid.attn_1, mid.block_2 = ResBlock(channels, channels), AttnBlock(channels), ResBlock(channels, channels)
@@ -225,22 +237,20 @@ class Neighbours:
         return Neighbours(self.indices.to(device), self.distances.to(device))
 
 
-class VQModel(nn.Module):
-    """Encoder, codebook and decoder. Works in float32 whatever the transformer's dtype is."""
+class Codec(nn.Module):
+    """What is the same in every codec: its codebook. Works in float32 whatever the transformer's dtype is.
 
-    def __init__(self, config: VQConfig):
+    ``config`` says at least ``resolution`` (pixels per side that it is best at), ``downsample`` (pixels per token side) and ``base_channels``.
+    """
+
+    def __init__(self):
         super().__init__()
         self._nearest: Neighbours | None = None
-        self.config = config
-        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
-        self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
 
     @property
     def codebook(self) -> Tensor:
         """[num_codes, C] codebook vectors, as they are decoded."""
-        weight = self.quantize.embedding.weight
-        return F.normalize(weight, dim=-1) if self.config.normalised else weight
+        return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
         """The ``k`` nearest neighbours of every code; computed once."""
@@ -260,8 +270,30 @@ class VQModel(nn.Module):
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
         """pixels [B, 3, H, W] in [-1, 1], H and W multiples of ``config.downsample`` -> codes [B, h, w]."""
-        return self.nearest(self.quant_conv(self.encoder(pixels.to(self.codebook), check)))
+        raise NotImplementedError
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
         """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]."""
+        raise NotImplementedError
+
+
+class VQModel(Codec):
+    """Encoder, codebook and decoder of a VQGAN."""
+
+    def __init__(self, config: VQConfig):
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
+        self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+
+    @property
+    def codebook(self) -> Tensor:
+        weight = super().codebook
+        return F.normalize(weight, dim=-1) if self.config.normalised else weight
+
+    def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
+        return self.nearest(self.quant_conv(self.encoder(pixels.to(self.codebook), check)))
+
+    def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
         return self.decoder(self.post_quant_conv(self.lookup(codes)), check).clamp(-1, 1)

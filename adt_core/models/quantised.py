@@ -1,0 +1,33 @@
+"""Weight-only quantisation of the decoder's matrices: half the memory of bfloat16, computed in the decoder's own dtype.
+
+Symmetric, with one scale for each output (LLM.int8's vector-wise weights, arXiv 2208.07339, without its outlier split): w is about ``stored * scale``.
+Embedding, norms and head stay as they are. What is drawn is a sample of the quantised model, and drafting is as lossless on it as on any other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import MATRICES, Decoder
+
+KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def quantise(decoder: Decoder, kind: str) -> None:
+    """Give the matrices of every layer the dtype ``kind`` ("int8" or "fp8") and a scale, both still to be filled (``store``)."""
+    dtype = KINDS[kind]
+    for layer in decoder.layers:
+        for name in MATRICES:
+            weight = getattr(layer, name)
+            setattr(layer, name, nn.Parameter(torch.empty_like(weight, dtype=dtype), requires_grad=False))
+            setattr(layer, f"{name}_scale", torch.empty(weight.shape[1], dtype=decoder.wide_dtype, device=weight.device))
+
+
+def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
+    """Fill a quantised ``parameter`` [in, out] and its ``scale`` [out] from ``value``."""
+    value = value.to(parameter.device, scale.dtype)
+    most = torch.iinfo(torch.int8).max if parameter.dtype == torch.int8 else torch.finfo(parameter.dtype).max
+    scale.copy_((value.abs().amax(0) / most).clamp_min(torch.finfo(scale.dtype).tiny))
+    steps = value / scale
+    parameter.copy_((steps.round() if parameter.dtype == torch.int8 else steps).clamp(-most, most).to(parameter.dtype))

@@ -1,0 +1,53 @@
+"""Every way of drafting that needs no published drafter, for tests of a family of targets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from adt_core import Decoding, Drafting
+from adt_core.models.target import Target
+from tests.tiny import layer_tensors
+
+METHODS = {
+    "eagle2": ("network", dict(method="eagle2", depth=4, width=3, nodes=12)),
+    "adt-tree": ("network", dict(method="adt-tree")),
+    "adt-tree, top-k": ("network", dict(method="adt-tree", proposal="top-k")),
+    "static": ("network", dict(method="static:mc_sim_7b_63")),
+    "jacobi": ("jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
+    "jacobi, top-k": ("jacobi", dict(method="eagle2", depth=12, width=2, nodes=16, proposal="top-k")),
+    "jacobi, a chain": ("jacobi", dict(method="eagle2", depth=8, width=1, nodes=8)),
+    "jacobi, adt-tree": ("jacobi", dict(method="adt-tree")),
+    "merged": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
+    "auto, jacobi": ("jacobi", dict(method="auto")),
+    "auto, merged": ("network", dict(method="auto")),
+}
+"""Name -> source (``network`` stands for a folder) and drafting."""
+
+
+def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
+    """A random EAGLE drafter for ``target``, which shares its embedding."""
+    folder.mkdir(parents=True, exist_ok=True)
+    c, generator = target.decoder.config, torch.Generator().manual_seed(seed)
+    h = c.hidden_size
+    tensors = {"embed_tokens.weight": target.decoder.embedding.float(), "fc.weight": torch.randn(h, 2 * h, generator=generator) * (2 * h) ** -0.5,
+               "fc.bias": torch.zeros(h)}
+    tensors |= layer_tensors(generator, "layers.0", h, c.intermediate_size, c.num_heads, c.num_kv_heads)
+    save_file({name: value.contiguous() for name, value in tensors.items() if c.qk_norm or "_norm." not in name or "self_attn" not in name},
+              folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({
+        "vocab_size": c.vocab_size, "hidden_size": h, "intermediate_size": c.intermediate_size, "num_hidden_layers": 1, "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads, "rms_norm_eps": c.rms_norm_eps, "rope_theta": c.rope_theta, "max_position_embeddings": c.max_positions}))
+    return folder
+
+
+def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
+    """A finished decoding, plain unless something else is asked for."""
+    decoding = Decoding(target, [target.encode_prompt(prompt) for prompt in prompts], drafter=drafter,
+                        **{"drafting": Drafting(method="autoregressive"), **options})
+    for _ in decoding:
+        pass
+    return decoding

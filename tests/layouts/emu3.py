@@ -1,0 +1,69 @@
+"""Emu3-Gen's layout (``BAAI/Emu3-Gen-hf``), small and random.
+
+Written by transformers' own class, whose ``vocabulary_map`` and tokenizer name the tokens as models/emu3/convert_emu3_weights_to_hf.py takes them from
+github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks, 205 extra tokens, then image tokens. The files of BAAI have
+the names of the first versions of the class (``text_model.model.``, ``text_model.lm_head.``, ``vqmodel.``), which transformers' conversion_mapping.py renames.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import Emu3Config, Emu3ForConditionalGeneration
+
+from tests.layouts.janus import randomise
+from tests.layouts.lumina import save_shards
+from tests.layouts.tokens import tokenizer_with
+
+CODES = 40
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)), "<|image start|>", "<|image end|>", "<|image token|>",
+           "<image>", *(f"<|visual token {i:06}|>" for i in range(CODES)))
+
+
+def write_emu3(folder: Path, *, names: str = "first", hidden: int = 64, layers: int = 2, heads: int = 4, kv_heads: int = 2, max_positions: int = 600,
+               rope_theta: float = 1e6, scale: float = 1.0, shards: int = 2, seed: int = 0) -> Path:
+    """A random target in ``shards`` files. ``names``: "first" or "present" ones of the class. ``scale`` sharpens its distributions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer_with(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab()
+    config = Emu3Config(
+        text_config={"vocab_size": len(vocabulary) + 5, "hidden_size": hidden, "intermediate_size": 96, "num_hidden_layers": layers,
+                     "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": max_positions,
+                     "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta}, "pad_token_id": vocabulary["<|endoftext|>"],
+                     "bos_token_id": vocabulary["<|extra_203|>"], "eos_token_id": vocabulary["<|extra_204|>"]},
+        vq_config={"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "num_res_blocks": 1, "hidden_size": 64},
+        vocabulary_map=vocabulary)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Emu3ForConditionalGeneration(config).eval()
+        randomise(model)
+        model.lm_head.weight.data.mul_(scale)
+        for name, buffer in model.model.vqmodel.named_buffers():  # of batch norms
+            if name.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
+    written = folder / "model.safetensors"
+    tensors = {_present(name): value for name, value in load_file(written).items()}
+    written.unlink()
+    save_shards(folder, tensors if names == "present" else {_first(name): value for name, value in tensors.items()}, shards)
+    return folder
+
+
+def read_config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def _present(name: str) -> str:
+    """The name that the class of this version has for a tensor which it may have saved under its first name."""
+    if name.startswith("text_model.lm_head."):
+        return name.removeprefix("text_model.")
+    return name.replace("text_model.model.", "model.text_model.", 1) if name.startswith("text_model.") else \
+        f"model.{name}" if name.startswith("vqmodel.") else name
+
+
+def _first(name: str) -> str:
+    return name.replace("model.text_model.", "text_model.model.", 1).replace("lm_head.", "text_model.lm_head.", 1).removeprefix("model.")

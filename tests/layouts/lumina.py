@@ -1,0 +1,54 @@
+"""Lumina-mGPT's layout, small and random.
+
+After the conversion script and the model classes of github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model): Chameleon's names; q and k norms of
+shape [model_parallel_size = 1, head_dim]; the VQGAN without its decoder inside; ``architectures`` of its own and the fields ``z_loss_weight``,
+``mask_image_logits`` and ``dropout`` in config.json. The decoder is in Meta's vqgan.ckpt (``state_dict``, the discriminator's ``loss.*`` included), beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import write_tiny_checkpoint
+
+SIZE_TOKENS = 25  # reserved08800 ... reserved08824: up to 768 pixels
+
+
+def write_lumina(folder: Path, *, shards: int = 2, **shape) -> Path:
+    """A target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it."""
+    write_tiny_checkpoint(folder, **{"codes": 40, "resolution": 64, "max_positions": 3000, "downsample": 16, **shape})
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    vocabulary = config["vocabulary_map"]
+    for name in ["<reserved08799>", *(f"<reserved{8800 + n:05}>" for n in range(SIZE_TOKENS))]:
+        vocabulary[name] = len(vocabulary)
+    generator, added = torch.Generator().manual_seed(9), len(vocabulary) - config["vocab_size"]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = torch.randn(added, config["hidden_size"], generator=generator) * tensors[name].std()
+        tensors[name] = torch.cat([tensors[name], rows])
+    for name in [name for name in tensors if "_norm." in name and "self_attn" in name]:
+        tensors[name] = tensors[name][:1].clone()
+    codec = {name.removeprefix("model.vqmodel."): tensors.pop(name) for name in list(tensors) if name.startswith("model.vqmodel.")}
+    tensors |= {f"model.vqmodel.{name}": value for name, value in codec.items() if not name.startswith("decoder.")}
+    torch.save({"state_dict": {**codec, "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}}, folder.parent / "vqgan.ckpt")
+    (folder / "model.safetensors").unlink()
+    save_shards(folder, tensors, shards)
+    (folder / "config.json").write_text(json.dumps({
+        **config, "architectures": ["ChameleonXLLMXForConditionalGeneration"], "vocab_size": len(vocabulary), "model_parallel_size": 1,
+        "z_loss_weight": 0.0, "mask_image_logits": False, "dropout": 0.0}))
+    return folder
+
+
+def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
+    """``model-0000i-of-0000n.safetensors`` and their index, as ``save_pretrained`` writes them."""
+    names, files = sorted(tensors), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        part = {name: tensors[name].contiguous() for name in names[i::shards]}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(part, file)
+    total = sum(value.numel() * value.element_size() for value in tensors.values())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}))

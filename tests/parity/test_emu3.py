@@ -1,0 +1,91 @@
+"""Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration``: prompts, logits of both guidance rows, whole images, codes and pixels."""
+
+import pytest
+import torch
+from transformers import Emu3ForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
+
+from adt_core import Sampling, load_target
+from adt_core.models.decoder import KVCache, Rows, rope_tables
+from tests.drafted import run
+from tests.layouts.emu3 import CODES, write_emu3
+
+TOLERANCE = 1e-4
+GUIDANCE = 3.0
+
+
+@pytest.fixture(scope="module", params=["first", "present"])
+def models(request, tmp_path_factory):
+    """Ours and theirs from the same files, in float64; 4 rows of 5 cells."""
+    folder = write_emu3(tmp_path_factory.mktemp("emu3") / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5)
+    theirs = Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    return load_target(folder, dtype=torch.float64).sized(40, 32), theirs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
+def test_logits_of_prompt_and_rows(models, guidance):
+    """One forward for the prompts of all rows, then one for two rows of the image and their ends."""
+    target, model = models
+    decoder = target.decoder
+    assert decoder.config.num_kv_heads == 2 and decoder.config.rope_theta == 5e5
+    prompts = [target.encode_prompt("a cat"), target.encode_prompt("three small dogs")]
+    rows_of = [*prompts, *map(target.unconditional, prompts)] if guidance != 1 else prompts
+    codes = torch.randint(CODES, (12,), generator=torch.Generator().manual_seed(1))
+    codes[5::6] = CODES
+    ids = decoder.image_ids[codes]
+    rows = Rows(rows_of, 300, decoder.embedding)
+    cache, rope = KVCache(decoder.config, len(rows_of), 300, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
+    first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
+    rest = decoder.logits(decoder(ids.expand(len(rows_of), -1), rows.causal_step([rows.length] * 2, 12), cache, rope), guidance)
+    for image, prompt in enumerate(prompts):
+        logits = [model(input_ids=torch.tensor([[*row, *ids.tolist()]])).logits[0, -13:, decoder.image_ids[:CODES]]
+                  for row in (prompt, target.unconditional(prompt))]
+        expected = logits[1] + guidance * (logits[0] - logits[1])
+        assert (torch.cat([first, rest], 1)[image] - expected).abs().max() < TOLERANCE
+
+
+@torch.no_grad()
+def test_an_image_is_what_the_reference_draws(models):
+    """``generate``, greedy, with transformers' processor for guidance and the published rule of what may follow what."""
+    target, model = models
+    prompt, ids = target.encode_prompt("a cat"), target.decoder.image_ids.tolist()
+    ours = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=GUIDANCE))
+
+    def allowed(_, tokens):
+        return ids[-1:] if (len(tokens) - len(prompt) + 1) % 6 == 0 else ids[:-1]
+
+    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(GUIDANCE, model, unconditional_ids=torch.tensor([target.unconditional(prompt)]))
+    theirs = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), logits_processor=[guide],
+                            prefix_allowed_tokens_fn=allowed, max_new_tokens=4 * 6, do_sample=False)
+    assert [ids[code] for code in ours.codes[0].tolist()] == theirs[0, len(prompt):].tolist()
+    assert len(set(ours.codes[0].tolist())) > 4
+
+
+@torch.no_grad()
+def test_pixels(models):
+    target, model = models
+    codes = torch.randint(CODES, (2, 4, 5), generator=torch.Generator().manual_seed(2))
+    expected = model.model.vqmodel.float().decode(codes)
+    assert (target.codec.decode(codes) - expected.clamp(-1, 1)).abs().max() < TOLERANCE and expected.std() > 0.05
+    model.double()
+
+
+@torch.no_grad()
+def test_codes(models):
+    """The codebook is made of the 2 x 4 x 5 vectors of two pictures, so every cell must find its own."""
+    target, model = models
+    reference, codec = model.model.vqmodel.float(), target.codec
+    pixels, sizes = torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1, torch.tensor([[32, 40]] * 2)
+    vectors = reference.quant_conv(reference.encode(pixels, sizes).last_hidden_state.transpose(1, 2))[:, :, 0]
+    own = torch.arange(CODES).view(2, 4, 5)
+    for codebook in (reference.quantize.embedding.weight, codec.quantize.embedding.weight):
+        codebook.copy_(vectors.permute(0, 2, 3, 1).reshape(CODES, 4))
+    assert torch.equal(torch.stack(reference.encode(pixels, sizes).image_tokens), own)
+    assert torch.equal(codec.encode(pixels), own)
+    model.double()
+
+
+def test_the_vocabulary_map_is_read_as_the_reference_reads_it(models):
+    target, model = models
+    mapping = model.vocabulary_mapping
+    assert target.decoder.image_ids.tolist() == [*(mapping.img2bpe[code] for code in range(CODES)), mapping.eol_token_id]

@@ -1,0 +1,101 @@
+"""Janus-Pro equals transformers' ``JanusForConditionalGeneration``: logits of both guidance rows, whole images, pixels."""
+
+import pytest
+import torch
+from transformers import JanusForConditionalGeneration
+
+from adt_core import Sampling, load_target
+from adt_core.models.decoder import KVCache, Rows, rope_tables
+from tests.drafted import run
+from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD, deepseeks_name, random_model, write_janus
+
+TOLERANCE = 1e-4
+GUIDANCE = 5.0
+
+
+@pytest.fixture(scope="module", params=["transformers", "deepseek", "deepseek, sharded"])
+def models(request, tmp_path_factory):
+    """Ours from one of the layouts, and theirs with the same weights from transformers' own, in float64."""
+    home, shape = tmp_path_factory.mktemp("janus"), {"hidden": 48, "heads": 3, "layers": 3, "scale": 3.0}
+    layout, _, sharded = request.param.partition(", ")
+    write_janus(home / "Janus-Pro-tiny", layout=layout, shards=2 if sharded else 1, **shape)
+    write_janus(home / "reference", **shape)
+    theirs = JanusForConditionalGeneration.from_pretrained(home / "reference", dtype=torch.float64, attn_implementation="eager").eval()
+    return load_target(home / "Janus-Pro-tiny", dtype=torch.float64), theirs
+
+
+@torch.no_grad()
+def reference_logits(model, prompt, codes):
+    """Logits of the codes after every position of ``prompt`` (text tokens) and ``codes``."""
+    text = model.get_input_embeddings()(torch.tensor([prompt]))
+    image = model.prepare_embeddings_for_image_generation(torch.tensor([codes]))
+    features = model.model.language_model(inputs_embeds=torch.cat([text, image], 1)).last_hidden_state
+    return model.model.generation_head(features)[0]
+
+
+@pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
+def test_logits_of_prompt_and_image(models, guidance):
+    """One forward for the prompts of four rows, which have two lengths, then one for a part of the image."""
+    target, model = models
+    decoder = target.decoder
+    prompts = [target.encode_prompt("a cat"), target.encode_prompt("three small dogs")]
+    rows_of = [*prompts, *map(target.unconditional, prompts)] if guidance != 1 else prompts
+    codes = torch.randint(target.num_codes, (5,), generator=torch.Generator().manual_seed(1))
+    rows = Rows(rows_of, 64, decoder.embedding)
+    cache, rope = KVCache(decoder.config, len(rows_of), 64, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
+    first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
+    step = rows.causal_step([rows.length] * 2, 5)
+    rest = decoder.logits(decoder(decoder.image_ids[codes].expand(len(rows_of), -1), step, cache, rope), guidance)
+    for image, prompt in enumerate(prompts):
+        expected = reference_logits(model, prompt, codes.tolist())[-6:]
+        if guidance != 1:
+            blank = reference_logits(model, target.unconditional(prompt), codes.tolist())[-6:]
+            expected = blank + guidance * (expected - blank)
+        assert (torch.cat([first, rest], 1)[image] - expected).abs().max() < TOLERANCE
+
+
+def test_an_image_is_what_the_reference_draws(models):
+    """``generate(generation_mode="image")``, greedy, with its own unconditional row."""
+    target, model = models
+    prompt, vocabulary = target.encode_prompt("a cat"), target.prompter.vocabulary
+    ours = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=GUIDANCE))
+    model.generation_config.generation_kwargs = {"boi_token_id": vocabulary[BEGIN_IMAGE]}
+    model.generation_config.bos_token_id, model.generation_config.pad_token_id = vocabulary[BOS], vocabulary[PAD]
+    theirs = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), generation_mode="image",
+                            guidance_scale=GUIDANCE, do_sample=False, use_cache=True)
+    assert ours.codes.tolist() == theirs.tolist()
+    assert len(set(ours.codes[0].tolist())) > 4
+
+
+@torch.no_grad()
+def test_pixels(models):
+    """Decoded as transformers does; encoded up to the codebook, which transformers forgets to normalise there."""
+    target, model = models
+    reference = model.model.vqmodel.float()
+    codes = torch.randint(target.num_codes, (2, 4, 4), generator=torch.Generator().manual_seed(2))
+    expected = reference.decode(codes.flatten(1))
+    assert (target.codec.decode(codes) - expected.clamp(-1, 1)).abs().max() < TOLERANCE and expected.abs().max() > 0.05
+    pixels = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    theirs = reference.quant_conv(reference.encoder(pixels))
+    assert (target.codec.quant_conv(target.codec.encoder(pixels)) - theirs).abs().max() < TOLERANCE
+    assert torch.equal(target.codec.encode(pixels), target.codec.nearest(theirs))
+    model.double()
+
+
+def test_the_names_of_deepseeks_layout():
+    """As they are published; the layout that the other tests use has them all."""
+    from transformers import JanusConfig
+
+    config = JanusConfig(text_config={"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 9,
+                                      "num_attention_heads": 2},
+                         vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, vq_config={"base_channels": 32})
+    names = set(map(deepseeks_name, random_model(config, 1.0, 0).state_dict()))
+    assert names >= {
+        "language_model.model.embed_tokens.weight", "language_model.model.layers.0.self_attn.q_proj.weight", "language_model.model.norm.weight",
+        "language_model.lm_head.weight", "gen_embed.weight", "gen_aligner.layers.0.weight", "gen_aligner.layers.2.bias",
+        "gen_head.output_mlp_projector.weight", "gen_head.vision_head.bias", "gen_vision_model.quantize.embedding.weight",
+        "gen_vision_model.encoder.conv_in.weight", "gen_vision_model.encoder.conv_blocks.4.attn.1.proj_out.weight",
+        "gen_vision_model.encoder.conv_blocks.0.downsample.conv.weight", "gen_vision_model.decoder.conv_blocks.0.res.2.conv1.weight",
+        "gen_vision_model.decoder.conv_blocks.0.upsample.conv.bias", "gen_vision_model.decoder.conv_blocks.1.res.0.conv2.weight",
+        "gen_vision_model.decoder.mid.0.norm1.weight", "gen_vision_model.decoder.mid.1.q.weight", "gen_vision_model.decoder.mid.2.conv2.bias",
+        "gen_vision_model.quant_conv.weight", "gen_vision_model.post_quant_conv.bias", "aligner.layers.0.weight"}
