@@ -53,7 +53,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:
-        advice.append(str(error))
+        advice += [] if any(remedy in str(error) for remedy in advice) else [str(error).removesuffix(".")]
     matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
     others = _size(target.decoder) - matrices + (_size(target.text_encoder) if target.text_encoder is not None else 0)
     stored = {name: (size, matrices * size + others * max(size, 2)) for name, size in _ITEMSIZES.items()}
@@ -100,7 +100,7 @@ def as_text(figures: dict) -> str:
         shown["memory"] = ", ".join(f"{size / 2**30:.2f} GiB in {name}" for name, size in shown["memory"].items()) + " for one image with guidance"
     shown["parameters"] = f"{shown['parameters']:,}"
     shown["size on disk"] = f"{shown.pop('bytes') / 2**20:.1f} MiB in {', '.join(shown.pop('files'))}"
-    shown["to do"] = " ".join(shown.pop("to_do", [])) or "nothing"
+    shown["to do"] = "; ".join(shown.pop("to_do", [])) or "nothing"
     for name in ("missing", "wrong_shape", "left_over"):
         found = shown.pop(name)
         shown[name.replace("_", " ")] = f"{len(found)}: {', '.join(found[:4])}{' ...' if len(found) > 4 else ''}" if found else "nothing"

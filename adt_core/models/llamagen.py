@@ -25,7 +25,7 @@ from .checkpoint import Checkpoint, Entry, read_json, same, whole
 from .decoder import Decoder
 from .layout import decoder_config, decoder_entries, load_tokenizer, unpaired
 from .target import Family, Prompt, Target
-from .vq import VQConfig, VQModel, coarsest_first
+from .vq import VQConfig, VQModel, authors_name
 
 CAPTION = 120
 """Tokens of a caption, padding included."""
@@ -41,8 +41,6 @@ _POSITIONS = 2048  # of which only those of the grid are used
 _RENAMED = (("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
             ("mlp.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
             ("lm_head", "output"), ("embed_tokens", "tok_embeddings"), ("model.", ""))
-_CODEC_RENAMED = ((".down.", ".conv_blocks."), (".up.", ".conv_blocks."), (".block.", ".res."),
-                  ("mid.block_1", "mid.0"), ("mid.attn_1", "mid.1"), ("mid.block_2", "mid.2"))
 
 
 class CaptionEncoder(nn.Module):
@@ -176,24 +174,24 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     encoder, config, prefix = target.text_encoder, target.codec.config, _prefix(checkpoint)
     found = decoder_entries(target.decoder, checkpoint, turn=unpaired(target.decoder.config.head_dim))
     if not prefix:
-        found = [_upstream(entry) for entry in found]
+        found = [_authors_entry(entry) for entry in found]
     found += [same(layer.weight, f"{prefix}{EMBEDDER}cap_proj.{name}.weight") for name, layer in (("fc1", encoder.fc1), ("fc2", encoder.fc2))]
     found.append(same(encoder.uncond_embedding, f"{prefix}{EMBEDDER}uncond_embedding"))
-    codec = [same(parameter, CODEC + _renamed(coarsest_first(name, config), _CODEC_RENAMED)) for name, parameter in target.codec.named_parameters()]
+    codec = [same(parameter, CODEC + authors_name(name, config)) for name, parameter in target.codec.named_parameters()]
     return found + codec + whole(encoder.t5, T5)
 
 
-def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
-    for ours, theirs in pairs:
+def _authors_name(name: str) -> str:
+    for ours, theirs in _RENAMED:
         name = name.replace(ours, theirs)
     return name
 
 
-def _upstream(entry: Entry) -> Entry:
+def _authors_entry(entry: Entry) -> Entry:
     """The same parameter from the authors' layout, which has one tensor for q, k and v."""
     fused = re.sub(r"model\.(.*)\.self_attn\.q_proj\.", r"\1.attention.wqkv.", entry.names[0])
     if fused == entry.names[0]:
-        return replace(entry, names=tuple(_renamed(name, _RENAMED) for name in entry.names))
+        return replace(entry, names=tuple(_authors_name(name) for name in entry.names))
     rows, width = [shape[0] for shape in entry.shapes], entry.shapes[0][1]
     return replace(entry, names=(fused,), shapes=((sum(rows), width),), make=lambda parts: entry.value(list(parts[0].split(rows))))
 

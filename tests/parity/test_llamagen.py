@@ -133,10 +133,10 @@ def test_drafter(path, target, tmp_path):
     rows, decoder = Rows(our_rows(target), 140, target.decoder.embedding), target.decoder
     proposer = drafter.proposer(target, rows, 2, Sampling(), Drafting(), None)
     features = torch.stack([state[:120] for state in states])
-    proposer.begin(features, ids[:, :120].repeat(2, 1), rows.prefill(), torch.zeros(2, 1, layout.CODES))
+    proposer.begin(features, ids[:, :120].repeat(2, 1), rows.prefill(), torch.zeros(2, 1, layout.CODES), 0)
     first = proposer.catch_up()
     further = torch.stack([state[120:122] for state in states])
-    ahead = proposer.read_ahead(codes[:, 1:], further, [120, 120])
+    ahead = proposer.read_ahead(codes, further, [120, 120])
     for row in range(4):
         x = torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T + tensors["fc.bias"]
         q, k, v = (x @ tensors[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")

@@ -64,6 +64,17 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, plain, 
     assert name == "auto" or any(share.accepted for round in drafted.trace.rounds for share in round.images)  # auto may find that drafts don't pay here
 
 
+@pytest.mark.parametrize("kept", [1, 23])
+def test_a_picture_may_be_continued(folder, target, plain, kept):
+    """The codes that are kept stand behind the caption's features."""
+    drafter = load_drafter(folder / "network", target)
+    prompts = [target.encode_prompt(caption) for caption in CAPTIONS]
+    decoding = Decoding(target, prompts, drafter=drafter, sampling=Sampling(seed=3, temperature=1, top_k=20), prefix=plain[1][:, :kept])
+    for _ in decoding:
+        pass
+    assert torch.equal(decoding.codes, plain[1])
+
+
 def test_both_layouts_are_the_same_model(folder, target, plain):
     other = load_target(folder / "hugging-face" / "LlamaGen-T2I", dtype=torch.float64)
     assert torch.equal(run(other).codes, plain[1]) and len(plain[1].unique()) > 9
@@ -128,7 +139,7 @@ def test_what_is_missing_beside_the_checkpoint_is_named(folder, tmp_path, file, 
     with pytest.raises(AdtError, match=rf"{alone.name} lacks the tensor '{tensor}.*{remedy}"):
         load_target(alone)
     (found,) = inspect(str(alone))
-    assert remedy in found["to_do"][0] and all(name.startswith(tensor) for name in found["missing"])
+    assert len(found["to_do"]) == 1 and remedy in found["to_do"][0] and all(name.startswith(tensor) for name in found["missing"])
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
