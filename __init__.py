@@ -4,6 +4,8 @@ ComfyUI imports this file when it starts and calls :func:`comfy_entrypoint`. Not
 call, so the package can also be imported where there is no ComfyUI.
 """
 
+WEB_DIRECTORY = "./js"
+
 
 async def comfy_entrypoint():
     """Give ComfyUI the pack's nodes (its V3 entry point)."""

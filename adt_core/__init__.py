@@ -16,6 +16,7 @@ _HOME = {
     "Round": "trace",
     "load_target": "models.load",
     "Target": "models.target",
+    "Prompt": "models.target",
     "load_drafter": "drafters.load",
     "EagleDrafter": "drafters.eagle",
 }

@@ -1,16 +1,22 @@
-"""The cost-aware policy: as many drafts as pay for themselves on this device.
+"""The cost-aware policy: as many drafts as pay for themselves on this device, from the source that pays best.
 
 A round with n drafts takes the time of c(n) plain steps, measured, and brings 1 + (sum of the drafts' acceptance probabilities) tokens, which
 calibrated drafters know beforehand. Over a whole image tokens per time are highest when every round maximises
 ``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management Science 13, 1967:
 the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1 and is the floor.
+
+Whether drafting pays at all shows only after a while: the first rows of a first image, where no window has learned anything, may lose what the
+rest brings back many times over. One account over all images bounds what finding out may cost: STAKE of an image once, ALLOWANCE of every later
+image. N images lose at most about STAKE + N * ALLOWANCE of one image's time, and the few rounds in which a slow drafter is recognised.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,30 +27,49 @@ from .trace import ImageRound
 MEASURED = (1, 9, 17, 33, 65)
 """Nodes of the forwards that are timed; what lies between is interpolated."""
 REPEATS = 3
-STAKE = 0.025
-"""Share of an image's plain decoding time that drafting may lose before it has earned anything; from then on only gains are gambled."""
-RICHES = 0.25
-"""The same for gains: no more are remembered, so that drafting is soon given up where it has ceased to pay."""
+STAKE = 0.08
+"""Plain decoding time, in images, that drafting may lose before it has gained any: enough for most slow starts, and with its overshoot below 3 % of eight."""
+ALLOWANCE = 0.01
+"""What every image thereafter gives back of a lost stake; once it is whole, there is another try."""
+RICHES = 0.2
+"""Gains are remembered up to here, so that drafting is soon given up where it has ceased to pay."""
+MODEST = 16
+"""Drafts of a round at most while the account holds no gains."""
 OVERHEAD = 0.5
 """Plain steps that drafting takes, before any was seen."""
-LEARNING = 0.1
-MEMORY = 0.97
-"""Weight of the past, per round, in the pace."""
+LEARNING = 0.2
+MEMORY = 0.9
+"""Weight of the past, per image, in how fast a source is."""
+CURIOSITY = 0.2
+"""A source that was seen for one image may be this much faster than it seemed; for n images, 1 / sqrt(n) of it."""
 
-_measured: WeakKeyDictionary[torch.nn.Module, dict[tuple, dict[int, float]]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[torch.nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
 _experience: WeakKeyDictionary[object, dict[tuple, Experience]] = WeakKeyDictionary()
 
 
-def verify_costs(forward: Callable[[int], object], decoder: torch.nn.Module, rows: int) -> dict[int, float]:
-    """Time of a target forward over n nodes, in plain steps, for the n of MEASURED.
+class Costs(NamedTuple):
+    """plain: seconds of a plain step. steps: how many of those a target forward takes, by its nodes; the nodes are MEASURED."""
 
-    ``forward`` runs one and waits for it. Measured once for a decoder on its device, in its dtype and with this number of rows.
+    plain: float
+    steps: dict[int, float]
+
+    def of(self, nodes: int) -> float:
+        """Plain steps' time of a forward over 1 to 65 nodes."""
+        low, high = max(n for n in MEASURED if n <= nodes), min(n for n in MEASURED if n >= nodes)
+        share = (nodes - low) / (high - low) if high > low else 0.0
+        return self.steps[low] + share * (self.steps[high] - self.steps[low])
+
+
+def verify_costs(forward: Callable[[int], object], decoder: torch.nn.Module, rows: int) -> Costs:
+    """What target forwards cost. ``forward`` runs one over so many nodes and waits for it.
+
+    Measured once for a decoder on its device, in its dtype and with this number of rows.
     """
     key = (rows, str(decoder.embedding.device), decoder.embedding.dtype)
     known = _measured.setdefault(decoder, {})
     if key not in known:
         seconds = {n: statistics.median(_timed(forward, n) for _ in range(REPEATS)) for n in MEASURED}
-        known[key] = {n: max(1.0, seconds[n] / seconds[1]) for n in MEASURED} | {0: seconds[1]}
+        known[key] = Costs(seconds[1], {n: max(1.0, seconds[n] / seconds[1]) for n in MEASURED})
     return known[key]
 
 
@@ -55,33 +80,21 @@ def _timed(forward: Callable[[int], object], nodes: int) -> float:
     return time.perf_counter() - started
 
 
-class Experience:
-    """What outlives an image: how fast rounds were, what drafting costs beside the forward, and what it has earned."""
+class Source:
+    """What is remembered of one source of drafts: the tokens it brought, the plain steps' time that took, and what drafting costs beside the forward."""
 
-    def __init__(self, length: int) -> None:
-        self.tokens = self.cost = 10.0  # running sums; their ratio is the pace
+    def __init__(self) -> None:
+        self.tokens = self.cost = 0.0
         self.overhead: dict[int, float] = {}  # plain steps, by size
-        self.stake = self.credit = STAKE * length  # plain steps that drafting may still lose
-        self.riches = RICHES * length
-        self.failures = self.passed_over = 0  # images given up since drafting last paid; images without a try since the last one
 
-    def begin(self) -> bool:
-        """Is drafting worth a try in another image? After n failures in a row, 4 ** (n - 1) - 1 images are passed over."""
-        if self.failures and self.passed_over < 4 ** (self.failures - 1) - 1:
-            self.passed_over += 1
-            return False
-        self.passed_over = 0
-        return True
+    @property
+    def pace(self) -> float:
+        """Tokens per plain step's time; a little of plain decoding's is mixed in, for a start."""
+        return (self.tokens + 10) / (self.cost + 10)
 
-    def earned(self, gain: float) -> bool:
-        """A round with drafts brought so many tokens more than it took plain steps. Should the image go on with drafts?"""
-        self.credit = min(self.credit + gain, self.riches)
-        if self.credit > 2 * self.stake:
-            self.failures = 0
-        if self.credit >= 0:
-            return True
-        self.failures, self.credit = self.failures + 1, self.stake
-        return False
+    def promise(self, length: int) -> float:
+        """The pace that it may well have."""
+        return self.pace * (1 + CURIOSITY * math.sqrt(length / self.tokens)) if self.tokens else math.inf
 
     def overhead_at(self, size: int) -> float:
         """That of the size, or of the nearest one that has been tried."""
@@ -91,50 +104,68 @@ class Experience:
 
     def saw_overhead(self, size: int, steps: float) -> None:
         known = self.overhead_at(size)
-        self.overhead[size] = known + LEARNING * (min(max(steps, 0.0), known + 1) - known)  # one slow round must not count for much
+        self.overhead[size] = known + LEARNING * (min(max(steps, 0.0), known + 1) - known)  # a slow round, as when warming up, costs one step at most
 
 
-def experience(drafter: object, key: tuple, length: int) -> Experience:
-    """That of a drafter under settings ``key``, whose images have ``length`` tokens."""
-    return _experience.setdefault(drafter, {}).setdefault(key, Experience(length))
+class Experience:
+    """What outlives an image: the account, in plain steps, and the sources. length: tokens of an image. sources: how many there are to choose from."""
+
+    def __init__(self, length: int, sources: int = 1) -> None:
+        self.length, self.sources = length, [Source() for _ in range(sources)]
+        self.balance, self.given_up = 0.0, False
+
+    def begin(self) -> Source | None:
+        """The source of the next image's drafts; None while what was lost is not made up for."""
+        if self.given_up:
+            self.balance += ALLOWANCE * self.length
+            self.given_up = self.balance < 0
+        if self.given_up:
+            return None
+        for source in self.sources:
+            source.tokens, source.cost = MEMORY * source.tokens, MEMORY * source.cost
+        return max(self.sources, key=lambda source: source.promise(self.length))
+
+    def earned(self, gain: float) -> bool:
+        """A round with drafts brought so many tokens more than it took plain steps. Should the image go on with drafts?"""
+        self.balance = min(self.balance + gain, RICHES * self.length)
+        self.given_up |= self.balance < -STAKE * self.length
+        return not self.given_up
+
+
+def experience(drafter: object, key: tuple, length: int, sources: int) -> Experience:
+    """That of a drafter under settings ``key``."""
+    return _experience.setdefault(drafter, {}).setdefault((*key, length), Experience(length, sources))
 
 
 class CostAware:
     """One for all images of a batch, whose rounds cost what they cost together; prices and tokens are per image."""
 
-    def __init__(self, costs: dict[int, float], experience: Experience, images: int):
-        self._costs, self._known, self._images = costs, experience, images
-        self._level, self._drafts = 1, experience.begin()
+    def __init__(self, costs: Costs, experience: Experience, source: Source, images: int):
+        self._costs, self._known, self._source, self._images = costs, experience, source, images
+        self._level, self._drafts = 1, True
 
     @property
     def pace(self) -> float:
-        return max(1.0, self._known.tokens / self._known.cost)
+        return max(1.0, self._source.pace)
 
     def _cost(self, drafts: int) -> float:
         """Plain steps' time of a round with ``drafts`` drafts, drafting included."""
-        return self._verify(drafts) + self._known.overhead_at(drafts)
-
-    def _verify(self, drafts: int) -> float:
-        n = drafts + 1
-        low = max(m for m in MEASURED if m <= n)
-        high = min((m for m in MEASURED if m >= n), default=low)
-        share = (n - low) / (high - low) if high > low else 0.0
-        return self._costs[low] + share * (self._costs[high] - self._costs[low])
+        return self._costs.of(drafts + 1) + self._source.overhead_at(drafts)
 
     def choose(self, position: int) -> TreeShape:
         """All sizes up to one above the last, and what each has to bring; no drafts any more in an image where they have not paid."""
         if not self._drafts:
             return TreeShape(0, 1)
-        sizes = SIZES[: self._level + 2]
+        sizes = [size for size in SIZES[: self._level + 2] if size <= MODEST or self._known.balance > 0]
         return TreeShape(spine(sizes[-1]), AUTO_WIDTH, tuple((n, self.pace * self._cost(n)) for n in sizes))
 
     def update(self, share: ImageRound, seconds: float) -> None:
         """Learn from an image's share of a round that took ``seconds``."""
-        known, cost = self._known, 1.0
+        source, cost = self._source, 1.0
         if share.depth > 0:
             size = next(size for size in SIZES if size >= share.nodes)
-            known.saw_overhead(size, seconds / self._costs[0] - self._verify(size))
+            source.saw_overhead(size, seconds / self._costs.plain - self._costs.of(size + 1))
             cost = self._cost(size)
             self._level = SIZES.index(size)
-            self._drafts &= known.earned((share.accepted + 1 - cost) / self._images)
-        known.tokens, known.cost = MEMORY * known.tokens + share.accepted + 1, MEMORY * known.cost + cost
+            self._drafts &= self._known.earned((share.accepted + 1 - cost) / self._images)
+        source.tokens, source.cost = source.tokens + share.accepted + 1, source.cost + cost

@@ -21,7 +21,7 @@ SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
 DRAFTING = tuple(field.name for field in fields(Drafting))
 LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
 QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
-REMADE = ("prompt", "negative", "model", "drafter", "dtype", "weights", "size", "image_index", *SAMPLING, *DRAFTING, *LANTERN)
+REMADE = ("prompt", "negative", "model", "drafter", "dtype", "weights", "size", "image_index", "kept", *SAMPLING, *DRAFTING, *LANTERN)
 """The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
 
 CONSTANTS = {
@@ -115,7 +115,7 @@ def _parsers() -> tuple[_Parser, _Parser]:
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     make = commands.add_parser("generate", parents=[common], help="generate pictures", description="Generate pictures from text.")
     _add_generate(make)
-    make.set_defaults(run=generate, image_index=0)
+    make.set_defaults(run=generate, image_index=0, kept=None)
     race = commands.add_parser("benchmark", parents=[common], help="compare methods on the same prompts",
                                description="Compare methods on the same prompts, side by side.")
     _add_benchmark(race)
@@ -138,6 +138,10 @@ def _add_generate(parser: _Parser) -> None:
     add = parser.add_argument_group("and how many").add_argument
     add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
+    add = parser.add_argument_group("continuing a picture; what is kept becomes the first tokens of every image").add_argument
+    add("--continue-from", metavar="FILE", type=Path, help="the picture; cropped and resized to the model's size")
+    add("--keep", type=float, metavar="SHARE", help="of its rows, from the top (default: 0.5)")
+    add("--keep-left", type=float, metavar="SHARE", help="of the row below them, from the left (default: 0)")
     _add_model(parser)
     add = parser.add_argument_group("drafting; none of it changes the image").add_argument
     for name, settings, text in (

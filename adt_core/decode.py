@@ -35,13 +35,14 @@ class Decoding:
     prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for the
     unconditional ones. image_indices: index of each image within its prompt's batch, part
     of the noise key. drafter: needed by every method but ``autoregressive``. lantern: relaxed acceptance, which
-    changes the image; None for the exact one. check: called often; may raise to
+    changes the image; None for the exact one. prefix: codes [B, P] of the first P cells of each image, which are kept; what
+    follows is drawn with the noise of its own position, so a prefix of the seed's own image leads to that image. check: called often; may raise to
     cancel. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(self, target: Target, prompts: list[Prompt], *, negatives: list[Prompt] | None = None,
                  sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: Drafter | None = None,
-                 lantern: Lantern | None = None, image_indices: list[int] | None = None, check: Check | None = None):
+                 lantern: Lantern | None = None, image_indices: list[int] | None = None, prefix: Tensor | None = None, check: Check | None = None):
         if not prompts:
             raise AdtError("batch size is 0; ask for at least one image.")
         if drafting.method != "autoregressive" and drafter is None:
@@ -50,7 +51,7 @@ class Decoding:
             raise AdtError(f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none.")
         self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
         self._given = drafter  # experience with it is remembered by this object
-        self._drafter = for_method(drafter, drafting) if drafting.method != "autoregressive" else None
+        self._drafters = for_method(drafter, drafting) if drafting.method != "autoregressive" else ()
         self._check = check
         self._indices = image_indices if image_indices is not None else [0] * len(prompts)
         self._rows_ids = list(prompts)
@@ -63,11 +64,24 @@ class Decoding:
                            f"{target.decoder.config.max_positions - self.length}; shorten it.")
         self._slots = longest + self.length + drafting.most_drafts + 1
         self.codes = torch.full((self.images, self.length), -1)
+        self.start = 0 if prefix is None else self._keep(prefix)
         decoder = target.decoder
         self.trace = Trace(
             {"method": drafting.method, "proposal": drafting.proposal, "seed": sampling.seed, "device": str(decoder.embedding.device),
              "dtype": str(decoder.dtype).removeprefix("torch."), "noise_version": NOISE_VERSION,
-             "sampling": asdict(sampling), "drafting": asdict(drafting), "lantern": lantern and asdict(lantern)}, target.grid, self.images)
+             "sampling": asdict(sampling), "drafting": asdict(drafting), "lantern": lantern and asdict(lantern)}, target.grid, self.images,
+            start=self.start, row_end=target.row_end)
+
+    def _keep(self, prefix: Tensor) -> int:
+        """Enter the codes that are kept; returns how many each image has."""
+        if prefix.ndim != 2 or len(prefix) != self.images or prefix.shape[1] > self.length:
+            raise AdtError(f"prefix has the shape {list(prefix.shape)}; it must be [{self.images} images, at most {self.length} codes].")
+        if prefix.numel() and not 0 <= int(prefix.min()) <= int(prefix.max()) < self.target.num_codes:
+            raise AdtError(f"prefix holds codes from {int(prefix.min())} to {int(prefix.max())}; {self.target.name} has the codes 0 to "
+                           f"{self.target.num_codes - 1}.")
+        tokens = self.target.tokens(prefix.cpu())
+        self.codes[:, : tokens.shape[1]] = tokens
+        return tokens.shape[1]
 
     # ---- what callers read -----------------------------------------------------------------
 
@@ -88,15 +102,16 @@ class Decoding:
         config, decoder = self.target.decoder.config, self.target.decoder
         rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
-        if self._drafter is not None:
-            caches += self._drafter.cache_bytes(rows, self._slots, itemsize)
+        caches += max((drafter.cache_bytes(rows, self._slots, itemsize) for drafter in self._drafters), default=0)
         noise = self.images * self.length * self.target.num_tokens * 4
-        tokens = max(max(map(len, self._rows_ids)), self.drafting.most_drafts + 1)
+        tokens = max(max(map(len, self._rows_ids)) + self.start, self.drafting.most_drafts + 1)
         return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
 
     # ---- decoding --------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Round]:
+        if self.start == self.length:
+            return
         started = time.perf_counter()
         self._prefill()
         self.trace.prefill_seconds = time.perf_counter() - started
@@ -110,9 +125,12 @@ class Decoding:
 
     @torch.inference_mode()
     def _prefill(self) -> None:
-        """Read the prompts and draw the first token of every image."""
+        """Read the prompts, and what is kept of the images, and draw the next token of every image."""
         decoder = self.target.decoder
-        self._rows = Rows(self._rows_ids, self._slots, decoder.embedding)
+        kept = decoder.image_ids[self.codes[:, : self.start].to(decoder.image_ids.device)].tolist()
+        rows = [row.followed_by(kept[i % self.images], decoder.embedding) if self.start else row for i, row in enumerate(self._rows_ids)]
+        self._rows = Rows(rows, self._slots, decoder.embedding)
+        self._first_slot = self._rows.length - self.start  # of the cache; token i of an image goes i slots further
         self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding, self._check)
         self._rope = rope_tables(decoder.config, decoder.embedding)
         self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
@@ -122,32 +140,42 @@ class Decoding:
         self._substituted = [0] * self.images
         if self.lantern is not None:
             self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).padded(self.target.num_tokens).to(decoder.embedding.device)
-        self._positions = [-1] * self.images  # raster position of each image's root; -1 is the prompt's end
+        self._positions = [self.start - 1] * self.images  # raster position of each image's root; -1 is the prompt's end
         step = self._rows.prefill()
         features = decoder(self._rows.ids, step, self._cache, self._rope, self._check, self._rows.features)
-        perturbed = self._perturbed(self._logits(features[:, -1:], None), None)
-        self._root = perturbed[:, 0].argmax(-1)
-        self._positions = [0] * self.images
-        self.codes[:, 0] = self._root.cpu()
-        self._proposer = None
-        if self._drafter is not None:
-            self._proposer = self._drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
+        known = min(self.start + 1, self.target.columns)
+        z = self._logits(features[:, -known:], torch.arange(1 - known, 1, device=features.device).expand(self.images, -1))
+        self._root = self._perturbed(z[:, -1:], None)[:, 0].argmax(-1)
+        self._positions = [self.start] * self.images
+        self.codes[:, self.start] = self._root.cpu()
+        self._proposer, drafter = None, self._choose_drafter()
+        if drafter is not None:
+            self._proposer = drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
             ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
-            self._proposer.begin(features, ids, step, perturbed)
+            self._proposer.begin(features, ids, step, z, self.start)
+
+    def _choose_drafter(self) -> Drafter | None:
+        """What drafts in this batch; None for nothing. ``auto`` asks experience."""
+        if self.drafting.method != "auto":
+            return self._drafters[0] if self._drafters else None
+        key = self._rows.count, replace(self.sampling, seed=0), self.lantern, self.start
+        self._known = experience(self._given, key, self.length - self.start, len(self._drafters))
+        self._source = self._known.begin()
+        return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
 
     @torch.inference_mode()
     def _make_policies(self) -> list[FixedShape | AdtTree | CostAware]:
         """One per image; ``auto`` has one for the batch, which times some forwards when it meets a model or a device for the first time."""
-        if self.drafting.method != "auto":
+        if self.drafting.method != "auto" or self._source is None:
             return [make_policy(self.drafting, self.target.columns, self.sampling.seed, index) for index in self._indices]
         costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
-        known = experience(self._given, (self._rows.count, replace(self.sampling, seed=0), self.lantern), self.length)
-        return [CostAware(costs, known, self.images)] * self.images
+        return [CostAware(costs, self._known, self._source, self.images)] * self.images
 
     def _read_nodes(self, nodes: int) -> None:
         """A target forward over so many nodes in mid-image, for its time."""
         codes = torch.zeros(self.images, nodes, dtype=torch.long, device=self._rows.device)
-        features = self._forward(codes, self._rows.causal_step([self._rows.length + self.length // 2] * self.images, nodes))
+        middle = self._first_slot + max(self.length // 2, self.start)  # behind everything that the cache holds already
+        features = self._forward(codes, self._rows.causal_step([middle] * self.images, nodes))
         self._logits(features, None).argmax(-1).tolist()
 
     def _row_ids(self, codes: Tensor) -> Tensor:
@@ -188,7 +216,7 @@ class Decoding:
         shapes = [self._shape(image) for image in range(self.images)]
         drafter_forwards = self._proposer.forwards if self._proposer else 0
         tree = None
-        starts = [self._rows.length + position for position in self._positions]
+        starts = [self._first_slot + position for position in self._positions]
         if max(shape.depth for shape in shapes) > 0:
             tree = self._proposer.propose(self._root, starts, self._positions, shapes)
         drafted = time.perf_counter()
@@ -231,15 +259,15 @@ class Decoding:
             agrees, substitutes = self._relaxed(tree, emitted, z, shapes)
             along.append(substitutes.long())
         verdict = longest_path(tree, agrees, emitted)
-        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.valid.sum(1) - 1, verdict.next_root], 1)
+        counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()  # the one synchronisation
         width, shares, contiguous = verdict.path.shape[1], [], True
         for image, (row, shape, position) in enumerate(zip(read, shapes, self._positions)):
-            accepted, depth, nodes, next_root = row[:4]
-            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(4, len(row), width))
+            accepted, depth, broad, nodes, next_root = row[:5]
+            path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(5, len(row), width))
             self._decide(image, [*codes, next_root])
             contiguous &= path == list(range(1, accepted + 1))
-            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted))))
+            shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted)), broad))
         counts = [share.accepted for share in shares]
         if not contiguous:
             kept = self._rows.spread(verdict.path[:, : max(counts) + 1])
@@ -256,6 +284,6 @@ class Decoding:
 
     def _relaxed(self, tree: DraftTree, emitted: Tensor, z: Tensor, shapes: list[TreeShape]) -> tuple[Tensor, Tensor]:
         """Nodes that pass under LANTERN, and those that pass as substitutes."""
-        allowed = [self.lantern.allowed(position + 1, substituted) for position, substituted in zip(self._positions, self._substituted)]
+        allowed = [self.lantern.allowed(position + 1 - self.start, substituted) for position, substituted in zip(self._positions, self._substituted)]
         return relaxed_agreement(tree, emitted, z, self._neighbours, self.lantern, greedy=self.sampling.temperature == 0,
                                  width=max(shape.width for shape in shapes), allowed=torch.tensor(allowed, device=z.device))

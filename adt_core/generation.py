@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from .continuation import KEEP, kept_tokens, open_picture, to_pixels
 from .decode import Decoding
 from .drafters.jacobi import JacobiDrafter
 from .drafters.load import JACOBI, has_window, load_drafter
@@ -71,10 +72,35 @@ def plan(options: argparse.Namespace, sampling: dict, drafting: dict, lantern: d
     for name in ("output", "tokens", "trace", "report"):
         if getattr(options, name):
             check_writable(getattr(options, name), f"--{name}")
+    check_continuation(options)
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("--prompt is empty; describe the picture in a few words.")
     return Plan(options, prompts, Sampling(**sampling), drafting, relaxation(**lantern), choose_device(options.device))
+
+
+def check_continuation(options: argparse.Namespace) -> None:
+    """Raises AdtError for options that say nothing or can't be followed, and for a picture that can't be read."""
+    if options.continue_from is None:
+        if options.keep is not None or options.keep_left is not None:
+            raise AdtError("--keep and --keep-left say how much of a picture is kept; name it with --continue-from.")
+        return
+    kept_tokens((1, 1), options.keep or 0.0, options.keep_left or 0.0)
+    open_picture(options.continue_from, "--continue-from")
+
+
+def kept_codes(options: argparse.Namespace, target: Target) -> list[int]:
+    """The first tokens of every image: of the picture to continue, else those that a PNG to make again started from."""
+    if options.continue_from is None:
+        return options.kept or []
+    rows, columns = target.grid
+    pixels = to_pixels(open_picture(options.continue_from, "--continue-from"), rows * target.downsample, columns * target.downsample)
+    keep = KEEP if options.keep is None else options.keep
+    count = kept_tokens(target.grid, keep, options.keep_left or 0.0)
+    if count == rows * columns:
+        raise AdtError(f"--keep {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
+    with torch.inference_mode():
+        return target.codec.encode(pixels).flatten()[:count].tolist()
 
 
 def relaxation(lantern_k: int, lantern_delta: float | None, lantern_lambda: float | None, max_substitution: float) -> Lantern | None:
@@ -116,17 +142,19 @@ def run(plan: Plan) -> str:
     rows = [target.encode_prompt(prompt) for prompt in plan.prompts]
     negatives = [target.encode_prompt(options.negative)] * options.batch_size if options.negative else None
     indices = list(range(options.image_index, options.image_index + options.batch_size))
+    kept = kept_codes(options, target)
+    prefix = torch.tensor([kept] * len(indices), dtype=torch.long)
 
     def start(row: list[int], drafting: Drafting) -> Decoding:
         return Decoding(target, [row] * len(indices), negatives=negatives, sampling=plan.sampling, drafting=drafting,
-                        drafter=drafter, lantern=plan.lantern, image_indices=indices)
+                        drafter=drafter, lantern=plan.lantern, image_indices=indices, prefix=prefix)
 
     methods, paths = plan.methods, iter(plan.paths)
     if options.compare:
         for drafting in methods:
             list(islice(start(rows[0], drafting), WARM_UP))
     results: list[list[Result]] = []  # per prompt, one for each method
-    total = len(rows) * len(methods) * len(indices) * target.length
+    total = len(rows) * len(methods) * len(indices) * (target.length - target.tokens(prefix).shape[1])
     with tqdm(total=total, unit=" tokens", mininterval=0.5, leave=False) as bar:
         for number, row in enumerate(rows):
             order = list(enumerate(methods))
@@ -134,7 +162,7 @@ def run(plan: Plan) -> str:
             results.append([decoded[i] for i, _ in order])
             pixels = target.codec.decode(decoded[0].codes.to(plan.device))
             for picture, index in zip(pixels, indices):
-                save_png(next(paths), picture, settings(plan, plan.prompts[number], index))
+                save_png(next(paths), picture, settings(plan, plan.prompts[number], index, kept))
     return finish(plan, results)
 
 
@@ -147,14 +175,14 @@ class Result(NamedTuple):
 
 def decode(decoding: Decoding, bar: tqdm) -> Result:
     """Decode to the end, with progress on ``bar``."""
-    done = 0
+    done = decoding.done_tokens
     for _ in decoding:
         bar.update(decoding.done_tokens - done)
         done = decoding.done_tokens
     return Result(decoding.grid_codes(), decoding.trace)
 
 
-def settings(plan: Plan, prompt: str, index: int) -> dict:
+def settings(plan: Plan, prompt: str, index: int, kept: list[int]) -> dict:
     """Everything that makes an image what it is, by the names of the options: what its PNG carries."""
     options = plan.options
     return {
@@ -163,6 +191,7 @@ def settings(plan: Plan, prompt: str, index: int) -> dict:
         "device": plan.device.type,
         **asdict(plan.sampling),
         "image_index": index,
+        "kept": kept,
         **asdict(plan.drafting),
         **{name: getattr(options, name) for name in ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")},
         "noise_version": NOISE_VERSION,
@@ -200,5 +229,5 @@ def finish(plan: Plan, results: list[list[Result]]) -> str:
 def together(traces: list[Trace]) -> Trace:
     """One trace with the rounds of several decodings, for their joint figures."""
     first = traces[0]
-    return Trace(first.settings, first.grid, sum(t.images for t in traces), sum(t.prefill_seconds for t in traces),
-                 [round for t in traces for round in t.rounds])
+    return replace(first, images=sum(t.images for t in traces), prefill_seconds=sum(t.prefill_seconds for t in traces),
+                   rounds=[round for t in traces for round in t.rounds])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -22,10 +23,12 @@ def to_uint8(pixels: Tensor) -> np.ndarray:
     return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).cpu().numpy()
 
 
-def save_png(path: Path, pixels: Tensor, settings: dict) -> None:
-    """Write pixels [3, H, W] in [-1, 1] as a PNG with ``settings`` in its text chunk."""
+def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> None:
+    """Write pixels [3, H, W] in [-1, 1] as a PNG with ``settings`` in its text chunk, and ``texts`` in others by their names."""
     chunk = PngImagePlugin.PngInfo()
     chunk.add_itxt(KEY, json.dumps(settings, ensure_ascii=False))
+    for name, text in (texts or {}).items():
+        chunk.add_text(name, text)
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=chunk)
     write(path, buffer.getvalue())
@@ -46,6 +49,21 @@ def read_settings(path: Path) -> dict:
     if not isinstance(settings, dict):
         raise AdtError(f"{path} holds no ADT-Tree settings; give a PNG that 'generate' wrote and nothing has saved anew.")
     return settings
+
+
+def is_whole(path: Path) -> bool:
+    """Does a PNG end where it should, with all checksums right?"""
+    try:
+        with Image.open(path) as image:
+            image.verify()
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
+
+
+def digest(content: object) -> str:
+    """A short name for what JSON can hold: the same for the same content, and in practice for no other."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def write_json(path: Path, content: dict) -> None:

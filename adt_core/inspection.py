@@ -55,9 +55,9 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     except AdtError as error:
         advice.append(str(error))
     matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
-    others = _size(target.decoder) - matrices
+    others = _size(target.decoder) - matrices + (_size(target.text_encoder) if target.text_encoder is not None else 0)
     stored = {name: (size, matrices * size + others * max(size, 2)) for name, size in _ITEMSIZES.items()}
-    rest = _size(target.codec) * 4 + (_size(target.text_encoder) * 2 if target.text_encoder is not None else 0)
+    codec = _size(target.codec) * 4
     return {
         "role": "target",
         "family": family.name,
@@ -65,7 +65,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         "grid": list(target.grid),
         "pixels": [target.grid[0] * side, target.grid[1] * side],
         "codebook": list(target.codec.codebook.shape),
-        "memory": {name: weights + KVCache.num_bytes(config, 2, target.length + 128, max(size, 2)) + rest for name, (size, weights) in stored.items()},
+        "memory": {name: weights + KVCache.num_bytes(config, 2, target.length + 128, max(size, 2)) + codec for name, (size, weights) in stored.items()},
         "to_do": advice,
     }, entries, family.unneeded
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+FIGURES = ("acceptance", "depth", "width", "time")
+
 
 @dataclass(frozen=True)
 class ImageRound:
     """One image's share of a round.
 
-    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: realised depth
-    of the verified tree. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each. substituted: how
-    many of them stand for another token (LANTERN).
+    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth, width: realised depth of the
+    verified tree, and drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each.
+    substituted: how many of them stand for another token (LANTERN).
     """
 
     image: int
@@ -23,6 +25,7 @@ class ImageRound:
     accepted: int
     ranks: tuple[int, ...]
     substituted: int = 0
+    width: int = 0
 
     @property
     def alpha(self) -> float:
@@ -50,6 +53,13 @@ class Trace:
     images: int
     prefill_seconds: float = 0.0
     rounds: list[Round] = field(default_factory=list)
+    start: int = 0  # raster position of the first token that was drawn; those before it were given
+    row_end: bool = False  # behind each row of the grid stands one more token
+
+    @property
+    def raster(self) -> tuple[int, int]:
+        """Rows and columns of tokens, ends of rows included."""
+        return self.grid[0], self.grid[1] + self.row_end
 
     def report(self) -> dict:
         """One flat dictionary: the settings and the run's figures.
@@ -60,7 +70,7 @@ class Trace:
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
-        tokens = self.images * self.grid[0] * self.grid[1]
+        tokens = self.images * (self.raster[0] * self.raster[1] - self.start)
         emitted = sum(share.accepted + 1 for share in shares)
         return {
             **self.settings,
@@ -79,15 +89,26 @@ class Trace:
         }
 
     def acceptance_map(self, image: int = 0) -> list[list[int]]:
-        """For each token of an image, row by row: how many tokens the round that produced it emitted."""
-        cells = [1] * (self.grid[0] * self.grid[1])
+        """For each token of an image, row by row: how many tokens the round that produced it emitted; 0 if it was given."""
+        return self.token_map("acceptance", image)
+
+    def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
+        """A figure of the round that produced each token of an image, row by row; 0 for tokens that were given.
+
+        figure: ``acceptance``, tokens that the round emitted; ``depth`` or ``width``, of the verified tree; ``time``,
+        milliseconds of the round / tokens that it emitted for this image. The first drawn token comes with the prompt: it was
+        emitted alone, without a tree, in the time of the prefill.
+        """
+        first = {"acceptance": 1, "depth": 0, "width": 0, "time": 1000 * self.prefill_seconds}
+        rows, columns = self.raster
+        cells = [0] * self.start + [first[figure]] * (rows * columns - self.start)
         for round in self.rounds:
             for share in round.images:
                 if share.image == image:
-                    for cell in range(share.position + 1, share.position + share.accepted + 2):
-                        cells[cell] = share.accepted + 1
-        columns = self.grid[1]
-        return [cells[start : start + columns] for start in range(0, len(cells), columns)]
+                    emitted = share.accepted + 1
+                    value = {"acceptance": emitted, "depth": share.depth, "width": share.width, "time": 1000 * round.seconds / emitted}[figure]
+                    cells[share.position + 1 : share.position + 1 + emitted] = [value] * emitted
+        return [cells[row * columns : row * columns + self.grid[1]] for row in range(rows)]
 
     def to_json(self) -> dict:
         """Report, rounds and acceptance maps as plain JSON types."""

@@ -42,6 +42,11 @@ class DraftTree:
         """Depth of each image's tree, [B]."""
         return (self.depths * self.valid).amax(1)
 
+    def realised_width(self) -> Tensor:
+        """Drafts on the widest level of each image's tree, [B]."""
+        levels = torch.zeros(len(self.depths), self.height + 1, dtype=torch.long, device=self.depths.device)
+        return levels.scatter_add_(1, self.depths * self.valid, self.valid.long())[:, 1:].amax(1)
+
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
     """parents [B, n], root pointing at itself -> bool [B, n, n]; ``depth`` bounds the longest path.

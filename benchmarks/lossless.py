@@ -10,6 +10,7 @@ rank, so that a matrix in which nothing was drafted can't pass. One process; the
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from adt_core import Decoding, Drafting, Sampling, auto, load_drafter, load_targ
 from adt_core.benchmark import NETWORK, sources
 from adt_core.drafters import Drafter
 from adt_core.drafters.load import JACOBI, WITH_WINDOW
+from adt_core.shape import SIZES
 from adt_core.static import STATIC_TREES
 
 from .harness import captions
@@ -76,8 +78,8 @@ class Watched(Decoding):
 
 
 def restless():
-    """A context in which ``auto`` never gives up: on a machine where drafts don't pay it would rightly make next to none, and prove nothing."""
-    return patch.object(auto, "STAKE", 1.0)
+    """A context in which ``auto`` never gives up nor holds back: where drafts don't pay it would rightly make next to none, and prove nothing."""
+    return patch.multiple(auto, STAKE=math.inf, MODEST=SIZES[-1])
 
 
 @dataclass

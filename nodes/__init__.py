@@ -3,11 +3,17 @@
 from comfy_api.v0_0_2 import ComfyExtension, io
 
 from . import folders
+from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
+from .collector import ADTTreeCollector
+from .compare import ADTTreeCompare
+from .figures import ADTTreeFigures, ADTTreeMapImage
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
+from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
+from .size import ADTTreeImageSize
 
 
 class ADTTreeExtension(ComfyExtension):
@@ -15,4 +21,18 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        return [ADTTreeModelLoader, ADTTreeDrafterLoader, ADTTreeSettings, ADTTreeLantern, ADTTreeSampler, ADTTreeBenchmark]
+        return [
+            ADTTreeModelLoader,
+            ADTTreeImageSize,
+            ADTTreeDrafterLoader,
+            ADTTreeSettings,
+            ADTTreeLantern,
+            ADTTreeSampler,
+            ADTTreeMapImage,
+            ADTTreeFigures,
+            ADTTreeCompare,
+            ADTTreePrompts,
+            ADTTreeBatchSampler,
+            ADTTreeCollector,
+            ADTTreeBenchmark,
+        ]

@@ -1,7 +1,5 @@
 """The benchmark node: methods side by side on a list of prompts, and the table of their figures."""
 
-import hashlib
-import json
 from pathlib import Path
 
 import folder_paths
@@ -12,13 +10,15 @@ from .. import adt_core
 from ..adt_core import benchmark as bench
 from ..adt_core import report
 from ..adt_core.errors import AdtError
-from ..adt_core.prompts import read_prompts, sample
+from ..adt_core.images import digest
+from ..adt_core.prompts import sample
 from .loaders import CATEGORY
+from .prompts import fingerprint, read
 from .runtime import Progress, check_cancelled, load, refusal
+from .sampling import patchers
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket
 
 FOLDER = "adt_tree_benchmark"
-_FILES = (".txt", ".json", ".jsonl", ".tsv")
 
 
 class ADTTreeBenchmark(io.ComfyNode):
@@ -64,8 +64,8 @@ class ADTTreeBenchmark(io.ComfyNode):
         return refusal(_plan, prompts=prompts, methods=methods, guidance=guidance, temperature=temperature)
 
     @classmethod
-    def fingerprint_inputs(cls, prompts: str | None = None, **_) -> list[str]:
-        return _plan(prompts or "").prompts  # a file may have changed
+    def fingerprint_inputs(cls, prompts: str | None = None, **_) -> str:
+        return fingerprint(prompts or "")
 
     @classmethod
     def execute(
@@ -84,12 +84,12 @@ class ADTTreeBenchmark(io.ComfyNode):
         plan = _plan(prompts, methods, count, named, lantern, seed=seed, guidance=guidance, temperature=temperature)
         drafters = _drafters(plan, model, drafter)
         load(
-            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
+            patchers(model, drafter),
             memory_required=max(plan.start(name, prompt, model.target, drafters).memory_required() for name in plan.names for prompt in plan.prompts),
         )
         settings = plan.settings(model.target)
-        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-        folder = Path(folder_paths.get_output_directory()) / FOLDER / digest
+        name = digest(settings)
+        folder = Path(folder_paths.get_output_directory()) / FOLDER / name
         records: list[dict] = []
         progress = Progress(len(plan.prompts), cls.hidden.unique_id, lambda: Image.open(folder / records[-1]["runs"][bench.PLAIN]["picture"]))
         progress.say(f"0 of {len(plan.prompts)} prompts, {len(plan.names)} methods each")
@@ -97,7 +97,7 @@ class ADTTreeBenchmark(io.ComfyNode):
             records.append(record)
             progress.update(len(records), f"{len(records)} of {len(plan.prompts)} prompts, {len(plan.names)} methods each")
         table, _ = report.write(records, settings, folder)
-        progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{digest}")
+        progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{name}")
         return io.NodeOutput(table, ui=ui.PreviewText(table))
 
 
@@ -110,13 +110,9 @@ def _plan(
     **sampling,
 ) -> bench.Benchmark:
     """What the inputs ask for. Raises AdtError, naming the input."""
-    path = prompts.strip()
+    chosen = [prompt.text for prompt in read(prompts, "prompts")]
+    chosen = sample(chosen, count, seed=0) if count else chosen
     try:
-        if path.endswith(_FILES) and "\n" not in path:
-            chosen = read_prompts(Path(folder_paths.get_input_directory()) / path)
-        else:
-            chosen = [line.strip() for line in path.splitlines() if line.strip()] or read_prompts(bench.CAPTIONS)
-        chosen = sample(chosen, count, seed=0) if count else chosen
         names = [name.strip() for name in methods.split(",") if name.strip()]
         return bench.Benchmark(chosen, names, adt_core.Sampling(**sampling), lantern or adt_core.Lantern(), drafter)
     except AdtError as error:
@@ -125,7 +121,7 @@ def _plan(
 
 def _drafters(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter | None) -> dict:
     """What drafts, by source. AdtError if a method needs a network and none is connected."""
-    if drafter is not None and drafter.target is not model.target:
+    if drafter is not None and drafter.target.decoder is not model.target.decoder:
         raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Benchmark.")
     try:
         return plan.choose(drafter.drafter if drafter is not None and drafter.patcher is not None else None)

@@ -14,6 +14,7 @@ import folder_paths
 
 from ..adt_core.drafters.load import JACOBI
 from ..adt_core.errors import AdtError
+from ..adt_core.models.load import names_target
 
 BUNDLED = "bundled"
 MODELS = "ar_image_models"
@@ -21,6 +22,7 @@ DRAFTERS = "ar_image_drafters"
 
 # Folders of other packs in which a whole transformers checkpoint may already lie; they are only read.
 _SHARED = ("LLM", "diffusers")
+_SINGLE = ".pt"  # LlamaGen's targets are published as t2i_*.pt
 _DEPTH = 3  # <folder>/<organisation>/<model>, and one level of the user's own
 
 
@@ -33,7 +35,7 @@ def register() -> None:
 
 def models() -> dict[str, str]:
     """Name -> path of every model that can be chosen; the bundled one comes first."""
-    return _choices([*_roots(MODELS), *(root for key in _SHARED for root in _roots(key))], _is_chameleon)
+    return _choices([*_roots(MODELS), *(root for key in _SHARED for root in _roots(key))], names_target)
 
 
 def drafters() -> dict[str, str]:
@@ -52,6 +54,8 @@ def fingerprint(path: str) -> str:
     """Changes when the checkpoint's files do, so that a replaced checkpoint is loaded again."""
     if path in (BUNDLED, JACOBI):
         return path
+    if os.path.isfile(path):
+        return repr((os.path.getsize(path), os.stat(path).st_mtime_ns))
     with os.scandir(path) as entries:
         return repr(sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file()))
 
@@ -67,15 +71,16 @@ def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]
     for root in roots:
         for folder in _checkpoints(root, _DEPTH):
             config = os.path.join(folder, "config.json")
-            if wanted(_read_config(config, _mtime(config))):
+            if folder.endswith(_SINGLE) or wanted(_read_config(config, _mtime(config))):
                 name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
                 found.setdefault(Path(name).as_posix(), folder)
     return found
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:
-    """Folders at or below this one that hold a ``config.json``; not what lies inside such a folder."""
-    is_checkpoint, children = _listing(folder, _mtime(folder))
+    """Folders at or below this one that hold a ``config.json``, and LlamaGen's weights files; not what lies inside such a folder."""
+    is_checkpoint, children, files = _listing(folder, _mtime(folder))
+    yield from files
     if is_checkpoint:
         yield folder
     elif depth > 0:
@@ -91,14 +96,15 @@ def _mtime(path: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...]]:
+def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
     try:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
-        return False, ()
+        return False, (), ()
     folders = tuple(e.path for e in found if e.is_dir() and not e.name.startswith("."))
-    return any(e.name == "config.json" and e.is_file() for e in found), folders
+    files = tuple(e.path for e in found if e.name.startswith("t2i_") and e.name.endswith(_SINGLE) and e.is_file())
+    return any(e.name == "config.json" and e.is_file() for e in found), folders, files
 
 
 @lru_cache(maxsize=256)
@@ -108,8 +114,3 @@ def _read_config(path: str, mtime: int) -> dict:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
-
-
-def _is_chameleon(config: dict) -> bool:
-    names = [config.get("model_type"), *(config.get("architectures") or [])]
-    return any("chameleon" in str(name).lower() for name in names)

@@ -36,15 +36,15 @@ class ADTTreeModelLoader(io.ComfyNode):
             category=CATEGORY,
             description="Loads a visual autoregressive model. Its CLIP goes into CLIP Text Encode, its VAE into VAE Decode "
             "and VAE Encode, and the model itself into the ADT-Tree Drafter Loader and Sampler.",
-            search_aliases=["anole", "chameleon", "autoregressive", "load model"],
+            search_aliases=["anole", "chameleon", "lumina", "llamagen", "janus", "emu3", "autoregressive", "load model"],
             inputs=[
                 io.Combo.Input(
                     "model",
                     options=list(folders.models()),
                     default=folders.BUNDLED,
-                    tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are folders in the "
-                    "Anole layout (config.json, tokenizer.json, *.safetensors) in models/ar_image, models/LLM or "
-                    "models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models.",
+                    tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are checkpoints of Anole, Lumina-mGPT, LlamaGen, "
+                    "Janus-Pro or Emu3-Gen as they were downloaded, in models/ar_image, models/LLM or models/diffusers, or in what "
+                    "extra_model_paths.yaml adds to ar_image_models.",
                 ),
                 io.Combo.Input(
                     "dtype",
@@ -77,8 +77,8 @@ class ADTTreeModelLoader(io.ComfyNode):
             weights=_WEIGHTS.get(dtype),
         )
         codec = manage(target.codec)
-        loaded = LoadedModel(target, manage(target.decoder), codec)
-        return io.NodeOutput(loaded, TextEncoder(target), ImageTokenizer(codec, target.downsample))
+        loaded = LoadedModel(target, manage(target.decoder), codec, manage(target.text_encoder) if target.text_encoder is not None else None)
+        return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 
 
 class ADTTreeDrafterLoader(io.ComfyNode):
@@ -105,7 +105,8 @@ class ADTTreeDrafterLoader(io.ComfyNode):
                     "window",
                     default=False,
                     optional=True,
-                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' always does.",
+                    tooltip="Draft from the Jacobi window as well: the network makes its stalest guesses anew. The method 'auto' does so by "
+                    "itself, or leaves the network out where that is faster.",
                 ),
             ],
             outputs=[DrafterSocket.Output(display_name="drafter", tooltip="The drafter, for the ADT-Tree Sampler.")],

@@ -68,17 +68,18 @@ def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.de
 class Progress:
     """The bar, the preview and the line of text of one run, no oftener than a person can follow.
 
-    A preview costs a pass through the codec, so it may take a fifth of the time at most. The last one shows the
-    whole image, because it stays under the node.
+    A preview costs a pass through the codec, so previews may take a fiftieth of the time. ``last`` is the one that shows the
+    whole image, if previews are wanted: it stays when the run is over.
     """
 
-    _BAR, _PREVIEW, _SHARE = 0.1, 0.4, 4.0
+    _BAR, _PREVIEW, _SHARE = 0.1, 0.4, 50.0
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
         self._total, self._node_id, self._preview = total, node_id, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
         self._next_preview = time.monotonic() + self._PREVIEW
+        self.last: Image.Image | None = None
         self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
 
     def update(self, done: int, text: str) -> None:
@@ -89,7 +90,9 @@ class Progress:
         self._next_bar = now + self._BAR
         image = None
         if self._wants_preview and (now >= self._next_preview or done >= self._total):
-            image = ("JPEG", self._preview(), args.preview_size)
+            picture = self._preview()
+            self.last = picture if done >= self._total else None
+            image = ("JPEG", picture, args.preview_size)
             after = time.monotonic()
             self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))
         self._bar.update_absolute(done, self._total, image)

@@ -8,11 +8,14 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from .. import adt_core
-from ..adt_core.errors import AdtError
+from ..adt_core.continuation import KEEP, kept_tokens
+from .latent import read_latent
+from .live_map import LiveMap
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
+from .sampling import choose_drafting, patchers, sampling_inputs
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
-from .stock import read_prompt, to_image
+from .stock import encode, read_prompt, to_image
 
 
 class ADTTreeSampler(io.ComfyNode):
@@ -40,39 +43,7 @@ class ADTTreeSampler(io.ComfyNode):
                     tooltip="What guesses ahead. Without one the settings' method has to be 'autoregressive'.",
                 ),
                 SettingsSocket.Input("settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=2**64 - 1,
-                    control_after_generate=True,
-                    tooltip="Decides the noise, and with the prompt the image.",
-                ),
-                io.Float.Input(
-                    "guidance",
-                    default=3.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="How strongly the image follows the prompt (classifier-free guidance). 1 switches guidance off.",
-                ),
-                io.Float.Input(
-                    "temperature",
-                    default=1.0,
-                    min=0.0,
-                    max=10.0,
-                    step=0.05,
-                    tooltip="Variety: 1 samples as the model was trained to, less plays safe, 0 always takes the likeliest token.",
-                ),
-                io.Int.Input("top_k", default=0, min=0, max=65536, tooltip="Keep only the k likeliest tokens; 0 keeps all."),
-                io.Float.Input(
-                    "top_p",
-                    default=1.0,
-                    min=0.01,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Keep only the likeliest tokens that together have this probability; 1 keeps all.",
-                ),
+                *sampling_inputs("Decides the noise, and with the prompt the image."),
                 io.Int.Input(
                     "batch_size",
                     default=1,
@@ -81,17 +52,42 @@ class ADTTreeSampler(io.ComfyNode):
                     tooltip="Images of this prompt. Each has its own noise, and the first is the same whatever the number.",
                 ),
                 LanternSocket.Input("lantern", optional=True, tooltip="Relaxed acceptance, which changes the image; without it, exact."),
+                io.Latent.Input(
+                    "latent_image",
+                    optional=True,
+                    tooltip="What to start from: a VAE Encode node fed by this model's VAE, or another ADT-Tree Sampler. keep says how much of it "
+                    "stays. The size is always the model's own. The LATENT decides the batch, and batch_size how many images are made of each of its images.",
+                ),
+                io.Float.Input(
+                    "keep",
+                    default=KEEP,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip="With latent_image: the share of its rows, from the top, that stays; the rest is drawn anew. 0 keeps nothing but the batch.",
+                ),
+                io.Float.Input(
+                    "keep_left",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip="With latent_image: the share of the first row below those, from the left, that stays too.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The images as codebook vectors, for VAE Decode with this model's VAE."),
                 TraceSocket.Output(display_name="trace", tooltip="What was drafted and accepted in each round."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
-    def validate_inputs(cls, guidance: float = None, temperature: float = None, top_p: float = None) -> bool | str:
-        return refusal(adt_core.Sampling, guidance=guidance, temperature=temperature, top_p=top_p)
+    def validate_inputs(cls, guidance: float = None, temperature: float = None, top_p: float = None, keep: float = None, keep_left: float = None) -> bool | str:
+        return refusal(_check, guidance=guidance, temperature=temperature, top_p=top_p, keep=keep, keep_left=keep_left)
 
     @classmethod
     def execute(
@@ -108,44 +104,52 @@ class ADTTreeSampler(io.ComfyNode):
         drafter: LoadedDrafter | None = None,
         settings: "adt_core.Drafting | None" = None,
         lantern: "adt_core.Lantern | None" = None,
+        latent_image: dict | None = None,
+        keep: float = KEEP,
+        keep_left: float = 0.0,
     ) -> io.NodeOutput:
-        drafting = settings or (drafter.drafter.default if drafter is not None else adt_core.Drafting())
-        _check_drafter(drafting, drafter, model)
-        row = model.target.encode_prompt(read_prompt(positive, "positive").text)
-        opposite = read_prompt(negative, "negative").text if negative is not None else ""
+        drafting = choose_drafting(settings, drafter, model)
+        row, opposite = read_rows(model, positive, negative)
+        prefix, indices = None, list(range(batch_size))
+        if latent_image is not None:
+            prefix, indices = read_latent(latent_image, model, keep, keep_left, batch_size)
         decoding = adt_core.Decoding(
             model.target,
-            [row] * batch_size,
-            negatives=[model.target.encode_prompt(opposite)] * batch_size if opposite.strip() else None,
+            [row] * len(indices),
+            negatives=[opposite] * len(indices) if opposite else None,
             sampling=adt_core.Sampling(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance),
             drafting=drafting,
             drafter=drafter.drafter if drafter is not None else None,
             lantern=lantern,
-            image_indices=list(range(batch_size)),
+            image_indices=indices,
+            prefix=prefix,
             check=check_cancelled,
         )
-        load(
-            [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])],
-            memory_required=decoding.memory_required(),
-        )
-        _decode(decoding, Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: _preview(model.target, decoding)))
+        load(patchers(model, drafter), memory_required=decoding.memory_required())
+        live_map = LiveMap(decoding.trace, model.target.name, cls.hidden)
+        progress = Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: preview(model.target, decoding))
+        _decode(decoding, progress, live_map)
         vectors = model.target.codec.lookup(decoding.grid_codes())
-        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace)
+        ui = live_map.ui(lambda image: progress.last if image == 0 and progress.last else preview(model.target, decoding, image))
+        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace, ui=ui)
 
 
-def _check_drafter(drafting: "adt_core.Drafting", drafter: LoadedDrafter | None, model: LoadedModel) -> None:
-    if drafter is None and drafting.method != "autoregressive":
-        raise AdtError(
-            f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an ADT-Tree Settings "
-            "node with the method 'autoregressive'."
-        )
-    if drafter is not None and drafter.target is not model.target:
-        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
+def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
+    adt_core.Sampling(**sampling)
+    kept_tokens((1, 1), keep, keep_left)
 
 
-def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
+def read_rows(model: LoadedModel, positive: list, negative: list | None) -> "tuple[adt_core.Prompt, adt_core.Prompt | None]":
+    """The prompt's row, and the negative prompt's if there is one."""
+    row = encode(model, read_prompt(positive, "positive").text)
+    opposite = read_prompt(negative, "negative").text if negative is not None else ""
+    return row, encode(model, opposite) if opposite.strip() else None
+
+
+def _decode(decoding: "adt_core.Decoding", progress: Progress, live_map: LiveMap) -> None:
     with closing(iter(decoding)) as rounds:  # caches go now, and not when a traceback is forgotten
         for count, _ in enumerate(rounds, start=1):
+            live_map.update()
             done, total = decoding.done_tokens, decoding.total_tokens
             progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
     report = decoding.trace.report()
@@ -154,13 +158,13 @@ def _decode(decoding: "adt_core.Decoding", progress: Progress) -> None:
     )
 
 
-def _preview(target: "adt_core.Target", decoding: "adt_core.Decoding") -> Image.Image:
-    """The first image as far as it is decided, what is missing in the mean colour of the rest."""
-    codes = decoding.codes[0].reshape(target.grid)
+def preview(target: "adt_core.Target", decoding: "adt_core.Decoding", image: int = 0) -> Image.Image:
+    """An image as far as it is decided, what is missing in the mean colour of the rest."""
+    codes = decoding.grid_codes()[image]
     missing = codes < 0
     blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()
-    image = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
-    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=image.shape[:2])[0, 0] > 0
+    pixels = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
+    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[:2])[0, 0] > 0
     if not hidden.all():
-        image[hidden] = image[~hidden].mean(0)
-    return Image.fromarray((image * 255).to(torch.uint8).numpy())
+        pixels[hidden] = pixels[~hidden].mean(0)
+    return Image.fromarray((pixels * 255).to(torch.uint8).numpy())

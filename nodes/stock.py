@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..adt_core.errors import AdtError
 from .runtime import check_cancelled, load
+from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
 _NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
@@ -60,17 +61,24 @@ class _Stock:
         raise AttributeError(f"The {self.kind} of an ADT-Tree Model Loader has no '{name}': it works with {self.use}.")
 
 
+def encode(model: LoadedModel, text: str) -> Any:
+    """The conditional row of a text, read on the device where the model's text encoder is managed. AdtError if it is empty or too long."""
+    if model.text is not None:
+        load([model.text])
+    return model.target.encode_prompt(text)
+
+
 class TextEncoder(_Stock):
-    """What ``CLIP Text Encode`` needs of a CLIP. It has no weights: the model itself reads the tokens."""
+    """What ``CLIP Text Encode`` needs of a CLIP. Most have no weights: the model itself reads the tokens."""
 
     kind, use = "CLIP", "the CLIP Text Encode (Prompt) node"
 
-    def __init__(self, target: Any):
-        self.target = target
+    def __init__(self, model: LoadedModel):
+        self.model = model
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
         """Check the length of a prompt; no text at all is the row that guidance compares with."""
-        ids = self.target.encode_prompt(text) if text.strip() else (0,)
+        ids = encode(self.model, text) if text.strip() else (0,)
         return Prompt(text, tuple(ids))
 
     def encode_from_tokens_scheduled(self, tokens: Prompt, *_, **__) -> list:

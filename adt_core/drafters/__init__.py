@@ -49,9 +49,10 @@ class Proposer(Protocol):
 
     forwards: int
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        """The prompt was read: the target's features [R, n, h] of all its tokens, the ids [R, n] that follow each
-        (the first image token at last), and z + g [B, 1, V] of that first token."""
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        """The prompt was read, and what is kept of the images: the target's features [R, n, h] of all these tokens, the ids [R, n] that
+        follow each (the first drawn token at last), and processed logits z [B, m, V] of the m image tokens up to that first one, at
+        raster ``position``: of a row of the image, or of as many as there are."""
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         """Grow one tree per image.

@@ -2,6 +2,9 @@
 
 Layout of ``jadohu/anole_drafter`` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): stream element i is the pair
 (target feature of token i, embedding of token i + 1), fused by a linear layer; the target's head reads the output.
+
+LANTERN's drafters for LlamaGen (``jadohu/llamagen_drafter``, ``jadohu/llamagen2_drafter``) are rotated by the grid cell of the pair's token and attend
+to all pairs of the condition, padding included.
 """
 
 from __future__ import annotations
@@ -9,15 +12,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
-from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, resolve, same
+from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, read_json, resolve, same
 from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
-from ..models.layout import decoder_config, layer_entries
+from ..models.layout import decoder_config, layer_entries, unpaired
 from ..models.target import Target
 from ..sampling import Sampling
 from ..shape import Drafting, TreeShape
@@ -25,11 +29,27 @@ from ..tree import CandidatePool, DraftTree, chain
 from . import Verified
 from .static import static_tree
 
+PAIRING_FILE = "pairing.json"
+"""Where ``check-drafter`` records, in the drafter's folder, how it was trained."""
+LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
+"""``grid_rope`` by the ``input_type`` in the configurations of LANTERN's drafters for LlamaGen."""
+
+
+class Pairing(NamedTuple):
+    """What a feature is fed with. late: its own token, not the next one. codes: image tokens have their codes for ids, not those of the vocabulary.
+
+    EAGLE feeds the next token. The public training code for Anole and Lumina-mGPT pairs a feature with its own token, and forgets the offset of image ids.
+    """
+
+    late: bool = False
+    codes: bool = False
+
 
 class EagleDrafter(nn.Module):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
 
     default = Drafting()
+    pairing = Pairing()
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
         super().__init__()
@@ -65,24 +85,54 @@ def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> 
         raise AdtError(f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
                        f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target.")
     drafter, entries = describe(checkpoint, ours)
+    if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != _grid_of_pairs(ours):
+        raise AdtError(f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
+                       "choose the drafter that was trained for this target.")
     check_entries(entries, checkpoint)
     drafter.to(target.decoder.dtype).to_empty(device=target.decoder.embedding.device).requires_grad_(False).eval()
     fill(_entries(drafter, checkpoint), checkpoint, check)
+    recorded = checkpoint.folder / PAIRING_FILE
+    if recorded.is_file():
+        drafter.pairing = Pairing(**{name: bool(value) for name, value in read_json(recorded).items() if name in Pairing._fields})
     return drafter
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
-    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from."""
-    config, names = decoder_config(checkpoint.config, checkpoint.path), checkpoint.names
-    config = replace(config, qk_norm="layers.0.self_attn.q_norm.weight" in names, max_positions=(target or config).max_positions)
+    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from.
+
+    What its configuration leaves unsaid is as in the target.
+    """
+    said, names = checkpoint.config, checkpoint.names
+    grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and _grid_of_pairs(target))
+    if target is not None:
+        said = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "intermediate_size": target.intermediate_size, "num_hidden_layers": 1,
+                "num_attention_heads": target.num_heads, "num_key_value_heads": target.num_kv_heads, "rms_norm_eps": target.rms_norm_eps,
+                "rope_theta": target.rope_theta, **said}
+    config = decoder_config(said, checkpoint.path)
+    config = replace(config, qk_norm="layers.0.self_attn.q_norm.weight" in names, max_positions=(target or config).max_positions,
+                     grid_rope=grid)
     with torch.device("meta"):
         drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
     return drafter, _entries(drafter, checkpoint)
 
 
+def _grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
+    """``grid_rope`` of a target's drafter: a pair has the position of its feature, and is rotated by the cell of its token, which comes one later."""
+    return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
+
+
 def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
     return [same(drafter.embedding, "embed_tokens.weight"), same(drafter.fc, "fc.weight", transpose=True), same(drafter.fc_bias, "fc.bias"),
-            *layer_entries(drafter.layer, checkpoint, "layers.0")]
+            *layer_entries(drafter.layer, checkpoint, "layers.0", unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None)]
+
+
+def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
+    """What n features are fed with: ids [R, n + 1] of their tokens and of the one behind the last -> [R, n]."""
+    ids = ids[:, :-1] if pairing.late else ids[:, 1:]
+    if not pairing.codes:
+        return ids
+    code = ids - image_ids[0]
+    return torch.where((code >= 0) & (code < len(image_ids)), code, ids)
 
 
 class EagleProposer:
@@ -90,7 +140,9 @@ class EagleProposer:
 
     def __init__(self, drafter: EagleDrafter, target: Target, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
         """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
-        self._drafter, self._decoder, self._rows = drafter, target.decoder, rows
+        self._drafter, self._decoder = drafter, target.decoder
+        self._sees_padding = drafter.config.grid_rope is not None
+        self._rows = rows.unhidden() if self._sees_padding else rows
         self._grammar, self._length = target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)), target.length
         self._sampling, self._drafting = sampling, drafting
         self._noise = noise if drafting.proposal == "coupled" else None
@@ -99,9 +151,11 @@ class EagleProposer:
         self._pending: tuple[Tensor, Tensor, Step, list[int]]  # features, ids, step; index of each image's last pair, padding after it
         self.forwards = 0
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        """Every prompt token's feature is paired with the token after it."""
-        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(perturbed))
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        """The feature of every token that was read is paired with the token after it."""
+        step = self._rows.prefill() if self._sees_padding else step
+        ids = paired_ids(self._drafter.pairing, torch.cat([self._rows.ids[:, :1], ids], 1), self._decoder.image_ids)
+        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(z))
 
     def observe(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them; they are fed in the next round."""
@@ -111,8 +165,14 @@ class EagleProposer:
         else:
             index = self._rows.spread(verified.verdict.path[:, : longest + 1])[..., None]
             features = features.gather(1, index.expand(-1, -1, features.shape[-1]))
-        ids = self._rows.spread(self._decoder.image_ids[verified.following()])
+        following = verified.following()
+        ids = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
         self._pending = (features, ids, self._rows.causal_step(verified.starts, longest + 1), accepted)
+
+    def _fed(self, codes: Tensor, before: Tensor) -> Tensor:
+        """Ids [R, n] of what features are fed with: the ``codes`` [B, n] that follow them, or their own, which stand ``before`` those."""
+        codes = before if self._drafter.pairing.late else codes
+        return self._rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids[codes])
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
@@ -169,17 +229,18 @@ class EagleProposer:
         own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
         own[:, -1, -1] = True
         offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
-        ids = self._decoder.image_ids[torch.cat([tree.tokens[:, 1:], verdict.next_root[:, None]], 1)]
+        following = torch.cat([tree.tokens[:, 1:], verdict.next_root[:, None]], 1)
+        ids = self._fed(following, tree.tokens.gather(1, parents))
         pairs = features.gather(1, self._rows.spread(parents)[..., None].expand(-1, -1, features.shape[-1]))
-        out = self._run(self._rows.spread(ids), pairs, self._rows.step(verified.starts, 0, offsets, own))
+        out = self._run(ids, pairs, self._rows.step(verified.starts, 0, offsets, own))
         kept = (verdict.path[:, 1 : max(verified.accepted) + 2] - 1).clamp_min(0)
         kept = F.pad(kept, (0, max(verified.accepted) + 1 - kept.shape[1])).scatter(1, accepted, tree.size - 1)
         self._cache.compact(self._rows.spread(torch.tensor(verified.starts, device=kept.device)), self._rows.spread(kept))
         return out
 
     def read_ahead(self, tokens: Tensor, features: Tensor, starts: list[int]) -> Tensor:
-        """Feed the next m tokens [B, m], each with the feature [R, m, h] of the one before it, without keeping them: features [R, m, h]."""
-        return self._run(self._rows.spread(self._decoder.image_ids[tokens]), features, self._rows.causal_step(starts, tokens.shape[1]))
+        """Feed the features [R, m, h] of m successive tokens, with the m that follow the first of tokens [B, m + 1], without keeping them: [R, m, h]."""
+        return self._run(self._fed(tokens[:, 1:], tokens[:, :-1]), features, self._rows.causal_step(starts, tokens.shape[1] - 1))
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
@@ -201,7 +262,7 @@ class EagleProposer:
             scores.append(total[:, 0])
             if level == len(noise) or limits.hopeless(total):
                 break
-            ids = self._rows.spread(self._decoder.image_ids[token[:, 0]])
+            ids = self._fed(tokens[-1], tokens[-2])
             out = self._run(ids, out, self._rows.step(starts, level - 1, level - 1, None))
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
@@ -210,6 +271,7 @@ class EagleProposer:
         pool, beam_scores, parents = CandidatePool(), None, torch.zeros_like(root)[:, None]
         batch = torch.arange(len(root), device=root.device)[:, None]
         seen = torch.zeros(len(root), 1, 0, dtype=torch.bool, device=root.device)  # uncommitted slots each node sees
+        fed = root[:, None]
         for level, perturbation in enumerate(noise, start=1):
             scores, tokens = self.children(out, perturbation, width)
             scores = limits.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
@@ -224,21 +286,22 @@ class EagleProposer:
             self_sight = torch.eye(count, dtype=torch.bool, device=root.device).expand(len(root), -1, -1)
             seen = torch.cat([seen[batch, parent], self_sight], -1)
             step = self._rows.step(starts, seen.shape[-1] - count, level - 1, seen)
-            ids = self._decoder.image_ids[tokens.flatten(1).gather(1, beam)]
+            before, fed = fed.gather(1, parent), tokens.flatten(1).gather(1, beam)
             features = out.gather(1, self._rows.spread(parent)[..., None].expand(-1, -1, out.shape[-1]))
-            out = self._run(self._rows.spread(ids), features, step)
+            out = self._run(self._fed(fed, before), features, step)
         return pool.rerank(root, self._drafting.nodes)
 
     def _grow_static(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, shapes: list[TreeShape]) -> DraftTree:
         """A published tree: a node of sibling rank r holds its parent's r-th best child."""
         tree, batch = static_tree(self._drafting.static, root.device), len(root)
         tokens, scores = [root[:, None]], [torch.zeros(batch, 1, dtype=self._decoder.wide_dtype, device=root.device)]
+        fed = root[:, None]
         for level, (perturbation, plan) in enumerate(zip(noise, tree.levels)):
             if level > 0:
-                ids = self._decoder.image_ids[tokens[-1][:, plan.fed]]
-                fed, seen = plan.seen.shape
-                step = self._rows.step(starts, seen - fed, level - 1, plan.seen.expand(batch, -1, -1))
-                out = self._run(self._rows.spread(ids), out[:, plan.from_fed], step)
+                count, seen = plan.seen.shape
+                step = self._rows.step(starts, seen - count, level - 1, plan.seen.expand(batch, -1, -1))
+                before, fed = fed[:, plan.from_fed], tokens[-1][:, plan.fed]
+                out = self._run(self._fed(fed, before), out[:, plan.from_fed], step)
             score, token = self.children(out, perturbation, plan.width)
             tokens.append(token[:, plan.parent, plan.rank])
             scores.append(scores[-1][:, plan.fed][:, plan.parent] + score[:, plan.parent, plan.rank])

@@ -23,7 +23,7 @@ from ..sampling import Sampling
 from ..shape import Drafting, TreeShape, spine
 from ..tree import DraftTree, chain
 from . import Verified
-from .window import NEVER, Calibration, Forecast, Window, best_size, spine_and_branches
+from .window import NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
 
 
 class JacobiDrafter:
@@ -73,10 +73,10 @@ class JacobiProposer:
 
     # ---- what a forward taught ---------------------------------------------------------------
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        """The first token's distribution stands in for the row above the first."""
-        self._above = self._unperturbed(perturbed, torch.zeros(len(perturbed), 1, dtype=torch.long, device=perturbed.device))
-        self._above = self._above.repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        """Where nothing is decided above, the first drawn token's distribution stands in for it."""
+        self._above = z[:, -1:].repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
+        self._above[:, torch.arange(position - z.shape[1] + 1, position + 1, device=z.device) % self._columns] = z
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""
@@ -165,12 +165,15 @@ class JacobiProposer:
         log_p = self._allowed(log_p, window, shapes)
         width = log_p.shape[-1]
         menu = shapes[0].menu
-        nodes = best_size(log_p, menu) if menu else self._most
-        depth = min(window.depth, spine(nodes)) if menu else window.depth
+        nodes, depth, branches = self._most, window.depth, None
+        if menu:
+            branches = branch_scores(log_p)
+            nodes = best_size(log_p, branches, menu)
+            depth = min(depth, spine(nodes))
         tokens, log_p = window.tokens[:, : depth + 1], log_p[:, :depth]
         if width == 1 or depth >= nodes:
             return chain(tokens, log_p[..., 0].cumsum(1))
-        return spine_and_branches(tokens, window.candidates[:, :depth, 1:width], log_p, nodes)
+        return spine_and_branches(tokens, window.candidates[:, :depth, 1:width], log_p, nodes, branches)
 
     def _allowed(self, log_p: Tensor, window: Window, shapes: list[TreeShape]) -> Tensor:
         """Log-probabilities [B, M, width] with -inf for what an image's own shape leaves out."""

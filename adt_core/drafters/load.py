@@ -35,6 +35,10 @@ def load_drafter(path: str | Path, target: Target, check: Check | None = None) -
     return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
 
 
-def for_method(drafter: Drafter, drafting: Drafting) -> Drafter:
-    """The drafter as the method takes it: ``auto`` gives a network a window."""
-    return MergedDrafter(drafter) if drafting.method == "auto" and isinstance(drafter, EagleDrafter) else drafter
+def for_method(drafter: Drafter, drafting: Drafting) -> tuple[Drafter, ...]:
+    """What the method may draft with. ``auto`` gives a network a window, and may find the window alone to be faster."""
+    if drafting.method != "auto":
+        return (drafter,)
+    if isinstance(drafter, EagleDrafter):
+        drafter = MergedDrafter(drafter)
+    return (drafter, JacobiDrafter()) if isinstance(drafter, MergedDrafter) else (drafter,)

@@ -60,9 +60,9 @@ class MergedProposer:
     def forwards(self) -> int:
         return self._network.forwards
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, perturbed: Tensor) -> None:
-        self._window.begin(features, ids, step, perturbed)
-        self._network.begin(features, ids, step, perturbed)
+    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
+        self._window.begin(features, ids, step, z, position)
+        self._network.begin(features, ids, step, z, position)
         self._root = self._network.catch_up()  # [R, 1, h]: the feature that the network expects of the root
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
@@ -73,7 +73,7 @@ class MergedProposer:
         forecasts = self._refine(window, 0, self._root, noise)
         if window.depth > 1:
             before = torch.cat([self._root, self._at(self._read, window.at[:, 1:-1])], 1)
-            out = self._network.read_ahead(window.tokens[:, 1:-1], before, starts)
+            out = self._network.read_ahead(window.tokens[:, :-1], before, starts)
             behind = self._refine(window, 1, out, noise)
             forecasts = [Forecast(*(torch.cat(pair, 1) for pair in zip(*both))) for both in zip(forecasts, behind)]
         self._window.enter(window)

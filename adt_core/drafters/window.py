@@ -136,38 +136,42 @@ class Window:
         self.distance = torch.where((last >= 0) & ~self.network, nearer(self.distance, slot - last), self.distance)
 
 
-def _branch_scores(log_p: Tensor) -> Tensor:
-    """log_p [B, M, k] -> log-probability of every branch (i, r, m), [B, M, k - 1, FOLLOW + 1]."""
+def branch_scores(log_p: Tensor) -> Tensor:
+    """log_p [B, M, k] -> log-probability of every branch (i, r, m), [B, M, k - 1, FOLLOW + 1]; see :func:`spine_and_branches`."""
     cumulative = log_p[..., 0].cumsum(1)
     before = F.pad(cumulative, (1, 0))[:, :-1]
     carried = F.pad(cumulative, (0, FOLLOW), value=-math.inf).unfold(1, FOLLOW + 1, 1) - cumulative[..., None]
     return (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
-def best_size(log_p: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
-    """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most. log_p: [B, M, k]."""
+def best_size(log_p: Tensor, branches: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
+    """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most. log_p: [B, M, k]. branches: their scores."""
     chance = log_p[..., 0].cumsum(1).exp().mean(0)
     steps = min(1 + round(float(chance.sum())), len(chance))  # the next round starts about here
     worth = chance + REFRESH * sum(F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, ROUNDS + 1))
     spines = [0.0, *worth.cumsum(0).tolist()]
-    branches = [0.0, *_branch_scores(log_p).flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0).tolist()]
+    sides = [0.0, *branches.flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0).tolist()]
 
     def gain(nodes: int, price: float) -> float:
         depth = min(spine(nodes), len(spines) - 1)
-        return spines[depth] + branches[min(nodes - depth, len(branches) - 1)] - price
+        return spines[depth] + sides[min(nodes - depth, len(sides) - 1)] - price
     return max(menu, key=lambda entry: gain(*entry))[0]
 
 
-def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int) -> DraftTree:
+def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int, branches: Tensor | None = None) -> DraftTree:
     """A spine and the best single deviations from it, ``nodes`` drafts in all.
 
-    tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. Branch
-    (i, r, m) follows the spine up to slot i, takes candidate r there and carries on with m spine tokens; its score is the
-    log-probability of all its tokens. Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
+    tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. branches:
+    the :func:`branch_scores` of a window that may be longer than M, where they are known already. Branch (i, r, m) follows the spine
+    up to slot i, takes candidate r there and carries on with m spine tokens; its score is the log-probability of all its tokens.
+    Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
-    scores = _branch_scores(log_p).flatten(1)
+    if branches is None:
+        branches = branch_scores(log_p)
+    end = torch.arange(length, device=log_p.device)[:, None, None] + torch.arange(FOLLOW + 1, device=log_p.device)
+    scores = branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)  # no branch outlives the spine
     budget = min(nodes - length, scores.shape[1])
     kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget].sort(1).values
     scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)

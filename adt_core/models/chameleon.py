@@ -59,13 +59,9 @@ def find_codec(checkpoint: Checkpoint) -> None:
 
     Looked for in its folder, then in the one above: Meta's ``vqgan.ckpt``, or the separate ``Anole-7b-v0.1-vqvae-hf``.
     """
-    if f"{CODEC}decoder.conv_in.weight" in checkpoint.names:
-        return
-    for folder in (checkpoint.folder, checkpoint.folder.parent):
-        for pattern in _CODEC_FILES:
-            for file in sorted(folder.glob(pattern)):
-                checkpoint.add(file, CODEC)
-                return
+    file = checkpoint.beside(_CODEC_FILES) if f"{CODEC}decoder.conv_in.weight" not in checkpoint.names else None
+    if file is not None:
+        checkpoint.add(file, CODEC)
 
 
 def vq_config(checkpoint: Checkpoint) -> VQConfig:

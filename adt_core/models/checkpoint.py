@@ -102,15 +102,22 @@ class Checkpoint:
         files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
         self._missing_shards(files)
         if not files:
-            raise AdtError(f"{path} holds no *.safetensors and no pytorch_model.bin; download the weights into it.")
+            others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
+            remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
+            raise AdtError(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
             self.add(file)
 
-    def add(self, file: Path, prefix: str = "") -> None:
-        """Take the tensors of one more file, as if their names began with ``prefix``."""
+    def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",)) -> None:
+        """Take the tensors of one more file whose names begin as one of ``only``, as if there were ``prefix`` before them."""
         store = _Pickle(file) if file.suffix in PICKLES else _SafeFile(file)
         self.files.append(file)
-        self._where |= {prefix + name: (store, name) for name in store.headers}
+        self._where |= {prefix + name: (store, name) for name in store.headers if name.startswith(only)}
+
+    def beside(self, patterns: tuple[str, ...]) -> Path | None:
+        """The first file or folder that one of ``patterns`` finds in the checkpoint's folder, then in the one above."""
+        found = (match for folder in (self.folder, self.folder.parent) for pattern in patterns for match in sorted(folder.glob(pattern)))
+        return next(found, None)
 
     @property
     def names(self) -> list[str]:

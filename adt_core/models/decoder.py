@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -129,11 +130,18 @@ class Rows:
         return torch.where(visible, self._open, self._shut)
 
     def prefill(self) -> Step:
-        """All prompt tokens at once. A pad sees itself, because a row of -inf would turn into NaN."""
+        """All prompt tokens at once. What nobody attends to sees what is hidden before it, as in LANTERN's code, and so is never a row of -inf."""
         at = self.columns[: self.length]
         real = at >= self._blind[:, None]
-        visible = (at[:, None] >= at) & real[:, None] | (at[:, None] == at)
+        visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         return Step((at - self.pads[:, None]).clamp_min(0), slice(0, self.length), self._additive(visible)[:, None])
+
+    def unhidden(self) -> Rows:
+        """The same rows with every token of the prompts in sight, ``Prompt.hidden`` or not."""
+        rows = copy(self)
+        rows._blind = self.pads
+        rows._prompt_mask = rows._additive(self.columns >= self.pads[:, None])[:, None, None]
+        return rows
 
     def spread(self, values: Tensor) -> Tensor:
         """Per-image values [B, ...] -> per-row values [R, ...]."""

@@ -15,6 +15,8 @@ from .checkpoint import Checkpoint, Entry, same
 from .decoder import Decoder, DecoderConfig, Layer
 from .quantised import store
 
+Turn = Callable[[Tensor], Tensor]
+
 
 def section(config: dict, name: str, source: Path | str) -> dict:
     """The part ``name`` of a ``config.json``. AdtError if it has none."""
@@ -55,7 +57,7 @@ def decoder_config(config: dict, source: Path | str, **changes) -> DecoderConfig
     })
 
 
-def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Callable[[Tensor], Tensor] | None = None) -> list[Entry]:
+def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Turn | None = None) -> list[Entry]:
     """Where the parameters of a layer come from: what shares an input is fused.
 
     turn: applied to the rows of q and k, for a model whose rotary pairs are laid out in another way than ours.
@@ -86,6 +88,11 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Calla
     return entries
 
 
+def unpaired(head_dim: int) -> Turn:
+    """A ``turn`` for models that rotate neighbouring elements of a head together: the first of every pair comes to its first half, the second to its second."""
+    return lambda weight: weight.view(-1, head_dim // 2, 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
+
+
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
     """Norms are stored per head, or per shard of the machine that trained the model; then heads of a shard share one (Lumina-mGPT)."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
@@ -100,17 +107,17 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
     return Entry(parameter, names, tuple((rows(name, n), c.head_dim) for name, n in zip(names, heads)), make=expand)
 
 
-def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
-    """Layers and final norm under ``prefix``."""
-    layers = [entry for i, layer in enumerate(decoder.layers) for entry in layer_entries(layer, checkpoint, f"{prefix}layers.{i}")]
+def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str, turn: Turn | None = None) -> list[Entry]:
+    """Layers and final norm under ``prefix``; ``turn`` as for :func:`layer_entries`."""
+    layers = [entry for i, layer in enumerate(decoder.layers) for entry in layer_entries(layer, checkpoint, f"{prefix}layers.{i}", turn)]
     return [*layers, same(decoder.norm, f"{prefix}norm.weight")]
 
 
-def decoder_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight") -> list[Entry]:
+def decoder_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", turn: Turn | None = None) -> list[Entry]:
     """Embedding, layers and final norm under ``prefix``, and the image rows of ``head``."""
     c, codes = decoder.config, decoder.head.shape[1]
     rows = Entry(decoder.head, (head,), ((c.vocab_size, c.hidden_size),), make=lambda parts: parts[0][decoder.image_ids[:codes].cpu()].T)
-    return [same(decoder.embedding, f"{prefix}embed_tokens.weight"), rows, *body_entries(decoder, checkpoint, prefix)]
+    return [same(decoder.embedding, f"{prefix}embed_tokens.weight"), rows, *body_entries(decoder, checkpoint, prefix, turn)]
 
 
 def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int | None = None) -> dict[str, int]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
@@ -26,6 +28,14 @@ class Prompt(list[int]):
 
     features: Tensor | None = None
     hidden: int = 0
+
+    def followed_by(self, ids: list[int], embedding: Tensor) -> Prompt:
+        """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""
+        longer = Prompt([*self, *ids])
+        longer.hidden = self.hidden
+        if self.features is not None:
+            longer.features = torch.cat([self.features.to(embedding), embedding[ids]])
+        return longer
 
 
 class Prompter(Protocol):
@@ -105,6 +115,14 @@ class Target:
     def cells(self, codes: Tensor) -> Tensor:
         """Tokens [B, length] -> codes of the grid [B, rows, columns]."""
         return codes.view(len(codes), self.grid[0], self.columns)[..., : self.grid[1]]
+
+    def tokens(self, cells: Tensor) -> Tensor:
+        """Codes of the first cells of the grid [B, P] -> the tokens that they are, the ends of whole rows included."""
+        if not self.row_end:
+            return cells
+        whole = cells.shape[1] // self.grid[1] * self.grid[1]
+        rows = F.pad(cells[:, :whole].unflatten(1, (-1, self.grid[1])), (0, 1), value=self.num_codes) if whole else cells[:, :0]
+        return torch.cat([rows.flatten(1), cells[:, whole:]], 1)
 
     def grammar(self, like: Tensor) -> Tensor | None:
         """What is added to the logits of the tokens in each column of the raster, [columns, num_tokens]: 0 or -inf; None if nothing is ever impossible."""

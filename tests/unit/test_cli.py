@@ -113,6 +113,30 @@ def test_a_png_names_everything_that_made_it(generate):
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
+def test_a_picture_is_continued(generate):
+    """What is kept is the picture's own tokens; the rest follows the prompt and the seed; plain decoding agrees, and the PNG can be made again."""
+    assert generate(seed=1, tokens="whole.json")[0] == 0
+    with Image.open("a.png") as image:
+        image.convert("L").resize((100, 64)).save("odd.png")
+    grids = []
+    for number, changes in enumerate(({}, {"prompt": "fog"}, {"seed": 2}, {"keep_left": 0.5}, {"keep": 0.25})):
+        options = {"continue_from": "a.png", "keep": 0.5, "dtype": "float64", "output": f"{number}.png", "tokens": "t.json", "report": "r.json", **changes}
+        code, out, err = generate("--compare", **options)
+        assert code == 0, err
+        grids += load("t.json")["tokens"]
+        assert load("r.json")["identical"] and load("r.json")["tokens"] == [8, 8, 8, 6, 12][number]
+    same, prompt, seed, left, less = grids
+    assert prompt[:2] == seed[:2] == same[:2] and less[0] == same[0] and left[:2] == same[:2]
+    assert same[2:] != prompt[2:] != seed[2:] != same[2:]
+    remade = {"prompt": None, "model": None, "drafter": None, "output": "again.png", "tokens": "t.json"}
+    Path("a.png").unlink()
+    assert generate(**remade, from_png="3.png")[0] == 0
+    assert load("t.json")["tokens"] == [left], "what was kept is in the PNG, so the picture itself is not needed"
+    assert generate(continue_from="odd.png", batch_size=2, tokens="t.json")[0] == 0
+    first, second = load("t.json")["tokens"]
+    assert first[:2] == second[:2] and first[2:] != second[2:]
+
+
 def test_inspect(models, capsys):
     for role in ("target", "drafter"):
         assert cli.main(["inspect", str(models / role), "--json"]) == 0
@@ -188,10 +212,19 @@ def assert_refused(result, *named, code=1):
         ({"lantern_lambda": "nan"}, ["lantern_lambda", "nan"]),
         ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
         ({"lantern_delta": 0.1, "max_substitution": 2}, ["max_substitution", "2"]),
+        ({"keep": 0.5}, ["--keep", "--continue-from"]),
+        ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
+        ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "picture"]),
+        ({"continue_from": ROOT / "docs" / "samples.png", "keep": "nan"}, ["keep", "nan"]),
+        ({"continue_from": ROOT / "docs" / "samples.png", "keep_left": 1.5}, ["keep_left", "1.5"]),
     ],
 )
 def test_wrong_arguments(generate, options, named):
     assert_refused(generate(**options), *named, code=2)
+
+
+def test_keeping_everything(generate):
+    assert_refused(generate(continue_from=ROOT / "docs" / "samples.png", keep=0.9), "--keep 0.9", "all 4 rows")
 
 
 def test_compare_needs_another_method(generate):

@@ -1,16 +1,19 @@
 """What is written in two places says the same, and tests see the modules that they should."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from adt_core.version import VERSION
 
 tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 @pytest.fixture
@@ -30,6 +33,27 @@ def test_requirements(dev):
 
 def test_version():
     assert VERSION == PROJECT["version"]
+
+
+def test_changes_are_told_of_this_version():
+    assert f"\n## {VERSION} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_registry_gets_what_it_asks_for():
+    name, comfy = PROJECT["name"], PYPROJECT["tool"]["comfy"]
+    assert name.isascii() and len(name) < 100 and name[0].isalpha() and "comfyui" not in name.lower()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"]) and (ROOT / PROJECT["license"]["file"]).is_file() and PROJECT["description"]
+    assert comfy["PublisherId"] and comfy["DisplayName"] and comfy["requires-comfyui"]
+    with Image.open(ROOT / "assets" / "icon.png") as icon, Image.open(ROOT / "assets" / "banner.png") as banner:
+        assert icon.width == icon.height <= 400 and banner.width * 9 == banner.height * 21
+
+
+def test_what_users_get_is_whole():
+    """.comfyignore leaves out nothing that the nodes, their help or their workflows need: its folders are those of the root."""
+    lines = [line for line in (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    anchored = {line.strip("/") for line in lines if line.startswith("/")}
+    assert anchored.isdisjoint({"__init__.py", "adt_core", "nodes", "js", "locales", "workflows", "requirements.txt", "pyproject.toml", "README.md", "LICENSE"})
+    assert {line for line in lines if not line.startswith("/")} == {".*", "__pycache__/", "*.pyc"}
 
 
 def test_our_nodes_are_not_comfyuis():

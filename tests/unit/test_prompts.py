@@ -5,7 +5,7 @@ import json
 import pytest
 
 from adt_core.errors import AdtError
-from adt_core.prompts import read_prompts, sample
+from adt_core.prompts import Prompt, file_stems, read_list, read_prompts, sample, select, slug, typed
 
 
 def test_plain_text(tmp_path):
@@ -19,6 +19,9 @@ def test_coco_captions_one_per_image(tmp_path, caption, expected):
                    {"image_id": 3, "id": 2, "caption": "a cat\n"}]
     (tmp_path / "captions_val2017.json").write_text(json.dumps({"images": [], "annotations": annotations}))
     assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
+    assert [prompt.id for prompt in read_list(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
+    everything = read_list(tmp_path / "captions_val2017.json", "all")
+    assert everything == [("2", "a cat"), ("7", "a cat on a mat"), ("4", "dogs")]
 
 
 def test_parti_prompts(tmp_path):
@@ -45,3 +48,38 @@ def test_a_sample_is_fixed_by_its_seed():
     prompts = [str(i) for i in range(50)]
     assert sample(prompts, 5, 1) == sample(prompts, 5, 1) != sample(prompts, 5, 2)
     assert sorted(sample(prompts, 99, 1)) == sorted(prompts)
+
+
+def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
+    files = {"p.txt": "a cat\n\na dog\n", "p.json": '["a cat", " ", "a dog"]', "p.jsonl": '{"prompt": "a cat", "id": "x/7"}\n\n"a dog"\n',
+             "p.tsv": "Prompt\tNote\na cat\t\na dog\t\n"}
+    found = {}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found[name] = read_list(tmp_path / name)
+    assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(files, ["a cat", "a dog"])
+    assert {name: [prompt.id for prompt in prompts] for name, prompts in found.items()} == {
+        "p.txt": ["1", "3"], "p.json": ["1", "3"], "p.jsonl": ["x/7", "3"], "p.tsv": ["1", "2"]}
+    assert typed(" a cat\n\na dog ") == [("1", "a cat"), ("3", "a dog")] and typed(" \n") == []
+
+
+def test_a_part_of_a_list():
+    prompts = [Prompt(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
+    assert select(prompts) == prompts
+    assert [prompt.id for prompt in select(prompts, filter="red", start=2, count=3)] == ["5", "7", "9"]
+    shuffled = select(prompts, shuffle=1)
+    assert sorted(shuffled) == sorted(prompts) and shuffled != prompts and shuffled != select(prompts, shuffle=2)
+    assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], "parts of one order make up the whole"
+
+
+@pytest.mark.parametrize("values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are 2")])
+def test_nothing_left_of_a_list_is_named(values, words):
+    with pytest.raises(AdtError, match=words):
+        select(typed("a cat\na dog"), **values)
+
+
+def test_file_names():
+    assert slug("A red car, on a (wet) street!") == "a-red-car-on-a-wet-street"
+    assert slug("a " * 50) == "-".join("a" * 20) and slug("x" * 99) == "x" * 40 and slug("?!") == ""
+    assert slug("../../etc/passwd") == "etc-passwd"
+    assert file_stems([Prompt("7", "a cat"), Prompt("139", "dogs"), Prompt("x/7", "?"), Prompt("..", "/")]) == ["007-a-cat", "139-dogs", "x-7", "prompt"]

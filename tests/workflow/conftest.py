@@ -1,15 +1,18 @@
 """One running ComfyUI per supported end of the version range, shared by all tests of this folder."""
 
 import json
+import subprocess
 import sys
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
-from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
+from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy, environment  # noqa: E402
 from convert import Graph, to_prompt  # noqa: E402
 
 
@@ -43,3 +46,19 @@ def graph(workflow, object_info):
     It saves under a new name, because the older version does not name the files of an output that it has cached.
     """
     return Graph(to_prompt(workflow, object_info)).set("SaveImage", filename_prefix=uuid.uuid4().hex)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """A function: what the engine alone gives for a request (see reference.py), each request worked out once."""
+    folder, known = tmp_path_factory.mktemp("reference"), {}
+
+    def ask(**request) -> dict[str, np.ndarray]:
+        key = json.dumps(request, sort_keys=True)
+        if key not in known:
+            output = folder / f"{len(known)}.npz"
+            subprocess.run([str(environment()), str(HERE / "reference.py"), str(ROOT), str(output), key], check=True)
+            known[key] = dict(np.load(output))
+        return known[key]
+
+    return ask

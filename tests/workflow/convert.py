@@ -80,7 +80,7 @@ def _origin(link: list, nodes: dict, node: dict, slot: int, socket: dict, object
     assert link_id in output["links"], f"link {link_id} is not known to where it starts"
     expected = _options(object_info[node["type"]])[socket["name"]][0]
     given = object_info[source["type"]]["output"][source_slot]
-    assert kind == given == expected == socket["type"] == output["type"], f"link {link_id} joins {given} to {expected}"
+    assert kind == given == output["type"] and expected == socket["type"] and expected in (given, "*"), f"link {link_id} joins {given} to {expected}"
     return [str(source_id), source_slot]
 
 

@@ -1,10 +1,14 @@
 """The pack in ComfyUI: it loads silently, describes itself fully and brings a workflow that fits its nodes."""
 
+import json
+
 import pytest
-from comfy_server import PACKS, Comfy
+from comfy_server import PACKS, ROOT, Comfy
 from convert import to_prompt
 
-NODES = {"ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSettings", "ADTTreeLantern", "ADTTreeSampler", "ADTTreeBenchmark"}
+SAMPLING = {"ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSettings", "ADTTreeSampler"}
+BATCHES = {"ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"}
+NODES = SAMPLING | BATCHES | {"ADTTreeLantern", "ADTTreeCompare", "ADTTreeBenchmark", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeImageSize"}
 
 
 def test_loads_without_a_word(release, tmp_path):
@@ -47,26 +51,36 @@ def test_comfyui_keeps_its_own_nodes(object_info):
 
 
 def test_template_is_listed_and_served(comfy, workflow):
-    assert comfy.get("/workflow_templates")["ADT-Tree"] == ["text_to_image"]
+    assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {path.stem for path in (ROOT / "workflows").glob("*.json")}
     assert comfy.get("/api/workflow_templates/ADT-Tree/text_to_image.json") == workflow
 
 
-def test_workflow_fits_the_nodes_and_starts_at_their_defaults(workflow, object_info):
-    prompt = to_prompt(workflow, object_info)
-    assert {node["class_type"] for node in prompt.values()} > NODES - {"ADTTreeLantern", "ADTTreeBenchmark"}
+WORKFLOWS = {"text_to_image": SAMPLING, "coco_batch": SAMPLING - {"ADTTreeSampler"} | BATCHES}
+"""The nodes of each workflow that starts at the defaults."""
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflow_fits_the_nodes_and_starts_at_their_defaults(name, object_info):
+    prompt = to_prompt(read(name), object_info)
+    assert {node["class_type"] for node in prompt.values()} & NODES == WORKFLOWS[name]
     for node in prompt.values():
         if node["class_type"] in NODES:
             sections = object_info[node["class_type"]]["input"]
-            for name, (_, options) in {**sections["required"], **sections.get("optional", {})}.items():
+            for label, (_, options) in {**sections["required"], **sections.get("optional", {})}.items():
                 if "default" in options:
-                    assert node["inputs"][name] == options["default"], (node["class_type"], name)
+                    assert node["inputs"][label] == options["default"], (node["class_type"], label)
 
 
-def test_workflow_boxes_do_not_overlap(workflow):
-    boxes = [(n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"]) for n in workflow["nodes"]]
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "workflows").glob("*.json")))
+def test_workflow_boxes_do_not_overlap(name):
+    boxes = [(n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"]) for n in read(name)["nodes"]]
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a[4], b[4])
+
+
+def read(name: str) -> dict:
+    return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])

@@ -2,33 +2,14 @@
 
 import io
 import json
-import subprocess
 import time
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from comfy_server import ROOT, environment
 from PIL import Image
 
-HERE = ROOT / "tests" / "workflow"
 PROMPT = "A blue sailboat in the middle of a calm lake at sunset."
-
-
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory):
-    """A function: what the engine alone gives for a request (see reference.py), each request worked out once."""
-    folder, known = tmp_path_factory.mktemp("reference"), {}
-
-    def ask(**request) -> dict[str, np.ndarray]:
-        key = json.dumps(request, sort_keys=True)
-        if key not in known:
-            output = folder / f"{len(known)}.npz"
-            subprocess.run([str(environment()), str(HERE / "reference.py"), str(ROOT), str(output), key], check=True)
-            known[key] = dict(np.load(output))
-        return known[key]
-
-    return ask
 
 
 def images(comfy, outputs) -> list[np.ndarray]:

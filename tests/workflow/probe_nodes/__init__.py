@@ -1,12 +1,17 @@
-"""Nodes of another pack, for the tests: what a stranger's model, prompt and trace reader look like."""
+"""Nodes of another pack, for the tests: what a stranger's model, prompt and trace reader look like, and what memory holds."""
 
+import gc
 import json
+import weakref
 
 import comfy.model_base
 import comfy.model_management
 import comfy.supported_models
+import psutil
 import torch
+from aiohttp import web
 from comfy.model_patcher import ModelPatcher
+from server import PromptServer
 
 
 class DiffusionModel:
@@ -54,4 +59,37 @@ class ReadTrace:
         return {"ui": {"text": [json.dumps(trace.to_json())]}}
 
 
-NODE_CLASS_MAPPINGS = {"ProbeDiffusionModel": DiffusionModel, "ProbeEmbedding": Embedding, "ProbeReadTrace": ReadTrace}
+_watched: list[tuple[str, weakref.ref]] = []
+
+
+class Watch:
+    """Remembers what it is given, and what hangs on it, by weak references."""
+
+    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "watch", (), True
+    SOCKETS = {"model": "ADT_MODEL", "clip": "CLIP", "vae": "VAE", "drafter": "ADT_DRAFTER", "positive": "CONDITIONING", "samples": "LATENT",
+               "trace": "ADT_TRACE", "images": "IMAGE", "results": "ADT_RESULTS", "sheet": "IMAGE"}
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {name: (kind,) for name, kind in cls.SOCKETS.items()}}
+
+    def watch(self, model, drafter, positive, samples, results, **others):
+        parts = {"target": model.target, "decoder": model.target.decoder, "codec": model.target.codec, "patcher": model.patcher, "codec patcher": model.codec,
+                 "network": drafter.drafter, "network patcher": drafter.patcher, "ids": positive[0][0], "prompt": positive[0][1]["adt_tree_prompt"],
+                 "vectors": samples["samples"], "batch": results.images}
+        found = {"model": model, "drafter": drafter, "results": results, **others, **parts}
+        _watched[:] = [(name, weakref.ref(value)) for name, value in found.items()]
+        return {}
+
+
+@PromptServer.instance.routes.get("/probe/memory")
+async def memory(request):
+    """What is left of what was watched, instances of the pack's classes by name, and the server's resident bytes."""
+    gc.collect()
+    kinds = [type(thing) for thing in gc.get_objects()]
+    ours = {kind.__name__ for kind in kinds if "ADT-Tree" in str(getattr(kind, "__module__", ""))}
+    alive = [name for name, reference in _watched if reference() is not None]
+    return web.json_response({"alive": alive, "classes": sorted(ours), "bytes": psutil.Process().memory_info().rss})
+
+
+NODE_CLASS_MAPPINGS = {"ProbeDiffusionModel": DiffusionModel, "ProbeEmbedding": Embedding, "ProbeReadTrace": ReadTrace, "ProbeWatch": Watch}

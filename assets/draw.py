@@ -1,0 +1,104 @@
+"""Draws the pack's icon and banner, and the thumbnails of workflows that need a model of the user's.
+
+    python assets/draw.py            from the top of the repository, after pip install -e .
+
+The picture is one of the bundled model's own, with the tokens of each row coloured by how many its round brought (viridis: few to many), and what
+is still to be drawn left dark, with the draft tree that looks ahead.
+"""
+
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+import adt_core
+from adt_core.images import to_uint8
+
+HERE = Path(__file__).parent
+CAPTION, SEED = "A red house on the left of a grassy field under a cloudy sky.", 2
+VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37)]
+DARK, LINE, REJECTED = (24, 27, 38), (44, 49, 66), (120, 126, 148)
+DECIDED = 10
+"""Rows of the icon that are shown as drawn."""
+TREE = {"": (0.0, 0.0), "0": (1.6, -1.5), "1": (1.6, 1.6), "00": (3.4, -2.4), "01": (3.4, -0.6), "10": (3.4, 1.6),
+        "010": (5.2, -1.3), "011": (5.2, 0.3), "0100": (7.0, -1.3)}
+ACCEPTED = ("", "0", "01", "010", "0100")
+THUMBNAILS = {"anole_7b": "Anole 7B", "lumina_mgpt": "Lumina-mGPT 7B", "llamagen": "LlamaGen", "upscale_with_model": "with an upscale model"}
+
+
+def picture() -> tuple[Image.Image, list[list[int]]]:
+    """A picture of the bundled model and its acceptance map."""
+    target = adt_core.load_target()
+    drafter = adt_core.load_drafter("bundled", target)
+    decoding = adt_core.Decoding(target, [target.encode_prompt(CAPTION)], sampling=adt_core.Sampling(seed=SEED), drafter=drafter)
+    for _ in decoding:
+        pass
+    with torch.inference_mode():
+        return Image.fromarray(to_uint8(target.codec.decode(decoding.grid_codes())[0])), decoding.trace.acceptance_map()
+
+
+def tokens(image: Image.Image, cells: list[list[int]], size: int, rows: int, opacity: float) -> Image.Image:
+    """The first ``rows`` rows of the image, under its map; the rest dark."""
+    side = size / len(cells)
+    shown = image.resize((size, size), Image.Resampling.LANCZOS)
+    overlay = Image.new("RGB", (size, size), DARK)
+    draw = ImageDraw.Draw(overlay)
+    for y, row in enumerate(cells[:rows]):
+        for x, brought in enumerate(row):
+            draw.rectangle((x * side, y * side, (x + 1) * side, (y + 1) * side), fill=VIRIDIS[min(brought, len(VIRIDIS)) - 1])
+    shown = Image.blend(shown, overlay, opacity)
+    draw = ImageDraw.Draw(shown)
+    draw.rectangle((0, rows * side, size, size), fill=DARK)
+    for i in range(1, len(cells)):
+        line = i * side
+        draw.line((line, 0 if opacity else rows * side, line, size), fill=LINE)
+        if opacity or i > rows:
+            draw.line((0, line, size, line), fill=LINE)
+    return shown
+
+
+def grow(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
+    """The draft tree: what was accepted is bright."""
+    places = {path: (x + unit * dx, y + unit * dy) for path, (dx, dy) in TREE.items()}
+    radius = 0.42 * unit
+    for path in sorted(TREE, key=lambda path: path in ACCEPTED):
+        colour = VIRIDIS[-1] if path in ACCEPTED else REJECTED
+        if path:
+            draw.line((*places[path[:-1]], *places[path]), fill=colour, width=round(0.16 * unit))
+    for path, (px, py) in places.items():
+        colour = VIRIDIS[-1] if path in ACCEPTED else REJECTED
+        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline=DARK, width=round(0.08 * unit))
+
+
+def icon(image: Image.Image, cells: list[list[int]]) -> Image.Image:
+    drawn = tokens(image, cells, 800, DECIDED, 0.0)
+    grow(ImageDraw.Draw(drawn), 150, 645, 62)
+    return drawn.resize((400, 400), Image.Resampling.LANCZOS)
+
+
+def banner(image: Image.Image, cells: list[list[int]]) -> Image.Image:
+    drawn = Image.new("RGB", (1260, 540), DARK)
+    for number, opacity in enumerate((0.55, 0.0)):
+        drawn.paste(tokens(image, cells, 330, len(cells), opacity), (510 + 370 * number, 105))
+    draw = ImageDraw.Draw(drawn)
+    draw.text((60, 86), "ADT-Tree", font=ImageFont.load_default(84), fill="white")
+    for line, text in enumerate(("Autoregressive image models,", "several tokens per pass,", "the same image")):
+        draw.text((64, 200 + 36 * line), text, font=ImageFont.load_default(26), fill=(200, 204, 218))
+    grow(draw, 84, 436, 34)
+    return drawn
+
+
+def thumbnail(icon: Image.Image, text: str) -> Image.Image:
+    drawn = Image.new("RGB", (400, 460), DARK)
+    drawn.paste(icon)
+    ImageDraw.Draw(drawn).text((200, 430), text, font=ImageFont.load_default(30), fill="white", anchor="mm")
+    return drawn
+
+
+if __name__ == "__main__":
+    made = picture()
+    small = icon(*made)
+    small.save(HERE / "icon.png", optimize=True)
+    banner(*made).save(HERE / "banner.png", optimize=True)
+    for name, words in THUMBNAILS.items():
+        thumbnail(small, words).save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)

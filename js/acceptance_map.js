@@ -1,0 +1,189 @@
+/** The acceptance map on every ADT-Tree Sampler: messages of the server in, a widget on the node out. */
+
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+import { Run } from "./map_model.js";
+import { MapPanel } from "./map_panel.js";
+import { inherit, picture, showPreview } from "./pictures.js";
+import { forwardWheelAndPan } from "./pointer.js";
+import { recall, remember } from "./runs.js";
+
+const SAMPLERS = new Set(["ADTTreeSampler"]);
+const WIDGET = "acceptance_map";
+const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, and where its runs are found again
+const MIN_WIDTH = 340;
+const MIN_HEIGHT = 370;
+
+const maps = new Map(); // node -> NodeMap
+const baselines = new Map(); // what is comparable -> the last run of plain decoding seen on this page
+
+/** The map of one node: its runs, and the widget that shows them. */
+class NodeMap {
+  constructor(node) {
+    this.node = node;
+    this.run = this.previous = null;
+    this.panel = new MapPanel(this, {});
+    forwardWheelAndPan(this.panel.element, app);
+    const options = { serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, getValue: () => "", setValue: () => {} };
+    const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
+    widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
+    widget.map = this;
+    this.fit();
+  }
+
+  /** Make room for the widget in a node that was saved without it. */
+  fit() {
+    const [width, height] = this.node.computeSize();
+    const [w, h] = this.node.size;
+    this.node.setSize([Math.max(w, width, MIN_WIDTH), Math.max(h, height)]);
+  }
+
+  // ---- runs ------------------------------------------------------------------------------
+
+  /** Take a message of a run that goes on. */
+  receive(message) {
+    if (message.id !== this.run?.id) this.#start(new Run(message));
+    this.run.append(message.first, message.rounds);
+    if (this.run.plainRound !== null) baselines.set(comparable(this.run), this.run);
+    this.panel.show(this.run);
+  }
+
+  /** Take the finished map; ComfyUI sends it again whenever the node's output is reused. */
+  finish(map, prompt) {
+    if (map.id === this.run?.id && this.run.state === "done") return;
+    const run = Run.stored(map);
+    if (run.id === this.run?.id) inherit(run, this.run);
+    else this.previous = this.run;
+    this.#keep(run, prompt);
+    this.changed();
+  }
+
+  /** The run stopped before its end. */
+  stop() {
+    if (this.run?.state !== "running") return;
+    this.run.state = "stopped";
+    this.panel.refresh();
+  }
+
+  preview(blob) {
+    if (this.run?.state === "running") showPreview(this.run, blob, this.panel.redraw);
+  }
+
+  #start(run) {
+    if (this.run) this.previous = this.run;
+    this.run = run;
+  }
+
+  #keep(run, prompt) {
+    this.run = run;
+    run.reference = { prompt, node: String(run.node) };
+    remember(run);
+    if (run.plainRound !== null) baselines.set(comparable(run), run);
+    this.panel.show(run);
+  }
+
+  /** Bring back what the node showed when it was saved or copied, and the look of its widget. */
+  async restore() {
+    const { runs = [], ...settings } = this.node.properties[PROPERTY] ?? {};
+    Object.assign(this.panel.settings, settings);
+    this.panel.refresh();
+    const before = this.run;
+    const [run, previous] = await recall(runs, (id) => nodeAt(id) === this.node, app.rootGraph ?? app.graph);
+    if (this.run !== before || !run) return; // a new run has begun meanwhile
+    this.previous = previous ?? null;
+    this.#keep(run, run.reference.prompt);
+  }
+
+  /** Whether there is a picture under the map of the image that is shown. */
+  pictureShown() {
+    return this.run !== null && picture(this.run, this.panel.image, this.panel.redraw) !== null;
+  }
+
+  // ---- what the panel asks ---------------------------------------------------------------
+
+  /** Remember settings and runs in the node, small: the runs themselves are in ComfyUI's history. */
+  changed() {
+    const runs = [this.run, this.previous].map((run) => run?.reference).filter(Boolean);
+    this.node.properties[PROPERTY] = { ...this.panel.settings, runs };
+  }
+
+  choices() {
+    const others = [...maps.values()].filter((other) => other !== this && other.run);
+    return [
+      ...(this.previous ? [{ id: "previous", label: `previous run (${this.previous.method})` }] : []),
+      ...others.map(({ node, run }) => ({ id: `node ${node.id}`, label: `${node.title} #${node.id} (${run.method})` })),
+    ];
+  }
+
+  choose(id) {
+    return id === "previous" ? this.previous : ([...maps.values()].find(({ node }) => id === `node ${node.id}`)?.run ?? null);
+  }
+
+  plain(run) {
+    return baselines.get(comparable(run)) ?? null;
+  }
+}
+
+function comparable(run) {
+  return `${run.comparable}, ${run.count} of ${run.rows} by ${run.columns}`;
+}
+
+/** The node that an execution id such as "12:5" means: node 5 in the subgraph of node 12. */
+function nodeAt(id) {
+  const path = String(id).split(":");
+  const last = path.pop();
+  let graph = app.rootGraph ?? app.graph;
+  for (const part of path) graph = graph?.getNodeById(part)?.subgraph;
+  return graph?.getNodeById(last) ?? null;
+}
+
+/** The map that a message is for: its node may have the same number as one of another workflow. */
+function mapFor(id, workflow) {
+  const open = (app.rootGraph ?? app.graph)?.id;
+  return workflow && open && workflow !== open ? undefined : maps.get(nodeAt(id));
+}
+
+function addStyles() {
+  const link = document.createElement("link");
+  link.rel = "stylesheet";
+  link.href = new URL("./acceptance_map.css", import.meta.url).href;
+  document.head.append(link);
+}
+
+app.registerExtension({
+  name: "ADTTree.AcceptanceMap",
+
+  setup() {
+    addStyles();
+    const stop = () => maps.forEach((map) => map.stop());
+    const listeners = {
+      "adt_tree.map": ({ detail }) => mapFor(detail.node, detail.workflow)?.receive(detail),
+      executed: ({ detail }) => {
+        const map = detail.output?.adt_tree_map?.at(-1);
+        if (map) mapFor(map.node, map.workflow)?.finish(map, detail.prompt_id);
+      },
+      b_preview_with_metadata: ({ detail }) => maps.get(nodeAt(detail.nodeId))?.preview(detail.blob),
+      execution_start: stop,
+      execution_interrupted: stop,
+      execution_error: stop,
+    };
+    for (const [event, listener] of Object.entries(listeners)) api.addEventListener(event, listener);
+  },
+
+  nodeCreated(node) {
+    if (!SAMPLERS.has(node.comfyClass)) return;
+    const map = new NodeMap(node);
+    maps.set(node, map);
+    const { onConfigure, onRemoved } = node;
+    node.onConfigure = function (...args) {
+      onConfigure?.apply(this, args);
+      map.fit();
+      map.restore();
+    };
+    node.onRemoved = function (...args) {
+      maps.delete(node);
+      onRemoved?.apply(this, args);
+    };
+    node.onDrawBackground = () => {}; // would add ComfyUI's own live preview below the map, which shows it already
+  },
+});

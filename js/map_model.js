@@ -1,0 +1,165 @@
+/**
+ * One run of a sampler as data: what is known of each round and each token, from what nodes/live_map.py sends. Knows no page.
+ */
+
+/** What a token can be coloured by. */
+export const FIGURES = {
+  acceptance: { label: "Acceptance", legend: "tokens accepted at once", whole: true, least: 1 },
+  depth: { label: "Depth", legend: "depth of the draft tree", whole: true, least: 0 },
+  width: { label: "Width", legend: "width of the draft tree", whole: true, least: 0 },
+  time: { label: "Time", legend: "milliseconds per token", whole: false, least: 0 },
+};
+
+/** Rounds after which plain decoding's time per token is steady enough to compare with. */
+const STEADY = 16;
+/** In place of a round's number: nothing decided, and decided with the prompt. */
+const NONE = -1;
+const PREFILL = -2;
+
+export class Run {
+  /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
+  constructor(header) {
+    const { id, node, method, seed, comparable, images, grid, ends, prefill, pictures } = header;
+    Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [] });
+    this.count = images;
+    [this.rows, this.columns] = grid;
+    this.cells = this.rows * this.columns;
+    this.ends = ends ?? 0; // 1 if behind each row stands a token that is no cell
+    this.tokens = this.rows * (this.columns + this.ends);
+    this.rounds = []; // { ms, drafting, shares: Map image -> share }
+    this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
+    this.frontier = new Array(images).fill(NONE); // the last token that is decided
+    this.done = 0; // tokens decided, of all images
+    this.kept = 0; // tokens that no round or prompt gave, as when an image is continued
+    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, verifying: [] };
+    this.state = "running"; // then "done" or "stopped"
+  }
+
+  /** The whole run from the history. */
+  static stored(map) {
+    const run = new Run(map);
+    run.append(map.first, map.rounds);
+    run.state = "done";
+    return run;
+  }
+
+  /** Enter rounds; `first` is the number of the first of them. Rounds that were missed, as when the page was reloaded, stay unknown. */
+  append(first, rounds) {
+    rounds.forEach(([ms, drafting, ...shares], i) => {
+      const index = first + i;
+      if (this.rounds[index]) return;
+      this.rounds[index] = { ms, drafting, shares: new Map(shares.map((share) => [share[0], named(share)])) };
+      this.known.ms += ms;
+      this.known.rounds += 1;
+      this.known.verifying.push(ms - drafting);
+      for (const [image, share] of this.rounds[index].shares) this.#enter(index, image, share);
+    });
+  }
+
+  #enter(index, image, { position, accepted }) {
+    const cells = this.roundOf[image];
+    if (index === 0) {
+      cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
+      this.kept += position;
+      this.done += 1;
+    }
+    const next = Math.min(position + accepted + 2, this.tokens);
+    cells.fill(index, this.#cell(position + 1), this.#cell(next));
+    this.frontier[image] = this.#cell(next) - 1;
+    this.done += next - 1 - position;
+    this.known.emitted += accepted + 1;
+    this.known.shares += 1;
+  }
+
+  /** The cell of a token, or that behind it if it ends a row. */
+  #cell(position) {
+    const row = Math.floor(position / (this.columns + this.ends));
+    return row * this.columns + Math.min(position - row * (this.columns + this.ends), this.columns);
+  }
+
+  /** Tokens to decide, of all images. */
+  get total() {
+    return this.count * this.tokens - this.kept;
+  }
+
+  /** Everything about a token of an image, or null while it is not decided. */
+  token(image, cell) {
+    const index = this.roundOf[image]?.[cell] ?? NONE;
+    if (index === NONE) return null;
+    if (index === PREFILL) {
+      const none = { depthAsked: 0, widthAsked: 0, depth: 0, width: 0, nodes: 0, accepted: 0, substituted: 0 };
+      return { ...none, round: null, alpha: 0, ms: this.prefill, acceptance: 1, time: this.prefill };
+    }
+    const { ms, shares } = this.rounds[index];
+    const share = shares.get(image);
+    const emitted = share.accepted + 1;
+    const alpha = share.depth ? share.accepted / share.depth : 0;
+    return { ...share, round: index, alpha, ms, acceptance: emitted, time: ms / emitted };
+  }
+
+  /** First and last cell of the tokens that came in the same round. */
+  together(image, cell) {
+    const rounds = this.roundOf[image];
+    let [first, last] = [cell, cell];
+    while (first > 0 && rounds[first - 1] === rounds[cell]) first--;
+    while (last < this.cells - 1 && rounds[last + 1] === rounds[cell]) last++;
+    return [first, last];
+  }
+
+  /** A figure of every token of an image, Float32Array; NaN where nothing is decided. */
+  values(figure, image) {
+    const values = new Float32Array(this.cells).fill(NaN);
+    const ofRound = new Map();
+    this.roundOf[image]?.forEach((round, cell) => {
+      if (round === NONE) return;
+      if (!ofRound.has(round)) ofRound.set(round, this.token(image, cell)[figure]);
+      values[cell] = ofRound.get(round);
+    });
+    return values;
+  }
+
+  /** Decoding so far, in seconds: the prompt and the rounds that are known. */
+  get seconds() {
+    return (this.prefill + this.known.ms) / 1000;
+  }
+
+  /** Plain decoding's milliseconds per round, if this run measures it. */
+  get plainRound() {
+    const { ms, rounds } = this.known;
+    return this.method === "autoregressive" && (this.state === "done" || rounds >= STEADY) ? ms / rounds : null;
+  }
+
+  /**
+   * Tokens a second, tau, and the speed-up against plain decoding: measured if `plain`, a run of it, is given; else estimated as if a
+   * plain round took what checking a tree takes here, without the drafting. `speedup` is null for plain decoding itself.
+   */
+  figures(plain = null) {
+    const { ms, emitted, shares, verifying } = this.known;
+    const { done, seconds } = this;
+    const [rate, tau] = [seconds ? done / seconds : 0, shares ? emitted / shares : 0];
+    const result = { done, total: this.total, seconds, rate, tau, speedup: null, measured: plain !== null };
+    if (this.method !== "autoregressive" && ms > 0) {
+      const each = plain ? plain.plainRound : median(verifying);
+      const rounds = emitted / this.count; // plain decoding needs one for each token of an image
+      result.speedup = ((plain ?? this).prefill + each * rounds) / (this.prefill + ms);
+    }
+    return result;
+  }
+}
+
+function named([image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted]) {
+  return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted };
+}
+
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[sorted.length >> 1];
+}
+
+/** Ends of the scale for the values of one or two maps: whole numbers up to the largest; times up to the 98th percentile, for the first token is slow. */
+export function range(figure, ...maps) {
+  const values = maps.flatMap((map) => Array.from(map)).filter((value) => !Number.isNaN(value)).sort((a, b) => a - b);
+  const { whole, least } = FIGURES[figure];
+  const top = values.length ? values[Math.min(values.length - 1, Math.floor(values.length * (whole ? 1 : 0.98)))] : least + 1;
+  return [least, Math.max(top, least + (whole ? 1 : 0.01))];
+}

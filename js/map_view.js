@@ -1,0 +1,110 @@
+/** Draws maps on a canvas: the image, the token grid over it, and the cursor. Everything is worked out from its arguments. */
+
+import { SCALE } from "./colours.js";
+
+const GAP = 8;
+const LABEL = 16;
+const GRID_FROM = 5; // pixels of a token's side below which lines would hide the colours
+
+/**
+ * Where each of `count` grids goes: side by side, as large as fits and centred.
+ * @returns {{x: number, y: number, width: number, height: number}[]} in CSS pixels
+ */
+export function layout(width, height, rows, columns, count) {
+  const top = count > 1 ? LABEL : 0;
+  const side = Math.max(0, Math.min((width - GAP * (count - 1)) / (count * columns), (height - top) / rows));
+  const [w, h] = [side * columns, side * rows];
+  const left = (width - count * w - (count - 1) * GAP) / 2;
+  return Array.from({ length: count }, (_, i) => ({ x: left + i * (w + GAP), y: top + (height - top - h) / 2, width: w, height: h }));
+}
+
+/** The pane and the cell at a point, or null. */
+export function hit(panes, rows, columns, x, y) {
+  for (const [pane, box] of panes.entries()) {
+    const [column, row] = [Math.floor(((x - box.x) / box.width) * columns), Math.floor(((y - box.y) / box.height) * rows)];
+    if (column >= 0 && column < columns && row >= 0 && row < rows) return { pane, cell: row * columns + column };
+  }
+  return null;
+}
+
+const PACKED = new Uint32Array(new Uint8Array(SCALE.flatMap((rgb) => [...rgb, 255])).buffer); // the scale as pixels
+const cells = new OffscreenCanvas(1, 1);
+
+/** The colours of a map as an image of one pixel per token; undecided tokens are transparent. It holds until the next call. */
+export function paint(values, rows, columns, [low, high]) {
+  const pixels = new Uint32Array(rows * columns);
+  const last = SCALE.length - 1;
+  const factor = last / (high - low);
+  for (let cell = 0; cell < pixels.length; cell++) {
+    const value = values[cell];
+    if (value === value) pixels[cell] = PACKED[Math.min(Math.max(Math.round((value - low) * factor), 0), last)]; // NaN is undecided
+  }
+  [cells.width, cells.height] = [columns, rows];
+  cells.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), columns, rows), 0, 0);
+  return cells;
+}
+
+/**
+ * Draw everything.
+ *
+ * @param {CanvasRenderingContext2D} context scaled to CSS pixels
+ * @param {{width: number, height: number}} size in CSS pixels
+ * @param {object[]} panes one or two of { box, rows, columns, values, range, picture, opacity, label, cursor, together, live }
+ */
+export function draw(context, size, panes) {
+  context.clearRect(0, 0, size.width, size.height);
+  for (const pane of panes) drawPane(context, pane);
+}
+
+function drawPane(context, pane) {
+  const { box, rows, columns } = pane;
+  if (!box.width) return;
+  context.fillStyle = "#16181d";
+  if (pane.picture) context.drawImage(scaled(pane.picture, box, context.getTransform().a), box.x, box.y, box.width, box.height);
+  else context.fillRect(box.x, box.y, box.width, box.height);
+  context.globalAlpha = pane.picture ? pane.opacity : 1;
+  context.imageSmoothingEnabled = false;
+  context.drawImage(paint(pane.values, rows, columns, pane.range), box.x, box.y, box.width, box.height);
+  context.globalAlpha = 1;
+  if (box.width / columns >= GRID_FROM && (!pane.picture || pane.opacity > 0)) drawGrid(context, pane);
+  if (pane.cursor !== null) drawCursor(context, pane);
+  if (pane.label) {
+    context.fillStyle = pane.ink;
+    context.font = "11px sans-serif";
+    context.textBaseline = "top";
+    context.fillText(pane.label, box.x, box.y - LABEL + 2, box.width);
+  }
+}
+
+const enlarged = new WeakMap(); // picture -> it in the size in which it was drawn last: scaling takes longer than everything else
+
+function scaled(picture, box, pixels) {
+  const [width, height] = [Math.max(1, Math.round(box.width * pixels)), Math.max(1, Math.round(box.height * pixels))];
+  const last = enlarged.get(picture);
+  if (last?.width === width && last.height === height) return last;
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(picture, 0, 0, width, height);
+  enlarged.set(picture, canvas);
+  return canvas;
+}
+
+function drawGrid(context, { box, rows, columns }) {
+  context.fillStyle = "rgb(0 0 0 / 0.28)";
+  for (let column = 1; column < columns; column++) context.fillRect(box.x + (column * box.width) / columns - 0.375, box.y, 0.75, box.height);
+  for (let row = 1; row < rows; row++) context.fillRect(box.x, box.y + (row * box.height) / rows - 0.375, box.width, 0.75);
+}
+
+/** A frame around the token, and a thinner one around each that came in the same round. */
+function drawCursor(context, { box, columns, rows, cursor, together }) {
+  const [w, h] = [box.width / columns, box.height / rows];
+  const frame = (cell, style, width) => {
+    context.strokeStyle = style;
+    context.lineWidth = width;
+    context.strokeRect(box.x + (cell % columns) * w + 0.5, box.y + Math.floor(cell / columns) * h + 0.5, w - 1, h - 1);
+  };
+  if (together) for (let cell = together[0]; cell <= together[1]; cell++) frame(cell, "rgb(255 255 255 / 0.75)", 1.5);
+  frame(cursor, "#000", 4);
+  frame(cursor, "#fff", 2);
+}

@@ -1,0 +1,37 @@
+/** The pictures under the maps: live previews, then what the server kept of the finished images. */
+
+import { api } from "../../scripts/api.js";
+
+const shown = new WeakMap(); // run -> image of the batch -> what can be drawn
+
+function of(run) {
+  if (!shown.has(run)) shown.set(run, new Map());
+  return shown.get(run);
+}
+
+/** What can be drawn under an image's map, or null; `redraw` is called when a picture that has to be fetched is there. */
+export function picture(run, image, redraw) {
+  const pictures = of(run);
+  const file = run.pictures[image];
+  if (file && !pictures.has(file.filename)) {
+    const element = new Image();
+    pictures.set(file.filename, null);
+    element.onload = () => {
+      pictures.set(file.filename, element);
+      redraw();
+    };
+    element.src = api.apiURL(`/view?${new URLSearchParams(file)}`);
+  }
+  return (file && pictures.get(file.filename)) || pictures.get(image) || null;
+}
+
+/** A live preview, which shows the first image of the batch. */
+export async function showPreview(run, blob, redraw) {
+  of(run).set(0, await createImageBitmap(blob));
+  redraw();
+}
+
+/** Keep showing a run's previews until the pictures of its finished form are there. */
+export function inherit(run, from) {
+  if (from && shown.has(from)) shown.set(run, new Map(shown.get(from)));
+}

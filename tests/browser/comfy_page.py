@@ -1,0 +1,116 @@
+"""A person at ComfyUI's page: opens workflows, runs them, looks at maps, and hears what the console says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright
+
+REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+_SIZE = {"width": 1280, "height": 800}
+# In the page, `maps(type)` are the maps of all nodes of the open workflow and its subgraphs, by execution id.
+_HELPERS = """
+window.adtTest = {
+  nodes(graph = app.rootGraph ?? app.graph, path = '') {
+    return graph.nodes.flatMap((n) => [[path + n.id, n], ...(n.subgraph ? this.nodes(n.subgraph, path + n.id + ':') : [])]);
+  },
+  map(id) {
+    return this.nodes().find(([key]) => key === String(id))?.[1].widgets?.find((w) => w.name === 'acceptance_map')?.map;
+  },
+};
+"""
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Chromium from the system, or playwright's own. Without either the test is skipped, or fails where a browser is required."""
+    system = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    own = Path(playwright.chromium.executable_path)
+    if system is None and not own.exists():
+        reason = "there is no browser: install chromium, or run 'python -m playwright install --with-deps chromium'"
+        (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(reason)
+    return playwright.chromium.launch(executable_path=system or str(own), args=_FLAGS)
+
+
+class ComfyPage:
+    """One tab. ``artefacts`` is where its screenshots go; ``vue`` switches Nodes 2.0 on."""
+
+    def __init__(self, browser: Browser, address: str, artefacts: Path, vue: bool):
+        self.address, self.artefacts, self.vue = address, artefacts, vue
+        self.said: list[str] = []
+        self.frames: list[tuple[float, dict]] = []  # our messages, as they arrive
+        self.context = browser.new_context(viewport=_SIZE, device_scale_factor=1)
+        self.page = self.context.new_page()
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.said.append(f"page error: {error} {error.stack or ''}"))
+        self.page.on("websocket", lambda socket: socket.on("framereceived", self._receive))
+        self.open()
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.said.append(f"{message.text} at {message.location.get('url')}")
+
+    def _receive(self, frame) -> None:
+        if isinstance(frame, str) and '"adt_tree.map"' in frame:
+            self.frames.append((time.monotonic(), json.loads(frame)["data"]))
+
+    def complaints(self) -> list[str]:
+        """What the console said about our code."""
+        return [said for said in self.said if re.search(r"ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)]
+
+    def open(self) -> None:
+        """Open ComfyUI, or load its page again."""
+        self.page.goto(f"http://{self.address}/")
+        ready = "window.app?.extensionManager && window.LiteGraph?.registered_node_types['ADTTreeSampler'] && window.app.graph"
+        self.page.wait_for_function(ready, timeout=90_000)
+        self.page.evaluate(_HELPERS)
+        self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.vue)
+
+    def load(self, workflow: dict) -> None:
+        """Open a workflow as a file is opened, and look at all of it."""
+        self.page.evaluate("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
+        self.page.wait_for_function("app.graph.nodes.length > 0")
+
+    def open_template(self, pack: str, name: str) -> None:
+        """Choose a workflow of a pack in the template browser."""
+        self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+        dialog = self.page.get_by_role("dialog")
+        dialog.get_by_text(pack, exact=True).first.click()
+        dialog.get_by_text(name, exact=True).first.click()
+
+    def run(self) -> None:
+        """Press Run."""
+        self.page.evaluate("app.queuePrompt(0)")
+
+    def map(self, node: int | str, expression: str, argument=None):
+        """Ask the map of a node: an expression in which ``map`` is the widget's data, ``run`` its run and ``panel`` its controls."""
+        return self.page.evaluate(_ask(expression), [str(node), argument])
+
+    def wait(self, node: int | str, expression: str, timeout: float = 60) -> None:
+        """Until the expression about a map is true."""
+        self.page.wait_for_function(_ask(f"!!({expression})"), arg=[str(node), None], timeout=1000 * timeout)
+
+    def finished(self, node: int | str) -> None:
+        self.wait(node, "run?.state === 'done'")
+
+    def canvas(self, node: int | str) -> Locator:
+        """The canvas of a node's map, marked on the way so that it can be found."""
+        self.map(node, "panel.canvas.id = 'map-of-' + argument", str(node).replace(":", "-"))
+        return self.page.locator(f"#map-of-{str(node).replace(':', '-')}")
+
+    def widget(self, node: int | str) -> Locator:
+        return self.canvas(node).locator("xpath=ancestor::*[contains(@class, 'adt-map ') or @class='adt-map']")
+
+    def screenshot(self, name: str) -> None:
+        self.page.wait_for_timeout(300)
+        self.page.screenshot(path=self.artefacts / f"{name}-{'nodes2' if self.vue else 'canvas'}.png")
+
+
+def _ask(expression: str) -> str:
+    return f"([id, argument]) => {{ const map = adtTest.map(id); const run = map?.run; const panel = map?.panel; return {expression}; }}"

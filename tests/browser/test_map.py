@@ -1,0 +1,308 @@
+"""The acceptance map in ComfyUI's page: it follows a run, says what the trace says, and is there again after a reload."""
+
+import json
+import time
+
+import pytest
+
+FIGURES = ("acceptance", "depth", "width", "time")
+
+
+def trace_of(comfy) -> dict:
+    """The trace of the last prompt, as the probe node showed it."""
+    (entry,) = comfy.get("/history", max_items=1).values()
+    return json.loads(next(output["text"][0] for output in entry["outputs"].values() if "text" in output and "acceptance" in output["text"][0]))
+
+
+def values(tab, node, figure="acceptance", image=0) -> list:
+    return tab.map(node, f"Array.from(run.values('{figure}', {image}))")
+
+
+def flat(rows: list) -> list:
+    return [value for row in rows for value in row]
+
+
+def painted(tab, node, pane=0) -> list:
+    """The colour at the middle of each token, [red, green, blue], read from the canvas after it was drawn."""
+    return tab.map(node, """(() => {
+        panel.draw();
+        const { canvas, panes, run: { rows, columns } } = panel;
+        const box = panes[argument], zoom = canvas.width / canvas.clientWidth, context = canvas.getContext('2d');
+        return Array.from({ length: rows * columns }, (_, i) => {
+          const x = box.x + (i % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(i / columns) + 0.5) * box.height / rows;
+          return Array.from(context.getImageData(Math.floor(x * zoom), Math.floor(y * zoom), 1, 1).data.slice(0, 3));
+        });
+      })()""", pane)
+
+
+def expected(tab, node, figure="acceptance", image=0) -> list:
+    """The colours that the scale gives the values of a token map."""
+    return tab.page.evaluate("""async ([numbers, figure]) => {
+        const folder = '/extensions/ADT-Tree/';
+        const [{ colourOf }, { range }] = await Promise.all([import(folder + 'colours.js'), import(folder + 'map_model.js')]);
+        const [low, high] = range(figure, numbers);
+        return numbers.map((value) => colourOf((value - low) / (high - low)));
+      }""", [values(tab, node, figure, image), figure])
+
+
+def same_colours(one: list, other: list) -> bool:
+    """Up to rounding of the canvas."""
+    return all(abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
+
+
+def point(tab, node, cell: int) -> tuple[float, float]:
+    """Where a token is on the page."""
+    x, y = tab.map(node, """(() => {
+        const { canvas, panes: [box], run: { rows, columns } } = panel;
+        const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
+        const x = box.x + (argument % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
+        return [outer.x + zoom * x, outer.y + zoom * y];
+      })()""", cell)
+    return x, y
+
+
+def done(tab, workflow) -> int:
+    """Open a workflow and run it to its end; the number of its sampler."""
+    tab.load(workflow.data)
+    tab.run()
+    tab.finished(workflow.sampler)
+    return workflow.sampler
+
+
+def test_the_shipped_workflow_from_the_template_browser(tab):
+    """Opened as a user opens it, it runs on the bundled model, and the finished map has its picture under it."""
+    tab.open_template("ADT-Tree", "text_to_image")
+    tab.page.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")
+    sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
+    tab.run()
+    tab.wait(sampler, "run && run.done > 0 && run.done < run.total")
+    tab.screenshot("live")
+    tab.finished(sampler)
+    numbers = values(tab, sampler)
+    assert len(numbers) == 256 and min(numbers) >= 1 and max(numbers) > 2
+    tab.wait(sampler, "map.pictureShown()")
+    tab.page.mouse.move(*point(tab, sampler, 100))
+    tab.screenshot("finished")
+
+
+def test_tokens_appear_while_they_are_decoded(tab, workflow):
+    """Message by message, at most ten a second, with previews under them."""
+    sampler = workflow.batch(4).method("autoregressive").sampler
+    tab.load(workflow.data)
+    tab.run()
+    seen = set()
+    while tab.map(sampler, "run?.state") != "done":
+        seen.add(tab.map(sampler, "run?.done ?? 0"))
+        if tab.map(sampler, "run?.state === 'running' && map.pictureShown()"):
+            seen.add("picture")
+        tab.page.wait_for_timeout(50)
+    assert "picture" in seen
+    assert len([count for count in seen - {"picture"} if 0 < count < 4 * 144]) > 3, seen
+    span = tab.frames[-1][0] - tab.frames[0][0]
+    assert 3 < len(tab.frames) <= 10 * span + 2
+    firsts = [frame["first"] for _, frame in tab.frames]
+    assert firsts[0] == 0 and firsts == sorted(set(firsts))
+    assert max(len(json.dumps(frame)) for _, frame in tab.frames) < 20_000
+
+
+def test_the_final_map_is_the_traces(tab, comfy, workflow):
+    """Every figure of every token of every image, in the widget's data and in the colours on its canvas."""
+    sampler = done(tab, workflow.batch(2).reading_the_trace())
+    tab.wait(sampler, "run.reference")
+    time.sleep(0.5)  # the history is written when the whole prompt has ended
+    trace = trace_of(comfy)
+    for image in range(2):
+        assert values(tab, sampler, image=image) == flat(trace["acceptance"][image])
+        shares = {(i, share["position"]): (one, share) for i, one in enumerate(trace["rounds"]) for share in one["images"] if share["image"] == image}
+        for (index, position), (one, share) in shares.items():
+            token = tab.map(sampler, f"run.token({image}, argument)", position + 1)
+            assert token["round"] == index and token["ms"] == pytest.approx(1000 * one["seconds"], abs=0.01)
+            assert (token["depthAsked"], token["widthAsked"]) == (share["depth_asked"], share["width_asked"])
+            for name in ("depth", "width", "nodes", "accepted"):
+                assert token[name] == share[name], (name, index)
+    report = trace["report"]
+    figures = tab.map(sampler, "run.figures()")
+    assert figures["tau"] == pytest.approx(report["tau"]) and figures["rate"] == pytest.approx(report["tokens_per_second"], rel=0.01)
+
+
+def test_the_canvas_shows_what_is_chosen(tab, workflow):
+    """Acceptance, depth, width and time; each image of the batch; the map alone, half, or not at all over the picture."""
+    sampler = done(tab, workflow.batch(2))
+    widget = tab.widget(sampler)
+    widget.get_by_label("Opacity").fill("100")
+    for figure in FIGURES:
+        widget.locator(f"button[data-figure={figure}]").click()
+        assert same_colours(painted(tab, sampler), expected(tab, sampler, figure)), figure
+        assert widget.locator("button[aria-pressed=true]").get_attribute("data-figure") == figure
+    tab.screenshot("time")
+    widget.locator("button[data-figure=acceptance]").click()
+    widget.get_by_label("Image of the batch").select_option("1")
+    assert values(tab, sampler, image=1) != values(tab, sampler, image=0)
+    assert same_colours(painted(tab, sampler), expected(tab, sampler, image=1))
+    widget.get_by_label("Image of the batch").select_option("0")
+    tab.wait(sampler, "map.pictureShown()")
+    widget.get_by_label("Opacity").fill("0")
+    bare = painted(tab, sampler)
+    assert len({tuple(colour) for colour in bare}) > 20, "that is not a picture"
+    widget.get_by_label("Opacity").fill("50")
+    mixed = [[(a + b) / 2 for a, b in zip(*pair)] for pair in zip(bare, expected(tab, sampler))]
+    assert same_colours(painted(tab, sampler), mixed)
+
+
+def test_hovering_tells_about_the_round(tab, comfy, workflow):
+    sampler = done(tab, workflow.reading_the_trace())
+    time.sleep(0.5)
+    trace = trace_of(comfy)
+    index, share = next((i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["nodes"] > 1)
+    cell = share["position"] + 1
+    tab.page.mouse.move(*point(tab, sampler, cell))
+    tab.wait(sampler, "!panel.tip.hidden")
+    said = tab.map(sampler, "panel.tip.textContent")
+    alpha = share["accepted"] / share["depth"]
+    for part in (f"Token {cell + 1}", f"round {index + 1}", f"depth {share['depth_asked']} asked, {share['depth']} built", f"nodes {share['nodes']}",
+                 f"width {share['width_asked']} asked, {share['width']} built", f"accepted {share['accepted']}", f"alpha {alpha:.2f}", " ms"):
+        assert part in said, (part, said)
+    tab.page.mouse.move(5, 5)
+    tab.wait(sampler, "panel.tip.hidden")
+
+
+def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
+    sampler = done(tab, workflow)
+    before = tab.map(sampler, "Array.from(map.node.pos)")
+    tab.canvas(sampler).focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):  # the first press shows the cursor
+        tab.page.keyboard.press(key)
+    assert "Token 13 · row 2, column 1" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
+    tab.page.keyboard.press("Shift+End")
+    tab.page.keyboard.press("ArrowDown")
+    assert "Token 144 · row 12, column 12" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
+    tab.page.keyboard.press("Escape")
+    assert tab.map(sampler, "(panel.draw(), panel.tip.hidden)")
+    assert tab.map(sampler, "Array.from(map.node.pos)") == before, "the keys went to the graph as well"
+    controls = "Array.from(panel.element.querySelectorAll('button, select, input, canvas'))"
+    assert tab.map(sampler, f"{controls}.filter((e) => !(e.textContent || e.ariaLabel) || e.tabIndex < 0).length") == 0
+
+
+def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
+    sampler = done(tab, workflow)
+    height = tab.map(sampler, "panel.stage.clientHeight")
+    tab.map(sampler, "map.node.setSize([700, map.node.size[1] + 300])")
+    tab.wait(sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600")  # the line of text below takes its share
+    for zoom in (0.5, 1, 2):
+        tab.map(sampler, "(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), app.canvas.setDirty(true, true))", zoom)
+        tab.wait(sampler, f"Math.abs(panel.canvas.getBoundingClientRect().width / panel.canvas.clientWidth - {zoom}) < 0.02")
+        tab.map(sampler, "panel.draw()")
+        assert tab.map(sampler, "panel.canvas.width / panel.canvas.clientWidth") == pytest.approx(max(1, zoom), rel=0.02)
+
+
+def test_a_reloaded_page_shows_the_last_map_again(tab, workflow):
+    sampler = done(tab, workflow)
+    tab.widget(sampler).locator("button[data-figure=depth]").click()
+    tab.wait(sampler, "map.node.properties.adt_tree_map.figure === 'depth'")
+    before = values(tab, sampler)
+    tab.page.wait_for_timeout(1500)  # ComfyUI keeps its draft of the workflow a moment later
+    tab.open()
+    tab.wait(sampler, "run?.state === 'done'", timeout=30)
+    assert values(tab, sampler) == before
+    tab.wait(sampler, "map.pictureShown()")
+    assert tab.map(sampler, "panel.settings.figure") == "depth"
+    tab.screenshot("restored")
+
+
+def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
+    sampler = done(tab, workflow)
+    before = values(tab, sampler)
+    saved = tab.page.evaluate("app.graph.serialize()")
+    node = next(node for node in saved["nodes"] if node["id"] == sampler)
+    assert len(json.dumps(node["properties"])) < 500
+    assert len(node["widgets_values"]) == len(workflow.widgets("ADTTreeSampler"))
+    sent = tab.page.evaluate("app.graphToPrompt()")["output"][str(sampler)]["inputs"]
+    assert "acceptance_map" not in sent
+    tab.load(saved)
+    tab.wait(sampler, "run?.state === 'done'")
+    assert values(tab, sampler) == before
+
+
+def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
+    sampler = done(tab, workflow)
+    before = values(tab, sampler)
+    tab.map(sampler, "(app.canvas.copyToClipboard([map.node]), app.canvas.pasteFromClipboard())")
+    (copy,) = tab.page.evaluate("(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)).map((n) => n.id)", sampler)
+    tab.wait(copy, "run?.state === 'done'")
+    assert values(tab, copy) == before
+    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
+    tab.run()
+    tab.wait(sampler, "map.previous && run.state === 'done'")
+    assert values(tab, sampler) != before and values(tab, copy) == before
+
+
+def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
+    sampler = workflow.sampler
+    tab.load(workflow.data)
+    outer = tab.map(sampler, "app.graph.convertToSubgraph(new Set([map.node])).node.id")
+    (inner,) = tab.page.evaluate("adtTest.nodes().filter(([, n]) => n.type === 'ADTTreeSampler').map(([id]) => id)")
+    assert inner.startswith(f"{outer}:")
+    tab.run()
+    tab.finished(inner)
+    assert len(values(tab, inner)) == 144 and not any(value is None for value in values(tab, inner))
+    assert {frame["node"] for _, frame in tab.frames} == {inner}
+    tab.page.evaluate("(id) => app.canvas.openSubgraph(app.graph.getNodeById(id).subgraph, app.graph.getNodeById(id))", outer)
+    tab.wait(inner, "panel.canvas.getBoundingClientRect().width > 0")
+    tab.screenshot("subgraph")
+    tab.page.evaluate("app.canvas.setGraph(app.rootGraph)")
+
+
+def test_two_samplers_at_once_side_by_side(tab, workflow):
+    """Each has its own map; one shows both; and plain decoding, once seen, is what the other's speed-up is measured by."""
+    sampler = workflow.sampler
+    plain = workflow.second_sampler("autoregressive")
+    tab.load(workflow.data)
+    tab.run()
+    tab.finished(sampler)
+    tab.finished(plain)
+    assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
+    tab.map(sampler, "panel.refresh()")
+    tab.wait(sampler, "panel.line.textContent.includes('(measured)')")
+    tab.wait(plain, "panel.line.textContent.includes('plain decoding')")
+    measured = tab.map(sampler, "run.figures(map.plain(run)).speedup")
+    both = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
+    assert measured == pytest.approx(both, rel=0.02)
+    tab.widget(sampler).get_by_label("Compare").select_option(f"node {plain}")
+    tab.wait(sampler, "panel.panes.length === 2")
+    tab.widget(sampler).get_by_label("Opacity").fill("100")
+    left, right = painted(tab, sampler, 0), painted(tab, sampler, 1)
+    assert len({tuple(c) for c in right}) == 1 < len({tuple(c) for c in left})
+    tab.page.mouse.move(*point(tab, sampler, 20))
+    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes(' | ')")
+    tab.screenshot("compared")
+
+
+def test_the_run_before_can_be_compared_with(tab, workflow):
+    sampler = done(tab, workflow)
+    before = values(tab, sampler)
+    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
+    tab.run()
+    tab.wait(sampler, "map.previous && run.state === 'done'")
+    tab.widget(sampler).get_by_label("Compare").select_option("previous")
+    tab.wait(sampler, "panel.panes.length === 2")
+    assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
+
+
+def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
+    sampler = workflow.batch(16).method("autoregressive").sampler
+    tab.load(workflow.data)
+    tab.run()
+    tab.wait(sampler, "run?.state === 'running' && run.done > 100")
+    seconds = tab.page.evaluate("""async (id) => {
+        const asked = performance.now();
+        await app.api.interrupt();
+        while (adtTest.map(id).run.state === 'running') await new Promise((resolve) => setTimeout(resolve, 5));
+        return (performance.now() - asked) / 1000;
+      }""", str(sampler))
+    assert seconds < 0.5
+    assert tab.map(sampler, "run.state") == "stopped" and tab.map(sampler, "run.done < run.total")
+    tab.wait(sampler, "panel.line.textContent.includes('stopped')")
+    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 1")
+    tab.run()
+    tab.finished(sampler)
+    assert tab.map(sampler, "run.done") == 144

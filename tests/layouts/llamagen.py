@@ -1,0 +1,168 @@
+"""LlamaGen's layouts, small and random.
+
+Transformer, authors' layout: the modules of github.com/FoundationVision/LlamaGen, autoregressive/models/gpt.py, saved by train_t2i.py under "model"
+(under "module" by DeepSpeed). Hugging Face layout: github.com/jadohu/LANTERN, models/kv_variants/modeling_llamagen_kv.py, with the fields that it reads of
+config.json. Codec: tokenizer/tokenizer_image/vq_model.py of the first. Text encoder: as transformers saves T5, decoder and head included. Drafter:
+LANTERN's models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from tests.tiny import byte_tokenizer
+
+NAMES = {16: "t2i_XL_stage1_256.pt", 32: "t2i_XL_stage2_512.pt"}
+T5 = {"d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 264, "feed_forward_proj": "gated-gelu"}
+HIDDEN, HEADS, WIDE, CODES = 128, 2, 96, 40
+
+
+def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str, Tensor]:
+    """Tensors under the authors' names. Heads of 64, as in every published size."""
+    draw = _generator(seed)
+    tensors = {"tok_embeddings.weight": draw(CODES, HIDDEN), "norm.weight": 1 + 0.1 * draw(HIDDEN), "output.weight": scale * draw(CODES, HIDDEN) * HIDDEN**-0.5,
+               "cls_embedding.uncond_embedding": draw(120, T5["d_model"]),
+               "cls_embedding.cap_proj.fc1.weight": draw(HIDDEN, T5["d_model"]) * T5["d_model"] ** -0.5,
+               "cls_embedding.cap_proj.fc2.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5}
+    for i in range(layers):
+        tensors |= {f"layers.{i}.attention.wqkv.weight": draw(3 * HIDDEN, HIDDEN) * HIDDEN**-0.5,
+                    f"layers.{i}.attention.wo.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5,
+                    f"layers.{i}.feed_forward.w1.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+                    f"layers.{i}.feed_forward.w3.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+                    f"layers.{i}.feed_forward.w2.weight": draw(HIDDEN, WIDE) * WIDE**-0.5,
+                    f"layers.{i}.attention_norm.weight": 1 + 0.1 * draw(HIDDEN), f"layers.{i}.ffn_norm.weight": 1 + 0.1 * draw(HIDDEN)}
+    return tensors
+
+
+def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under the names of ``jadohu/LlamaGen-T2I``."""
+    layer = {"attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
+             "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    whole = {"tok_embeddings.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        if "wqkv" in name:
+            for part, projection in zip(tensor.chunk(3), "qkv"):
+                renamed["model." + name.replace("attention.wqkv", f"self_attn.{projection}_proj")] = part.clone()
+        elif name.startswith("layers."):
+            _, number, rest = name.split(".", 2)
+            renamed[f"model.layers.{number}.{layer[rest.removesuffix('.weight')]}.weight"] = tensor
+        else:
+            renamed[whole.get(name, f"model.{name}")] = tensor
+    return renamed
+
+
+def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed: int = 3) -> dict[str, Tensor]:
+    """VQ-16 with one width at every level, under the authors' names."""
+    draw, tensors = _generator(seed), {}
+
+    def conv(name: str, outputs: int, inputs: int, kernel: int) -> None:
+        tensors[f"{name}.weight"] = draw(outputs, inputs, kernel, kernel) * (inputs * kernel**2) ** -0.5
+        tensors[f"{name}.bias"] = 0.1 * draw(outputs)
+
+    def norm(name: str) -> None:
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 1 + 0.1 * draw(base), 0.1 * draw(base)
+
+    def residual(name: str) -> None:
+        for i in "12":
+            norm(f"{name}.norm{i}")
+            conv(f"{name}.conv{i}", base, base, 3)
+
+    def attention(name: str) -> None:
+        norm(f"{name}.norm")
+        for part in ("q", "k", "v", "proj_out"):
+            conv(f"{name}.{part}", base, base, 1)
+
+    for side, inputs, outputs, blocks, resample in (("encoder", 3, latent, 2, "downsample"), ("decoder", latent, 3, 3, "upsample")):
+        conv(f"{side}.conv_in", base, inputs, 3)
+        for level in range(levels):
+            last = level == levels - 1
+            for block in range(blocks):
+                residual(f"{side}.conv_blocks.{level}.res.{block}")
+                if level == (levels - 1 if side == "encoder" else 0):  # both at the coarsest level
+                    attention(f"{side}.conv_blocks.{level}.attn.{block}")
+            if not last:
+                conv(f"{side}.conv_blocks.{level}.{resample}.conv", base, base, 3)
+        residual(f"{side}.mid.0")
+        attention(f"{side}.mid.1")
+        residual(f"{side}.mid.2")
+        norm(f"{side}.norm_out")
+        conv(f"{side}.conv_out", outputs, base, 3)
+    conv("quant_conv", dim, latent, 1)
+    conv("post_quant_conv", latent, dim, 1)
+    tensors["quantize.embedding.weight"], tensors["quantize.codebook_used"] = draw(CODES, dim), torch.zeros(65536)
+    return tensors
+
+
+def write_t5(folder: Path) -> Path:
+    """A text encoder; every byte of a prompt is a token, and ``</s>`` ends it."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        T5ForConditionalGeneration(T5Config(**T5)).save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))])
+    tokenizer.enable_padding(length=512)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", **shape) -> Path:
+    """As the authors' README has them: the ``.pt`` file of a stage, the codec beside it, T5 in ``t5-ckpt``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({wrapper: transformer(**shape)}, folder / NAMES[side])
+    torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
+    write_t5(folder / "t5-ckpt" / "flan-t5-xl")
+    return folder / NAMES[side]
+
+
+def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
+    """As LANTERN's README has them: the target in a folder of its own, codec and T5 in the one above."""
+    target, tensors = folder / "LlamaGen-T2I", transformer(**shape)
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(hugging_face(tensors), target / "model.safetensors", metadata={"format": "pt"})
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "input_type": "t2i", "block_size": side**2, "cls_token_num": 120,
+              "rope_base": 10000, "caption_dim": T5["d_model"], "class_dropout_p": 0.1, "token_dropout_p": 0.1, "num_classes": 1000, "vocab_size": CODES,
+              "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_hidden_layers": sum(name.endswith("wqkv.weight") for name in tensors),
+              "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+              "tie_word_embeddings": False}
+    (target / "config.json").write_text(json.dumps(config))
+    torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
+    write_t5(folder / "t5" / "flan-t5-xl")
+    return target
+
+
+def drafter(seed: int = 7) -> dict[str, Tensor]:
+    """Tensors of an EAGLE drafter: no norm before its attention, an embedding of its own."""
+    draw, layer = _generator(seed), "layers.0"
+    tensors = {"embed_tokens.weight": transformer()["output.weight"], "fc.weight": draw(HIDDEN, 2 * HIDDEN) * (2 * HIDDEN) ** -0.5,
+               "fc.bias": 0.1 * draw(HIDDEN), f"{layer}.post_attention_layernorm.weight": 1 + 0.1 * draw(HIDDEN)}
+    tensors |= {f"{layer}.self_attn.{x}_proj.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5 for x in "qkvo"}
+    return tensors | {f"{layer}.mlp.gate_proj.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5, f"{layer}.mlp.up_proj.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+                      f"{layer}.mlp.down_proj.weight": draw(HIDDEN, WIDE) * WIDE**-0.5}
+
+
+def write_drafter(folder: Path, input_type: str = "t2i") -> Path:
+    """``jadohu/llamagen_drafter``, or with "t2i2" ``jadohu/llamagen2_drafter``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(drafter(), folder / "pytorch_model.bin")
+    config = {"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": HIDDEN,
+              "caption_dim": T5["d_model"], "class_dropout_p": 0.0, "initializer_range": 0.02, "intermediate_size": WIDE, "max_position_embeddings": 2048,
+              "model_type": "llama", "num_attention_heads": HEADS, "num_hidden_layers": 1, "num_key_value_heads": HEADS, "pretraining_tp": 1,
+              "rms_norm_eps": 1e-06, "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True, "vocab_size": CODES,
+              "input_type": input_type}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _generator(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *size: torch.randn(*size, generator=generator)

@@ -1,0 +1,171 @@
+"""LlamaGen equals a plain re-statement of its formulas, its text encoder transformers' T5, its codec transformers' ``JanusVQVAE``.
+
+The re-statement has no cache and no code of ours: complex rotations of neighbouring pairs, one row at a time, whole sequences.
+"""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
+
+from adt_core import load_drafter, load_target
+from adt_core.models.decoder import KVCache, Rows, rope_tables
+from adt_core.sampling import Sampling
+from adt_core.shape import Drafting
+from tests.layouts import llamagen as layout
+
+TOLERANCE = 1e-4
+TEXTS = ["a red fox in deep snow", "two boats"]
+
+
+@pytest.fixture(scope="module", params=["upstream", "deepspeed", "hugging-face"])
+def path(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "hugging-face":
+        return layout.write_hugging_face(folder)
+    return layout.write_upstream(folder, wrapper="model" if request.param == "upstream" else "module")
+
+
+@pytest.fixture(scope="module")
+def target(path):
+    return load_target(path)
+
+
+def t5_features(path, text):
+    """The authors' way: padded to 120 on the right, then turned around so that the padding is at the left and 0. Returns [120, d] and the padding's length."""
+    folder = next(path.parent.rglob("flan-t5-xl"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(length=120)
+    encoded = tokenizer.encode(text)
+    mask = torch.tensor(encoded.attention_mask)
+    with torch.no_grad():
+        states = T5EncoderModel.from_pretrained(folder)(input_ids=torch.tensor([encoded.ids]), attention_mask=mask[None]).last_hidden_state[0]
+    valid = int(mask.sum())
+    return torch.cat([states[valid:], states[:valid]]) * mask.flip(0)[:, None], 120 - valid
+
+
+def rotation(length, blank, side=16, dim=64):
+    """[length, dim / 2] complex: 0 for what comes before the grid, then one angle for row and column each, half of the pairs for either."""
+    frequency = 10000 ** (-torch.arange(0, dim // 2, 2) / (dim // 2))
+    angles = torch.stack([torch.cat([row * frequency, column * frequency]) for row in range(side) for column in range(side)])
+    return torch.cat([torch.zeros(blank, dim // 2), torch.polar(torch.ones_like(angles), angles)])[:length]
+
+
+def rms(x, weight, eps):
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def attention(q, k, v, turn, bias):
+    """[n, h] each, heads of 64."""
+    heads = lambda x: x.view(len(x), -1, 64).transpose(0, 1)  # noqa: E731
+    turned = lambda x: torch.view_as_real(torch.view_as_complex(heads(x).reshape(-1, len(x), 32, 2)) * turn).flatten(2)  # noqa: E731
+    weights = (turned(q) @ turned(k).transpose(1, 2) / 8 + bias).softmax(-1)
+    return (weights @ heads(v)).transpose(0, 1).flatten(1)
+
+
+def reference(tensors, features, hidden, codes):
+    """Final features [120 + n, h] and logits of a row: 120 projected features, then n codes. Nobody but what is hidden sees what is hidden."""
+    project = [tensors[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2)]
+    x = torch.cat([F.gelu(features @ project[0].T, approximate="tanh") @ project[1].T, tensors["tok_embeddings.weight"][codes]])
+    at = torch.arange(len(x))
+    visible = (at[:, None] >= at) & ((at >= hidden) | (at[:, None] < hidden))
+    bias, turn = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf), rotation(len(x), 120)
+    for i in range(sum(name.endswith("wqkv.weight") for name in tensors)):
+        layer = {name.removeprefix(f"layers.{i}."): value for name, value in tensors.items() if name.startswith(f"layers.{i}.")}
+        qkv = rms(x, layer["attention_norm.weight"], 1e-5) @ layer["attention.wqkv.weight"].T
+        x = x + attention(*qkv.chunk(3, -1), turn, bias) @ layer["attention.wo.weight"].T
+        h = rms(x, layer["ffn_norm.weight"], 1e-5)
+        gate, up = h @ layer["feed_forward.w1.weight"].T, h @ layer["feed_forward.w3.weight"].T
+        x = x + (F.silu(gate) * up) @ layer["feed_forward.w2.weight"].T
+    x = rms(x, tensors["norm.weight"], 1e-5)
+    return x, x @ tensors["output.weight"].T
+
+
+def expected_rows(path, codes):
+    """What every row must give: both captions, then both rows without one."""
+    tensors = layout.transformer()
+    captions = [t5_features(path, text) for text in TEXTS]
+    rows = [*captions, *((tensors["cls_embedding.uncond_embedding"], hidden) for _, hidden in captions)]
+    return [reference(tensors, features, hidden, code) for (features, hidden), code in zip(rows, [*codes, *codes])]
+
+
+def our_rows(target):
+    prompts = [target.encode_prompt(text) for text in TEXTS]
+    return [*prompts, *(target.unconditional(prompt) for prompt in prompts)]
+
+
+def test_logits_of_prompts_and_codes(path, target):
+    """Captions of different lengths, with and without text: the prompt at once, then codes one by one, across the end of a row of the grid."""
+    decoder = target.decoder
+    codes = torch.randint(layout.CODES, (2, 18), generator=torch.Generator().manual_seed(1))
+    expected = expected_rows(path, codes)
+    rows = Rows(our_rows(target), 140, decoder.embedding)
+    cache, rope = KVCache(decoder.config, 4, 140, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
+    features = [decoder(rows.ids, rows.prefill(), cache, rope, inputs=rows.features)]
+    features += [decoder(codes[:, i : i + 1].repeat(2, 1), rows.step([120 + i] * 2, 0, 0, None), cache, rope) for i in range(18)]
+    features = torch.cat(features, 1)
+    for ours, (states, logits) in zip(features, expected):
+        assert (ours - states).abs().max() < TOLERANCE, "hidden places included, which the drafter sees"
+        assert (decoder.logits(ours) - logits).abs().max() < TOLERANCE
+
+
+def test_prompts_of_an_encoder_in_another_place(target):
+    """The encoder works where it is, in its own dtype; features are brought to the decoder."""
+    elsewhere = replace(target.prompter, encoder=deepcopy(target.text_encoder).to("meta"))
+    prompt = elsewhere.encode(TEXTS[0], target.grid)
+    assert prompt.features.is_meta and elsewhere.unconditional(prompt, target.grid).features.is_meta
+    rows = our_rows(target)
+    assert [len(row) for row in rows] == [120] * 4 and {row.hidden for row in rows} == {120 - len(text) - 1 for text in TEXTS}
+    prepared = Rows(rows, 120, torch.empty(0, dtype=torch.float64))
+    assert prepared.features.dtype == torch.float64 and prepared.features.shape == (4, 120, layout.HIDDEN)
+
+
+def test_drafter(path, target, tmp_path):
+    """The pairs of a prompt: no norm before the attention, 119 places before the grid, all of them in sight."""
+    tensors, drafter = layout.drafter(), load_drafter(layout.write_drafter(tmp_path / "drafter"), target)
+    codes = torch.randint(layout.CODES, (2, 3), generator=torch.Generator().manual_seed(2))
+    states = [features for features, _ in expected_rows(path, codes)]
+    ids, turn = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1), rotation(122, 119)
+    rows, decoder = Rows(our_rows(target), 140, target.decoder.embedding), target.decoder
+    proposer = drafter.proposer(target, rows, 2, Sampling(), Drafting(), None)
+    features = torch.stack([state[:120] for state in states])
+    proposer.begin(features, ids[:, :120].repeat(2, 1), rows.prefill(), torch.zeros(2, 1, layout.CODES))
+    first = proposer.catch_up()
+    further = torch.stack([state[120:122] for state in states])
+    ahead = proposer.read_ahead(codes[:, 1:], further, [120, 120])
+    for row in range(4):
+        x = torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T + tensors["fc.bias"]
+        q, k, v = (x @ tensors[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")
+        causal = torch.full((122, 122), -torch.inf).triu(1)
+        x = x + attention(q, k, v, turn, causal) @ tensors["layers.0.self_attn.o_proj.weight"].T
+        h = rms(x, tensors["layers.0.post_attention_layernorm.weight"], 1e-6)
+        gate, up = (h @ tensors[f"layers.0.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (F.silu(gate) * up) @ tensors["layers.0.mlp.down_proj.weight"].T
+        assert (torch.cat([first[row], ahead[row]]) - x[119:]).abs().max() < TOLERANCE
+    assert decoder.config.grid_rope == (120, 16)
+
+
+@torch.no_grad()
+def test_codec(target):
+    """After the renaming of decoding levels that transformers' conversion of Janus has."""
+    stored = layout.codec()
+    theirs = JanusVQVAE(JanusVQVAEConfig(embed_dim=8, num_embeddings=layout.CODES, latent_channels=16, base_channels=32, channel_multiplier=[1] * 5,
+                                         num_patches=16))
+    renamed = {}
+    for name, tensor in stored.items():
+        for old, new in (("encoder.conv_blocks", "encoder.down"), ("decoder.conv_blocks", "decoder.up"), (".res.", ".block."), ("mid.0", "mid.block_1"),
+                         ("mid.1", "mid.attn_1"), ("mid.2", "mid.block_2")):
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    del renamed["quantize.codebook_used"]
+    theirs.load_state_dict(renamed)
+    codes = torch.randint(layout.CODES, (1, 16, 16), generator=torch.Generator().manual_seed(4))
+    expected = theirs.decode(codes.flatten(1))
+    assert expected.shape == (1, 3, 256, 256)
+    assert (target.codec.decode(codes) - expected.clamp(-1, 1)).abs().max() < TOLERANCE
+    pixels = torch.rand(1, 3, 256, 256, generator=torch.Generator().manual_seed(5)) * 2 - 1
+    assert (target.codec.encoder(pixels) - theirs.encoder(pixels)).abs().max() < TOLERANCE

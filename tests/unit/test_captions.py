@@ -1,0 +1,54 @@
+"""What the recipe of DeepFloyd IF and PixArt leaves of captions, case by case."""
+
+import sys
+
+import pytest
+
+from adt_core import AdtError
+from adt_core.models.captions import clean
+
+CASES = {
+    "A red fox": "a red fox",
+    "a+red%20fox": "a red fox",
+    "<person> on a horse": "person on a horse",
+    "see https://www.example.com/a/b for more": "see for more",
+    "by example.org, 2020": "by , 2020",
+    "a <b>bold</b> fox &amp; friends": "a bold fox friends",
+    "photo by @someone in snow": "photo by in snow",
+    "狐狸 a fox 㐀": "a fox",
+    "long \u2014 dash \u2013 here": "long - dash - here",
+    "some \u00abquoted\u00bb text and \u2018more\u2019 of it": "some \"quoted\" text and 'more' of it",
+    "host 192.168.0.1 down": "host down",
+    "picture #12 and #1234567": "picture and",
+    "order 12345678 of shoes": "order of shoes",
+    "fox_01.jpg of a fox": "of a fox",
+    "\"\"sale\"\" now...here": "\"sale\" now here",
+    "what (a) [nice] {day} | here*": "what a nice day here",
+    "this-is-my-cute-cat-again": "this is my cute cat again",
+    "a well-known black-and-white cat": "a well-known black-and-white cat",
+    "shoe jc6640 and jc6640vc and 6640vc231": "shoe and and",
+    "worldwide free shipping of rugs": "of rugs",
+    "free download of a fox": "of a fox",
+    "click for more foxes": "foxes",
+    "a png image of page 12": "a of",
+    "poster 20x30 of a fox": "poster of a fox",
+    "one,two.three": "one, two. three",
+    "title : fox": "title: fox",
+    "'a fox in quotes'": "a fox in quotes",
+    "-a fox-": "a fox",
+    "a \ufb01sh": "a fish",
+    "   ": "",
+    "漢字": "",
+}
+
+
+@pytest.mark.parametrize("caption", CASES)
+def test_what_is_left(caption):
+    assert clean(caption) == CASES[caption]
+
+
+@pytest.mark.parametrize("package", ["ftfy", "bs4"])
+def test_a_missing_library_is_named(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(AdtError, match=f"{package} is not installed.*pip install ftfy beautifulsoup4"):
+        clean("a fox")

@@ -1,0 +1,28 @@
+"""Token maps of a trace."""
+
+import pytest
+
+from adt_core.trace import FIGURES, ImageRound, Round, Trace
+
+
+@pytest.fixture
+def trace():
+    """Two images of 2 by 3 tokens; the second gets on more slowly."""
+    trace = Trace({}, (2, 3), 2, prefill_seconds=0.5)
+    first = ImageRound(0, 0, 3, 2, 3, 5, 2, (0, 1), width=2), ImageRound(1, 0, 3, 2, 2, 4, 0, (), width=3)
+    second = ImageRound(0, 3, 2, 1, 2, 2, 1, (0,), width=1), ImageRound(1, 1, 4, 1, 4, 4, 3, (0, 0, 0), width=1)
+    trace.rounds = [Round(0, 0.03, 0.01, 3, first), Round(1, 0.04, 0.01, 2, second)]
+    return trace
+
+
+@pytest.mark.parametrize("figure, image, rows", [
+    ("acceptance", 0, [[1, 3, 3], [3, 2, 2]]), ("acceptance", 1, [[1, 1, 4], [4, 4, 4]]),
+    ("depth", 0, [[0, 3, 3], [3, 2, 2]]), ("width", 1, [[0, 3, 1], [1, 1, 1]]),
+    ("time", 0, [[500, 10, 10], [10, 20, 20]]), ("time", 1, [[500, 30, 10], [10, 10, 10]])])
+def test_each_token_has_the_figure_of_its_round(trace, figure, image, rows):
+    """The first token comes with the prompt."""
+    assert trace.token_map(figure, image) == [pytest.approx(row) for row in rows]
+
+
+def test_acceptance_is_one_of_the_figures(trace):
+    assert [trace.acceptance_map(image) for image in range(2)] == [trace.token_map(FIGURES[0], image) for image in range(2)]

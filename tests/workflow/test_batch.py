@@ -1,0 +1,186 @@
+"""Lists of prompts in a running ComfyUI: looped over by stock nodes, or made as one batch that can be stopped and goes on."""
+
+import csv
+import io
+import json
+import uuid
+
+import numpy as np
+import pytest
+from comfy_server import ROOT, Failed
+from convert import Graph, to_prompt
+from PIL import Image
+from test_cancel import LIMIT, interrupt_and_time
+from test_errors import failed, refused
+
+from adt_core.collect import COLUMNS
+
+CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
+TEXT = 3
+"""ComfyUI's number for a line of text under a node."""
+
+
+@pytest.fixture
+def coco(comfy):
+    """The name of a file of 20 captions in MS-COCO's layout in the input folder, and the captions by id."""
+    whole = json.loads(CAPTIONS.read_text(encoding="utf-8"))
+    annotations = [{**annotation, "id": 7000 + number, "image_id": 3 * number + 100} for number, annotation in enumerate(whole["annotations"][:20])]
+    name = "captions_test2017.json"
+    (comfy.base / "input").mkdir(exist_ok=True)
+    (comfy.base / "input" / name).write_text(json.dumps({"images": [], "annotations": annotations}), encoding="utf-8")
+    return name, {str(annotation["image_id"]): annotation["caption"] for annotation in annotations}
+
+
+@pytest.fixture
+def batch(comfy, coco):
+    """The shipped batch workflow for these captions."""
+    workflow = json.loads((ROOT / "workflows" / "coco_batch.json").read_text(encoding="utf-8"))
+    return Graph(to_prompt(workflow, comfy.get("/object_info"))).set("ADTTreePrompts", file=coco[0], count=20)
+
+
+def images(comfy, outputs, node) -> list[np.ndarray]:
+    return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files({node: outputs[node]})]
+
+
+def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
+    """No image is lost or made twice; they are the sampler's own; table, figures and sheet are complete."""
+    captions, seed = coco[1], 41
+    folders = lambda: set(comfy.base.glob("output/adt_tree_batches/*"))  # noqa: E731
+    before = folders()
+    batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=5).drop("ADTTreeBatchSampler", "settings")
+    sampler = batch.id("ADTTreeBatchSampler")
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(batch.prompt, browser.id)
+        first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
+        browser.wait_for(lambda m: m.type == TEXT and made(m.data) >= 2)
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+    (folder,) = folders() - before
+    length = first.data["max"] // 20
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
+    assert 2 <= len(kept) < 20 and not list(folder.glob("report.*"))
+
+    # Neither what drafts nor how many are made at once has a part in the images.
+    batch.set("ADTTreeDrafterLoader", drafter="jacobi").set("ADTTreeBatchSampler", chunk_size=8)
+    saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
+    with comfy.socket() as browser:
+        outputs = comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=900)
+        browser.wait_for(lambda m: m.type == "execution_success")
+        steps = [m.data["value"] for m in browser.messages if m.type == "progress" and m.data["node"] == sampler]
+        assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == 20 * length, "what was made before counts at once"
+        assert [m for m in browser.messages if m.type in (1, 4)], "no preview"
+    assert folders() - before == {folder}
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
+    with Image.open(next(iter(kept))) as one:
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed == json.loads(one.info["adt_tree"])["seed"], "it brings its graph along"
+
+    with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
+        table = list(csv.DictReader(file))
+    assert tuple(table[0]) == COLUMNS and {line["id"]: line["prompt"] for line in table} == captions
+    assert [line["id"] for line in table] == list(captions) and {line["seed"] for line in table} == {str(seed)}
+    assert {folder / line["file"] for line in table} == set(folder.glob("*.png")) - {folder / "report.png"} and len({line["file"] for line in table}) == 20
+    assert all(float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table)
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert [image["drafter"] for image in report["images"]].count("bundled") == len(kept) and report["summary"]["images"] == 20
+    together = images(comfy, outputs, saved)
+    (sheet,) = images(comfy, outputs, batch.id("ADTTreeCollector"))
+    np.testing.assert_array_equal(sheet, images(comfy, outputs, batch.id("PreviewImage"))[0])
+    assert sheet.shape[1] == 5 * 200 + 8 and all(sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet))
+    assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
+
+    # The first, made before, and the last, made after, are those of the ordinary sampler, in the loop that ComfyUI makes of lists.
+    texts = list(captions.values())
+    looped = loop(graph, text=f"{texts[0]}\n\n{texts[-1]}", seed=seed)
+    outputs = comfy.run(graph.prompt)
+    np.testing.assert_array_equal(images(comfy, outputs, looped), [together[0], together[-1]])
+    assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], "files are called by the number of the line and the prompt"
+
+
+def made(message: bytes) -> int:
+    """Finished images, by the line under the sampler; before it come the length of the node's id and the id."""
+    return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])
+
+
+def places(sheet: np.ndarray) -> list[tuple[int, int]]:
+    """Where the 20 thumbnails are, in four rows of five."""
+    row = (sheet.shape[0] - 8) // 4
+    return [(8 + number // 5 * row, 8 + number % 5 * 200) for number in range(20)]
+
+
+def loop(graph, text: str, seed: int) -> str:
+    """Let the ordinary workflow run for each prompt of a list; the node that saves."""
+    values = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start": 0, "count": 8, "shuffle": 0}
+    node, _ = graph.add("ADTTreePrompts", **values)
+    graph.set("CLIPTextEncode", text=[node, 0]).set("ADTTreeSampler", seed=seed).set("SaveImage", filename_prefix=[node, 2])
+    return graph.id("SaveImage")
+
+
+def test_prompt_lists(comfy, batch, coco):
+    """Parts, filter and shuffle; a file in the input folder is offered, and read again when it has changed."""
+    name, captions = coco
+    assert name in comfy.get("/object_info/ADTTreePrompts")["ADTTreePrompts"]["input"]["required"]["file"][1]["options"]
+    assert listed(comfy, batch, start=18) == list(captions.items())[18:]
+    shuffled = listed(comfy, batch, shuffle=5, count=4)
+    assert len(set(shuffled)) == 4 and set(shuffled) < set(captions.items()) and shuffled != list(captions.items())[:4]
+    found = listed(comfy, batch, filter="RED ")
+    assert found == [item for item in captions.items() if "red " in item[1].lower()] != []
+    assert listed(comfy, batch, caption="all", count=1)[0][0] == "7000"
+    (comfy.base / "input" / name).write_text('["a cat"]')
+    assert listed(comfy, batch) == [("1", "a cat")]
+    assert listed(comfy, batch, file="(the text below)", text="a cow\n\na dog") == [("1", "a cow"), ("3", "a dog")]
+
+
+def listed(comfy, batch, **values) -> list[tuple[str, str]]:
+    """The ids and prompts that the node gives, one run of a stock node for each."""
+    node = batch.id("ADTTreePrompts")
+    prompt = Graph({node: {"class_type": "ADTTreePrompts", "inputs": {**batch.inputs("ADTTreePrompts"), **values}}})
+    shown = [prompt.add("PreviewAny", source=[node, output])[0] for output in (1, 0)]
+    outputs = comfy.run(prompt.prompt)
+    return list(zip(*(outputs[node]["text"] for node in shown)))
+
+
+@pytest.mark.parametrize(
+    "node, values, words",
+    [
+        ("ADTTreePrompts", {"file": "nowhere.json"}, "file: "),
+        ("ADTTreePrompts", {"file": "(the text below)", "text": "nowhere.tsv"}, "text: "),
+        ("ADTTreePrompts", {"count": 0}, "count"),
+        ("ADTTreePrompts", {"caption": "shortest"}, "caption"),
+        ("ADTTreeBatchSampler", {"guidance": float("nan")}, "guidance"),
+        ("ADTTreeBatchSampler", {"chunk_size": 0}, "chunk_size"),
+    ],
+)
+def test_bad_values_are_refused_before_the_run(comfy, batch, node, values, words):
+    assert words in refused(comfy, batch.set(node, **values))
+
+
+@pytest.mark.parametrize(
+    "node, change, words",
+    [
+        ("ADTTreePrompts", {"filter": "no such thing"}, "filter: none of the 20 prompts"),
+        ("ADTTreePrompts", {"start": 20}, "start is 20"),
+        ("ADTTreeBatchSampler", {"ids": ["other", 1]}, "ids: 1 ids arrived for 20 prompts"),
+        ("ADTTreeBatchSampler", {"prompts": ["other", 0], "ids": None}, "the id '1': prompt is"),
+        ("ADTTreeBatchSampler", {"seed": ["lengths", 0]}, "seed: 20 values arrived"),
+        ("ADTTreeBatchSampler", {"drafter": None}, "drafter: the method 'adt-tree' needs one"),
+    ],
+)
+def test_bad_lists_fail_at_once_and_write_nothing(comfy, batch, node, change, words):
+    other = batch.add("ADTTreePrompts", **{**batch.inputs("ADTTreePrompts"), "file": "(the text below)", "text": "a red house " * 500})[0]
+    lengths = batch.add("StringLength", string=batch.link("ADTTreePrompts"))[0]  # as a whole number that is a list
+    for name, value in change.items():
+        if value is None:
+            batch.drop(node, name)
+        else:
+            batch.set(node, **{name: [{"other": other, "lengths": lengths}[value[0]], value[1]] if isinstance(value, list) else value})
+    assert words in failed(comfy, batch, node)
+
+
+@pytest.mark.parametrize("name", ["../report", "", "a/b", "a:b"])
+def test_a_report_needs_a_plain_name(comfy, batch, name):
+    """ComfyUI runs what else a prompt asks for; here that fails at once."""
+    batch.set("ADTTreeCollector", name=name).set("ADTTreePrompts", filter="no such thing")
+    answer = comfy.post("/prompt", {"prompt": batch.prompt})
+    (error,) = answer["node_errors"][batch.id("ADTTreeCollector")]["errors"]
+    assert f"name: '{name}'" in error["details"]
+    with pytest.raises(Failed, match="filter: none"):
+        comfy.wait(answer["prompt_id"])

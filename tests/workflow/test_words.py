@@ -1,0 +1,53 @@
+"""What people read beside the schema itself: help pages and translations cover every node, input and output, and nothing that is gone.
+
+English needs no locale: it is what ComfyUI shows of the schema.
+"""
+
+import json
+import re
+
+import pytest
+from comfy_server import ROOT
+
+PAGES = ROOT / "js" / "docs"
+LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
+LANGUAGES = ["en", *LOCALES]
+
+
+@pytest.fixture
+def ours(object_info):
+    """The pack's nodes: name -> definition."""
+    return {name: node for name, node in object_info.items() if node["python_module"].startswith("custom_nodes.ADT-Tree")}
+
+
+def inputs(node: dict) -> dict:
+    return {**node["input"]["required"], **node["input"].get("optional", {})}
+
+
+@pytest.mark.parametrize("language", LOCALES)
+def test_every_word_is_translated(language, comfy, ours):
+    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert comfy.get("/i18n")[language]["nodeDefs"].items() >= translated.items()
+    assert set(translated) == set(ours)
+    for name, words in translated.items():
+        node = ours[name]
+        assert set(words["inputs"]) == set(inputs(node)), name
+        assert set(words["outputs"]) == {str(i) for i in range(len(node["output"]))}, name
+        assert words["display_name"].startswith("ADT-Tree ") and words["description"] != node["description"]
+        for label, entry in {**words["inputs"], **words["outputs"]}.items():
+            assert set(entry) == {"name", "tooltip"} and entry["name"] and entry["tooltip"], (name, label)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_node_has_its_page(language, comfy, ours):
+    assert {folder.name for folder in PAGES.iterdir()} == set(ours)
+    for name, node in ours.items():
+        page = comfy.get(f"/extensions/ADT-Tree/docs/{name}/{language}.md").decode()
+        if language == "en":
+            assert page.startswith(f"# {node['display_name']}\n")
+        ins, outs = (re.findall(r"^\| `([^`]+)`", table, re.M) for table in page.split("\n## ")[-2:])
+        assert sorted(ins) == sorted(inputs(node)) and outs == node["output_name"], name
+
+
+def test_simplified_chinese_is_there():
+    assert "zh" in LANGUAGES

@@ -1,0 +1,148 @@
+"""Every workflow that the pack brings: it fits the nodes, is laid out for people, has a picture, and runs if it needs nothing but the pack."""
+
+import copy
+import io
+import json
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from comfy_server import ROOT
+from convert import Graph, to_prompt
+from PIL import Image
+from safetensors.torch import save_file
+from test_run import images
+
+FOLDER = ROOT / "workflows"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+TO_INSTALL = {
+    "anole_7b": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
+    "lumina_mgpt": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
+    "llamagen": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
+    "upscale_with_model": ("UpscaleModelLoader", "model_name", "RealESRGAN_x4plus.safetensors"),
+}
+"""Workflows that need a model which does not come with the pack: the node that loads it, its input and the value there."""
+
+
+def read(name: str) -> dict:
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def installed(object_info: dict, name: str) -> dict:
+    """The nodes as they are where the model of workflow ``name`` is installed."""
+    if name not in TO_INSTALL:
+        return object_info
+    node, label, value = TO_INSTALL[name]
+    info = copy.deepcopy(object_info)
+    kind, options = info[node]["input"]["required"][label]
+    (kind if isinstance(kind, list) else options["options"]).append(value)
+    return info
+
+
+@pytest.fixture
+def graph_of(object_info):
+    """A function: a workflow as a prompt that saves under a new name."""
+
+    def load(name: str) -> Graph:
+        graph = Graph(to_prompt(read(name), installed(object_info, name)))
+        for node in graph.prompt.values():
+            if node["class_type"] == "SaveImage":
+                node["inputs"]["filename_prefix"] = uuid.uuid4().hex
+        return graph
+
+    return load
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fits_the_nodes(name, object_info):
+    prompt = to_prompt(read(name), installed(object_info, name))
+    assert any(node["class_type"].startswith("ADTTree") for node in prompt.values())
+    for node in prompt.values():
+        known = object_info[node["class_type"]]["input"]
+        assert set(node["inputs"]) <= {*known["required"], *known.get("optional", {})}, node
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in TO_INSTALL])
+def test_what_it_needs_is_what_it_names(name):
+    node, _, value = TO_INSTALL[name]
+    assert [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == node] == [value]
+    (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
+    assert value in note or "models/upscale_models" in note, "the note says where it goes"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_laid_out_for_people(name):
+    workflow = read(name)
+    assert [n["type"] for n in workflow["nodes"]].count("MarkdownNote") == 1
+    boxes = [(n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"]) for n in workflow["nodes"]]
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a[4], b[4])
+    frames = [(x, y, x + w, y + h) for x, y, w, h in (group["bounding"] for group in workflow["groups"])]
+    for box in (box for box in boxes if box[4] != "MarkdownNote"):
+        assert any(f[0] <= box[0] and f[1] <= box[1] and f[2] >= box[2] and f[3] >= box[3] for f in frames), f"{box[4]} is in no group"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_a_template_with_a_picture(name, comfy):
+    assert name in comfy.get("/workflow_templates")["ADT-Tree"]
+    assert comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.json") == read(name)
+    data = comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.jpg")
+    with Image.open(io.BytesIO(data)) as picture:
+        assert picture.format == "JPEG" and min(picture.size) >= 256 and len(data) < 200_000
+
+
+def previews(comfy, outputs, graph, which) -> np.ndarray:
+    """What the ``which``-th Preview Image node of the graph shows."""
+    key = graph.id("PreviewImage", which)
+    return images(comfy, {key: outputs[key]})[0]
+
+
+def test_compare_with_plain(comfy, graph_of):
+    graph = graph_of("compare_with_plain")
+    outputs = comfy.run(graph.prompt)
+    a, b, difference = (previews(comfy, outputs, graph, i) for i in range(3))
+    np.testing.assert_array_equal(a, b)
+    assert a.std() > 20 and not difference.any()
+    (report,) = outputs[graph.id("PreviewAny")]["text"]
+    assert report.startswith("A: adt-tree, ") and "\nB: autoregressive, " in report and "every token is the same" in report
+
+
+def test_lantern(comfy, graph_of):
+    graph = graph_of("lantern")
+    outputs = comfy.run(graph.prompt)
+    exact, changed = (previews(comfy, outputs, graph, i) for i in range(2))
+    saved = graph.id("SaveImage")
+    relaxed = images(comfy, {saved: outputs[saved]})[0]
+    np.testing.assert_allclose(np.abs(relaxed.astype(int) - exact), changed, atol=1)
+    assert "replaced by LANTERN" in outputs[graph.id("PreviewAny")]["text"][0]
+
+
+def test_upscale(comfy, graph_of):
+    (image,) = images(comfy, comfy.run(graph_of("upscale").prompt))
+    assert image.shape == (512, 512, 3) and image.std() > 20
+
+
+def test_upscale_with_model(comfy, graph_of):
+    """The chain of stock nodes, with the smallest model of a kind that they read (SRVGGNet, here of random weights) in place of a real one."""
+    folder = comfy.base / "models" / "upscale_models"
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
+    weights = {f"{name}.weight": 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
+    weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()} | {f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)}
+    save_file(weights, folder / TO_INSTALL["upscale_with_model"][2])
+    (image,) = images(comfy, comfy.run(graph_of("upscale_with_model").prompt))
+    assert image.shape == (512, 512, 3) and image.std() > 20
+
+
+def test_continue_image(comfy, graph_of):
+    graph = graph_of("continue_image")
+    outputs = comfy.run(graph.prompt)
+    start, saved = previews(comfy, outputs, graph, 0).astype(float), graph.id("SaveImage")
+    continued = [image.astype(float) for image in images(comfy, {saved: outputs[saved]})]
+    assert len(continued) == 4
+    for image in continued:
+        assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, as close as tokens come to it"
+    assert all((a[64:] != b[64:]).any() for i, a in enumerate(continued) for b in continued[:i]), "and every rest is another"
