@@ -25,7 +25,7 @@ from .checkpoint import Checkpoint, Entry, read_json, same, whole
 from .decoder import Decoder
 from .layout import decoder_config, decoder_entries, load_tokenizer, unpaired
 from .target import Family, Prompt, Target
-from .vq import VQConfig, VQModel, coarsest_first
+from .vq import VQConfig, VQModel, authors_name
 
 CAPTION = 120
 """Tokens of a caption, padding included."""
@@ -41,8 +41,6 @@ _POSITIONS = 2048  # of which only those of the grid are used
 _RENAMED = (("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
             ("mlp.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
             ("lm_head", "output"), ("embed_tokens", "tok_embeddings"), ("model.", ""))
-_CODEC_RENAMED = ((".down.", ".conv_blocks."), (".up.", ".conv_blocks."), (".block.", ".res."),
-                  ("mid.block_1", "mid.0"), ("mid.attn_1", "mid.1"), ("mid.block_2", "mid.2"))
 
 
 class CaptionEncoder(nn.Module):
@@ -179,7 +177,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
         found = [_upstream(entry) for entry in found]
     found += [same(layer.weight, f"{prefix}{EMBEDDER}cap_proj.{name}.weight") for name, layer in (("fc1", encoder.fc1), ("fc2", encoder.fc2))]
     found.append(same(encoder.uncond_embedding, f"{prefix}{EMBEDDER}uncond_embedding"))
-    codec = [same(parameter, CODEC + _renamed(coarsest_first(name, config), _CODEC_RENAMED)) for name, parameter in target.codec.named_parameters()]
+    codec = [same(parameter, CODEC + authors_name(name, config)) for name, parameter in target.codec.named_parameters()]
     return found + codec + whole(encoder.t5, T5)
 
 
