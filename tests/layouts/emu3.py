@@ -2,7 +2,8 @@
 
 Written by transformers' own class, whose ``vocabulary_map`` and tokenizer name the tokens as models/emu3/convert_emu3_weights_to_hf.py takes them from
 github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks, 205 extra tokens, then image tokens. The files of BAAI have
-the names of the first versions of the class (``text_model.model.``, ``text_model.lm_head.``, ``vqmodel.``), which transformers' conversion_mapping.py renames.
+the names of the first versions of the class (of early 2025: ``text_model.model.``, ``text_model.lm_head.``, ``vqmodel.``, and ``rope_theta`` in
+config.json), which transformers' conversion_mapping.py renames.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ def write_emu3(folder: Path, *, names: str = "first", hidden: int = 64, layers: 
     written = folder / "model.safetensors"
     tensors = {_present(name): value for name, value in load_file(written).items()}
     written.unlink()
-    save_shards(folder, tensors if names == "present" else {_first(name): value for name, value in tensors.items()}, shards)
+    if names == "first":
+        tensors, written = {_first(name): value for name, value in tensors.items()}, read_config(folder)
+        written["text_config"] |= {"rope_theta": written["text_config"].pop("rope_parameters")["rope_theta"], "rope_scaling": None}
+        (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
+    save_shards(folder, tensors, shards)
     return folder
 
 
