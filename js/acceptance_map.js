@@ -154,7 +154,7 @@ function addStyles() {
 }
 
 app.registerExtension({
-  name: "ADTTree.AcceptanceMap",
+  name: "adttree.acceptance_map",
 
   setup() {
     addStyles();

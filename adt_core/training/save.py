@@ -44,7 +44,8 @@ def config_fields(drafter: EagleDrafter) -> dict:
     """The fields of a ``config.json`` that shape a drafter."""
     c = drafter.config
     stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == c.grid_rope), None)
-    return {**({"input_type": stage} if stage else {}), "vocab_size": c.vocab_size, "hidden_size": c.hidden_size, "intermediate_size": c.intermediate_size, "num_hidden_layers": 1,
+    return {**({"input_type": stage} if stage else {}), "vocab_size": c.vocab_size, "hidden_size": c.hidden_size,
+            "intermediate_size": c.intermediate_size, "num_hidden_layers": 1,
             "num_attention_heads": c.num_heads, "num_key_value_heads": c.num_kv_heads, "rms_norm_eps": c.rms_norm_eps, "rope_theta": c.rope_theta,
             "max_position_embeddings": c.max_positions}
 
