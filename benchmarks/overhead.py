@@ -3,8 +3,8 @@
     python -m benchmarks.overhead [--prompts 8]
 
 Runs the shipped workflow in a real ComfyUI (the one of tests/workflow, downloaded on first use), each prompt once watched (increments,
-previews, and the picture kept at the end) and once not, in an order drawn anew each time. Compared are the seconds that the sampler
-node took. It may cost 5 %.
+previews, and the picture kept at the end) and once not, in an order drawn anew each time. Compared are the seconds of the
+prompt up to its sampler, everything before that being cached. Watching may cost 5 %.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from convert import Graph, to_prompt  # noqa: E402
 
 
 def sampler_seconds(comfy: Comfy, graph: Graph, watched: bool) -> float:
-    """Run the prompt and return how long its sampler was executed, as the tab is told that listens or, for both alike, as a bystander."""
+    """Run the prompt up to its sampler and return how long that took; what comes before the sampler is in ComfyUI's cache."""
     sampler = graph.id("ADTTreeSampler")
     prompt = {key: graph.prompt[key] for key in _upstream(graph.prompt, sampler)}
     prompt["begin"] = {"class_type": "PreviewAny", "inputs": {"source": [sampler, 0]}}

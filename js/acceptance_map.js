@@ -159,7 +159,7 @@ app.registerExtension({
   setup() {
     addStyles();
     const stop = () => maps.forEach((map) => map.stop());
-    let live, started; // the run that is told of, and the workflow that was open when the prompt began
+    let live, started; // of the prompt: the run last told of, and the workflow that was open when it began
     const listeners = {
       "adt_tree.map": ({ detail }) => {
         live = detail.id;
@@ -173,7 +173,7 @@ app.registerExtension({
       },
       b_preview_with_metadata: ({ detail }) => maps.get(nodeAt(detail.nodeId))?.preview(detail.blob),
       execution_start: () => {
-        started = openWorkflow();
+        [live, started] = [null, openWorkflow()];
         stop();
       },
       execution_interrupted: stop,

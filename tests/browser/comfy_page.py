@@ -71,7 +71,7 @@ class ComfyPage:
 
     def complaints(self) -> list[str]:
         """What the console said about our code."""
-        return [said for said in self.said if re.search(r"ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)]
+        return [said for said in self.said if re.search(r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)]
 
     def open(self) -> None:
         """Open ComfyUI, or load its page again."""
