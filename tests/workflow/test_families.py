@@ -28,7 +28,7 @@ def families(release, tmp_path_factory):
         write_lumina(folder / "Lumina-mGPT-tiny")
         write_upstream(folder)
         write_janus(folder / "janus-tiny")
-        write_emu3(folder / "emu3-tiny")
+        write_emu3(folder / "emu3-tiny", max_positions=9000)
     finally:
         sys.path.remove(str(ROOT))
     with Comfy(release, base, PACKS) as server:
