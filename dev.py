@@ -25,7 +25,7 @@ READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
-TESTS = ["pytest", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4"]  # the extra "test" of pyproject.toml
+TESTS = ["pytest", "pytest-xdist", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4"]  # the extra "test" of pyproject.toml
 
 CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 PICTURE = Path("output") / "demo.png"
@@ -57,9 +57,13 @@ def demo() -> int:
 
 
 def test(options: list[str]) -> int:
-    """Run the whole test suite; ``options`` go to pytest."""
+    """Run the whole test suite: side by side what can be, then alone what is timed. Or, with ``options``, what they tell pytest to run."""
     environment([*requirements(), *TESTS])
-    return _run("-m", "pytest", *options)
+    if options:
+        return _run("-m", "pytest", *options)
+    workers = str(max(2, min(3, os.cpu_count() or 2)))
+    together = _run("-m", "pytest", "-m", "not alone", "-n", workers, "--dist", "loadgroup", OMP_NUM_THREADS="1")
+    return _run("-m", "pytest", "-m", "alone") or together
 
 
 class SetUpError(Exception):
@@ -125,9 +129,9 @@ def _passing(line: str) -> None:
         print(f"\r{line[:width]:{width}}\r", end="", flush=True)
 
 
-def _run(*arguments: str) -> int:
-    """Run the environment's Python from the top of the repository, with this terminal."""
-    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT)
+def _run(*arguments: str, **variables: str) -> int:
+    """Run the environment's Python from the top of the repository, with this terminal and further environment variables."""
+    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env={**os.environ, **variables})
     while True:
         try:
             return process.wait()

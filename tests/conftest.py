@@ -9,6 +9,8 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -20,6 +22,16 @@ class _Ours:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         return PathFinder.find_spec(name, [str(ROOT)]) if name in cls.NAMES else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests that share a server or a browser stay in one process when the suite runs in several."""
+    for item in items:
+        folder = item.path.parent.name
+        if folder in ("workflow", "browser"):
+            release = getattr(item, "callspec", None) and item.callspec.params.get("release")
+            item.add_marker(pytest.mark.xdist_group(f"{folder} {release.version}" if release else folder))
 
 
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]

@@ -293,6 +293,7 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
 
 
+@pytest.mark.alone
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
     sampler = workflow.batch(8).method("autoregressive").sampler
     tab.load(workflow.data)

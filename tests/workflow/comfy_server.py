@@ -10,6 +10,7 @@ Everything is kept under ``.cache/comfyui`` (or ``$ADT_TREE_CACHE/comfyui``) and
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -25,9 +26,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock  # torch and transformers bring it
 from websocket_client import WebSocket
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,12 +56,22 @@ NEWEST = Release("0.30.0", "2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9
 FLOOR = Release("0.16.3", "1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754b33a76e550925a1d1e73")
 
 
+def _one_at_a_time(install: Callable) -> Callable:
+    """Of several processes that want the same thing installed, one does it and the others wait."""
+    @functools.wraps(install)
+    def wrapped(*args):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        (CACHE / ".gitignore").write_text("*\n")
+        with FileLock(CACHE / f"{install.__name__}.lock"):
+            return install(*args)
+    return wrapped
+
+
+@_one_at_a_time
 def source(release: Release) -> Path:
     """The unpacked ComfyUI of a release; downloaded on first use."""
     folder = CACHE / f"comfyui-{release.version}"
     if not (folder / "main.py").exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        (CACHE / ".gitignore").write_text("*\n")
         part = CACHE / f"part-{release.version}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -76,6 +89,7 @@ def source(release: Release) -> Path:
     return folder
 
 
+@_one_at_a_time
 def environment() -> Path:
     """The Python that runs every release; its packages are installed on first use, in about two minutes."""
     home = CACHE / "env"

@@ -6,6 +6,7 @@ import pytest
 from comfy_server import Failed
 
 LIMIT = 0.5
+pytestmark = pytest.mark.alone
 
 
 def interrupt_and_time(comfy, browser, prompt_id) -> float:
