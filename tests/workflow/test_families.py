@@ -9,7 +9,8 @@ from convert import Graph, to_prompt
 from test_run import images
 
 # What ComfyUI's own folder shows, the size of its images, and the size to ask for.
-FAMILIES = {"Lumina-mGPT-tiny": ((768, 768), (96, 64)), "t2i_XL_stage1_256.pt": ((256, 256), None), "janus-tiny": ((64, 64), None), "emu3-tiny": ((720, 720), (48, 40))}
+FAMILIES = {"Lumina-mGPT-tiny": ((768, 768), (96, 64)), "t2i_XL_stage1_256.pt": ((256, 256), None), "janus-tiny": ((64, 64), None),
+            "emu3-tiny": ((720, 720), (48, 40))}
 
 
 @pytest.fixture(scope="session")
