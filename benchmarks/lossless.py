@@ -69,7 +69,7 @@ class Watched(Decoding):
     """Records, for every position, the gap between the two best perturbed logits of the plain run."""
 
     def _emit(self, features: Tensor) -> Tensor:
-        z = self._perturbed(self._logits(features), None)
+        z = self._perturbed(self._logits(features, None), None)
         top = z.topk(2, -1).values
         self.gaps = getattr(self, "gaps", {})
         for image, root in enumerate(self._positions):
