@@ -207,7 +207,8 @@ def _add_train(parser: _Parser) -> None:
     add("--minutes", type=float, metavar="M", help="or minutes of training, without the drawing; the first to end counts (default: 60 if there are no --steps)")
     add("--batch", type=int, metavar="N", default=4, help="pictures per forward (default: %(default)s)")
     add("--accumulate", type=int, metavar="N", default=1, help="forwards per step (default: %(default)s)")
-    add("--passes", type=int, metavar="N", default=3, help="depths that it is trained for: passes over its own outputs, and one before (default: %(default)s)")
+    add("--passes", type=int, metavar="N", default=3,
+        help="depths that it is trained for: one over the target's features, the others over its own (default: %(default)s)")
     add("--learning-rate", type=float, metavar="X", default=0.02, help="of the matrices, by Muon; vectors get a fifth, by AdamW (default: %(default)s)")
     add("--autocast", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
         help="precision of the products; auto takes a half on CUDA (default: %(default)s)")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_core.models.decoder import Decoder, DecoderConfig, Layer, rope_tables
+from adt_core.models.decoder import Decoder, Layer, rope_tables
 
 SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
 SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
@@ -40,10 +40,9 @@ class Batch:
     codes: Tensor
     captioned: Tensor
 
-    def at_image(self, values: Tensor, shift: int = 0, length: int | None = None) -> Tensor:
+    def at_image(self, values: Tensor) -> Tensor:
         """Gather ``values`` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
-        length = length or self.codes.shape[1]
-        index = self.starts[:, None] + shift + torch.arange(length)
+        index = self.starts[:, None] + torch.arange(self.codes.shape[1])
         return values[torch.arange(len(index))[:, None], index]
 
 
@@ -104,12 +103,3 @@ def run_layers(decoder: Decoder, ids: Tensor) -> list[Tensor]:
 def final_features(decoder: Decoder, stream: Tensor) -> Tensor:
     """What the head reads: the last layer's residual stream, normed."""
     return F.rms_norm(stream, (decoder.config.hidden_size,), decoder.norm, decoder.config.rms_norm_eps)
-
-
-def run_decoder(decoder: Decoder, ids: Tensor) -> Tensor:
-    """Final (normed) features [B, n, h] of whole sequences."""
-    return final_features(decoder, run_layers(decoder, ids)[-1])
-
-
-__all__ = ["Batch", "DecoderConfig", "Sequences", "build_vocabulary", "final_features", "image_token", "run_decoder", "run_layer",
-           "run_layers"]

@@ -129,6 +129,9 @@ def run(plan: Plan, check: Check | None = None) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
     options = plan.options
     target = open_target(options, plan.device, check)
+    other = load_drafter(options.compare, target) if options.compare else None
+    if not isinstance(other, EagleDrafter | None):
+        raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
     config = Checkpoint(resolve(options.model, "target")).config
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_json(plan.folder / "settings.json", _settings(plan))
@@ -139,12 +142,9 @@ def run(plan: Plan, check: Check | None = None) -> str:
         draw(pictures, target, plan.sampling, options.draw_batch, check)
     trainer = Trainer(target, pictures, plan)
     trainer.train(config, check)
-    lines = [trainer.log.last_line(f"{options.output}")]
-    if options.compare:
-        other = load_drafter(options.compare, target)
-        if not isinstance(other, EagleDrafter):
-            raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
-        lines.append(trainer.log.line(str(options.compare), *trainer.measure(other.float())))
+    lines = [trainer.log.last_line(str(options.output))]
+    if other is not None:
+        lines.append(trainer.log.line(options.compare, *trainer.measure(other.float())))
     return "\n".join(lines)
 
 

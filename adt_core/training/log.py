@@ -56,7 +56,7 @@ class Log:
         left, right = figure.subplots(1, 2)
         steps = [row["step"] for row in self.rows]
         left.plot(steps, [row["loss"] for row in self.rows])
-        left.set(xlabel="step", ylabel="loss", yscale="log")
+        left.set(xlabel="step", ylabel="loss", ylim=(0, None))
         for depth in range(1, self.passes + 1):
             right.plot(steps, [row[f"depth {depth} of 1"] for row in self.rows], label=f"depth {depth}")
         right.set(xlabel="step", ylabel="acceptance of the first child", ylim=(0, 1))

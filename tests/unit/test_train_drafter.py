@@ -218,6 +218,12 @@ def test_bad_options(train, tmp_path, monkeypatch, given, said):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
+    for name, said in (("jacobi", "--compare: 'jacobi' is no EAGLE drafter"), ("nowhere", "drafter 'nowhere' does not exist")):
+        code, _, err = train(compare=name)
+        assert code == 1 and said in err and not (tmp_path / "out").exists()
+
+
 def test_bad_pictures(train, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
