@@ -35,7 +35,7 @@ from .generation import Result, choose_device, default_drafter, open_target, rel
 from .images import save_png, to_uint8
 from .lantern import Lantern
 from .models.target import Target
-from .prompts import read_prompts, sample
+from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .report import PLAIN
 from .sampling import Sampling
 from .shape import Drafting
@@ -45,8 +45,6 @@ from .version import VERSION
 RELAXED = "+lantern"
 NETWORK = "network"
 RUNS = "runs.jsonl"
-CAPTIONS = Path(__file__).parent / "bundled" / "captions.json"
-"""Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 
 
 class Preset(NamedTuple):
@@ -238,7 +236,7 @@ def run(options: argparse.Namespace, sampling: dict, lantern: dict, weights: dic
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
     options.drafter = options.drafter or default_drafter(options.model)
     methods = options.methods or (COMPARED if options.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
-    prompts = read_prompts(CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
+    prompts = read_prompts(BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
     benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, methods.split(","), Sampling(**sampling),
                           relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]), options.drafter)
     device = choose_device(options.device)

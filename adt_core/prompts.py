@@ -15,6 +15,8 @@ from .errors import AdtError
 
 FILES = (".txt", ".json", ".jsonl", ".tsv")
 """Endings of the files that are read; any other is taken for plain text."""
+BUNDLED_CAPTIONS = Path(__file__).parent / "bundled" / "captions.json"
+"""Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 CAPTIONS = ("first", "longest", "all")
 """Which of the captions of an MS-COCO image are prompts."""
 _Any = TypeVar("_Any")

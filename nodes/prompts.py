@@ -6,9 +6,8 @@ from pathlib import Path
 import folder_paths
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.benchmark import CAPTIONS as BUNDLED
 from ..adt_core.errors import AdtError
-from ..adt_core.prompts import CAPTIONS, FILES, Prompt, file_stems, read_list, select, typed
+from ..adt_core.prompts import BUNDLED_CAPTIONS, CAPTIONS, FILES, Prompt, file_stems, read_list, select, typed
 from .loaders import CATEGORY
 from .runtime import refusal
 
@@ -108,7 +107,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
     """A prompt per line, or the prompts of a file that the text names; the bundled captions for no text. AdtError, with the input's name."""
     path = _path(text)
     try:
-        return read_list(path, caption) if path else typed(text) or read_list(BUNDLED, caption)
+        return read_list(path, caption) if path else typed(text) or read_list(BUNDLED_CAPTIONS, caption)
     except AdtError as error:
         raise AdtError(str(error).replace("--prompts", name)) from error
 

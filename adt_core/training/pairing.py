@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..benchmark import CAPTIONS
 from ..decode import Decoding
 from ..drafters.eagle import PAIRING_FILE, EagleDrafter, Pairing, load_eagle, paired_ids
 from ..errors import AdtError
@@ -23,7 +22,7 @@ from ..generation import choose_device, open_target
 from ..images import write_json
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
 from ..models.target import Target
-from ..prompts import read_prompts, sample
+from ..prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..sampling import Sampling
 from ..shape import Drafting
 from .unroll import CHILDREN, Reading, acceptance, read
@@ -36,7 +35,7 @@ def run(options: argparse.Namespace, sampling: dict) -> str:
     if options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
     chosen = Sampling(**sampling)
-    prompts = sample(read_prompts(options.prompts or CAPTIONS), options.count, chosen.seed)
+    prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, chosen.seed)
     target = open_target(options, choose_device(options.device))
     drafter = load_eagle(options.drafter, target)
     shares = measure(target, drafter, draw(target, prompts, chosen), chosen)

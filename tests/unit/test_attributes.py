@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adt_core.benchmark import CAPTIONS
-from adt_core.prompts import read_prompts
+from adt_core.prompts import BUNDLED_CAPTIONS, read_prompts
 from benchmarks.harness import HELD_OUT_SEED, captions
 from benchmarks.scenes import FIRST, SCENES, scene_metric
 from training.attributes import check, degrade, measure
@@ -76,7 +75,7 @@ def test_degrading_is_seeded():
 
 
 def test_the_metric_of_the_benchmark_knows_the_scenes_of_the_bundled_captions():
-    assert read_prompts(CAPTIONS)[:6] == captions(FIRST, 6)
+    assert read_prompts(BUNDLED_CAPTIONS)[:6] == captions(FIRST, 6)
     metric, seen = scene_metric(count=6), 0
     for number in range(FIRST, FIRST + 6):
         image, caption, scene = example(HELD_OUT_SEED, number)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from adt_core import benchmark, cli
-from adt_core.prompts import read_prompts
+from adt_core.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.report import COLUMNS
 
 METHODS = ["eagle2", "adt-tree", "static:mc_sim_7b_63", "jacobi", "jacobi-64", "merged-chain", "merged", "merged-64", "auto", "auto-jacobi", "eagle2+lantern",
@@ -97,5 +97,5 @@ def test_whether_there_is_a_window_is_the_method_s_to_say(run, tiny):
 
 
 def test_the_captions_that_come_with_the_pack():
-    prompts = read_prompts(benchmark.CAPTIONS)
+    prompts = read_prompts(BUNDLED_CAPTIONS)
     assert len(prompts) == len(set(prompts)) >= 100
