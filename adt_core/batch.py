@@ -65,9 +65,10 @@ class Batch:
             network = self.drafter.network if isinstance(self.drafter, MergedDrafter) else self.drafter
             relaxed = {**asdict(self.lantern), **asdict(self.drafting), "drafter": self._drafter_name,
                        "drafter_weights": fingerprint(network) if isinstance(network, nn.Module) else None}
-        weights = [fingerprint(module) for module in (self.target.decoder, self.target.codec)]
-        return digest({"weights": weights, "grid": list(self.target.grid), "dtype": self._dtype, "sampling": asdict(self.sampling),
-                       "negative": self.negative.strip(), "lantern": relaxed, "noise_version": NOISE_VERSION})
+        modules = (self.target.decoder, self.target.codec, self.target.text_encoder)
+        weights = [fingerprint(module) for module in modules if module is not None]
+        return digest({"weights": weights, "stored": self.target.decoder.weights, "grid": list(self.target.grid), "dtype": self._dtype,
+                       "sampling": asdict(self.sampling), "negative": self.negative.strip(), "lantern": relaxed, "noise_version": NOISE_VERSION})
 
     def path(self, folder: Path, prompt: str) -> Path:
         """Where a prompt's image lies in the folder."""
@@ -122,7 +123,10 @@ class Batch:
         lantern = {"lantern_k": relaxed.neighbours, "lantern_delta": relaxed.delta if relaxed.factor is None else None,
                    "lantern_lambda": relaxed.factor, "max_substitution": relaxed.max_substitution} if relaxed else {}
         drafter = {"drafter": self._drafter_name} if self.drafter is not None else {}
-        return {"prompt": prompt, "negative": self.negative.strip(), "model": self.target.name, **drafter, "dtype": self._dtype, **asdict(self.sampling),
+        side = self.target.downsample
+        size = [self.target.grid[1] * side, self.target.grid[0] * side] if self.target.usual_grid else None
+        return {"prompt": prompt, "negative": self.negative.strip(), "model": self.target.name, **drafter, "dtype": self._dtype,
+                "weights": self.target.decoder.weights, "size": size, **asdict(self.sampling),
                 "image_index": 0, **asdict(self.drafting), **lantern, "noise_version": NOISE_VERSION,
                 "versions": {"adt-tree": VERSION, "torch": torch.__version__}}
 
@@ -147,6 +151,7 @@ def alone(trace: Trace, image: int) -> Trace:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Tells the weights of modules apart by some numbers of every parameter and buffer."""
-    numbers = torch.cat([values.detach().flatten()[:64].to("cpu", torch.float32) for values in [*module.parameters(), *module.buffers()]])
+    """Tells the weights of modules apart by some numbers of every parameter and every buffer but counters."""
+    values = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
+    numbers = torch.cat([value.detach().flatten()[:64].to("cpu", torch.float32) for value in values])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

@@ -141,7 +141,7 @@ def _add_generate(parser: _Parser) -> None:
     what.add_argument("--from-png", metavar="FILE", help="make the image in this PNG again; other options change its settings")
 
     add = parser.add_argument_group("and how many").add_argument
-    add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text)")
+    add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text; of Emu3, its published negative prompt)")
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
     add = parser.add_argument_group("continuing a picture; what is kept becomes the first tokens of every image").add_argument
     add("--continue-from", metavar="FILE", type=Path, help="the picture; cropped and resized to the model's size")

@@ -68,7 +68,7 @@ class Decoding:
         decoder = target.decoder
         self.trace = Trace(
             {"method": drafting.method, "proposal": drafting.proposal, "seed": sampling.seed, "device": str(decoder.embedding.device),
-             "dtype": str(decoder.dtype).removeprefix("torch."), "noise_version": NOISE_VERSION,
+             "dtype": str(decoder.dtype).removeprefix("torch."), "weights": decoder.weights, "noise_version": NOISE_VERSION,
              "sampling": asdict(sampling), "drafting": asdict(drafting), "lantern": lantern and asdict(lantern)}, target.grid, self.images,
             start=self.start, row_end=target.row_end)
 
@@ -98,14 +98,17 @@ class Decoding:
         return self.target.cells(self.codes)
 
     def memory_required(self) -> int:
-        """Bytes of KV caches, noise and the largest activations of a forward."""
+        """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
         config, decoder = self.target.decoder.config, self.target.decoder
         rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
         caches += max((drafter.cache_bytes(rows, self._slots, itemsize) for drafter in self._drafters), default=0)
         noise = self.images * self.length * self.target.num_tokens * 4
         tokens = max(max(map(len, self._rows_ids)) + self.start, self.drafting.most_drafts + 1)
-        return caches + noise + 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
+        activations = 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
+        widened = 4 * decoder.head.numel() * (itemsize < 4) + 6 * decoder.layers[0].gate_up.numel() * (decoder.weights is not None)
+        pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
+        return caches + noise + activations + widened + self.target.codec.working_bytes(pixels)
 
     # ---- decoding --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .errors import AdtError
 
+_AT_ONCE = 256  # positions whose noise is made in float64 before it goes into the table
 NOISE_VERSION = 1
 """Format of the keyed noise; written into metadata, raised if the bits ever change."""
 
@@ -73,7 +74,9 @@ def noise_table(sampling: Sampling, image_indices: list[int], length: int, vocab
         return None
     table = like.new_empty(len(image_indices), length, vocabulary)
     for noise, index in zip(table, image_indices):
-        noise.copy_(torch.from_numpy(keyed_gumbel(sampling.seed, index, range(length), vocabulary, check)))
+        for first in range(0, length, _AT_ONCE):
+            positions = range(first, min(first + _AT_ONCE, length))
+            noise[first : positions.stop].copy_(torch.from_numpy(keyed_gumbel(sampling.seed, index, positions, vocabulary, check)))
     return table
 
 
@@ -96,7 +99,7 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 def guide(features: Tensor, guidance: float) -> Tensor:
     """Classifier-free guidance on features: rows [cond..., uncond...] [2B, ...] -> [B, ...].
 
-    The head has no bias, so guiding its input guides its logits at half the head's cost.
+    A head's last step is affine, so guiding its input guides its logits at half the head's cost.
     At guidance 1 there are no unconditional rows and the input is returned.
     """
     if guidance == 1:

@@ -88,17 +88,18 @@ def banner(image: Image.Image, cells: list[list[int]]) -> Image.Image:
     return drawn
 
 
-def thumbnail(icon: Image.Image, text: str) -> Image.Image:
-    drawn = Image.new("RGB", (400, 460), DARK)
-    drawn.paste(icon)
-    ImageDraw.Draw(drawn).text((200, 430), text, font=ImageFont.load_default(30), fill="white", anchor="mm")
+def thumbnail(text: str) -> Image.Image:
+    """Without a picture: what these workflows draw has not been seen here."""
+    drawn = Image.new("RGB", (400, 400), DARK)
+    draw = ImageDraw.Draw(drawn)
+    grow(draw, 62, 200, 40)
+    draw.text((200, 350), text, font=ImageFont.load_default(30), fill="white", anchor="mm")
     return drawn
 
 
 if __name__ == "__main__":
     made = picture()
-    small = icon(*made)
-    small.save(HERE / "icon.png", optimize=True)
+    icon(*made).save(HERE / "icon.png", optimize=True)
     banner(*made).save(HERE / "banner.png", optimize=True)
     for name, words in THUMBNAILS.items():
-        thumbnail(small, words).save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)
+        thumbnail(words).save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)

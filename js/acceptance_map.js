@@ -69,7 +69,10 @@ class NodeMap {
     if (this.run?.state === "running") showPreview(this.run, blob, this.panel.redraw);
   }
 
+  #saved = null; // references in the saved workflow, while their runs are being fetched
+
   #start(run) {
+    this.#saved = null;
     if (this.run) this.previous = this.run;
     this.run = run;
   }
@@ -88,7 +91,9 @@ class NodeMap {
     Object.assign(this.panel.settings, settings);
     this.panel.refresh();
     const before = this.run;
+    this.#saved = runs;
     const [run, previous] = await recall(runs, (id) => nodeAt(id) === this.node, app.rootGraph ?? app.graph);
+    this.#saved = null;
     if (this.run !== before || !run) return; // a new run has begun meanwhile
     this.previous = previous ?? null;
     this.#keep(run, run.reference);
@@ -103,7 +108,7 @@ class NodeMap {
 
   /** Remember settings and runs in the node, small: the runs themselves are in ComfyUI's history. */
   changed() {
-    const runs = [this.run, this.previous].map((run) => run?.reference).filter(Boolean);
+    const runs = this.#saved ?? [this.run, this.previous].map((run) => run?.reference).filter(Boolean);
     this.node.properties[PROPERTY] = { ...this.panel.settings, runs };
   }
 

@@ -19,7 +19,7 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, method, seed, comparable, images, grid, ends, prefill, pictures } = header;
+    const { id, node, method, seed, comparable, images, grid, ends, start, prefill, pictures } = header;
     Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [] });
     this.count = images;
     [this.rows, this.columns] = grid;
@@ -30,7 +30,7 @@ export class Run {
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.frontier = new Array(images).fill(NONE); // the last token that is decided
     this.done = 0; // tokens decided, of all images
-    this.kept = 0; // tokens that no round or prompt gave, as when an image is continued
+    this.kept = images * (start ?? 0); // tokens that were given, as when an image is continued
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, verifying: [] };
     this.state = "running"; // then "done" or "stopped"
   }
@@ -60,7 +60,6 @@ export class Run {
     const cells = this.roundOf[image];
     if (index === 0) {
       cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
-      this.kept += position;
       this.done += 1;
     }
     const next = Math.min(position + accepted + 2, this.tokens);

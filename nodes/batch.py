@@ -179,7 +179,8 @@ def _make(
                 done = (kept + first) * length + decoding.done_tokens
                 progress.update(done, f"{len(found)} of {len(prompts)} images, {done} of {len(prompts) * length} tokens")
     if kept:
-        device = load([model.codec])
+        side = model.target.downsample
+        device = load([model.codec], memory_required=model.target.codec.working_bytes(length * side**2))
         for text in found.keys() - images.keys():
             images[text] = to_image(model.target.codec.decode(found[text].codes[None].to(device), check=check_cancelled)).to(mm.intermediate_device())
     progress.say(f"{len(prompts)} images, {kept} of them made before; they are in output/{FOLDER}/{folder.name}")

@@ -17,6 +17,7 @@ from .prompts import fingerprint, read
 from .runtime import Progress, check_cancelled, load, refusal
 from .sampling import patchers
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket
+from .stock import encode
 
 FOLDER = "adt_tree_benchmark"
 
@@ -83,9 +84,10 @@ class ADTTreeBenchmark(io.ComfyNode):
         named = drafter.name if drafter is not None else "none"
         plan = _plan(prompts, methods, count, named, lantern, seed=seed, guidance=guidance, temperature=temperature)
         drafters = _drafters(plan, model, drafter)
+        longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
         load(
             patchers(model, drafter),
-            memory_required=max(plan.start(name, prompt, model.target, drafters).memory_required() for name in plan.names for prompt in plan.prompts),
+            memory_required=max(plan.start(name, longest, model.target, drafters).memory_required() for name in plan.names),
         )
         settings = plan.settings(model.target)
         name = digest(settings)

@@ -68,10 +68,11 @@ class LiveMap:
             "workflow": self._workflow,
             "method": settings["method"],
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
-            "comparable": f"{self._model}, {settings['device']}, {settings['dtype']}, guidance {settings['sampling']['guidance'] != 1}",
+            "comparable": f"{self._model}, {settings['device']}, {settings['weights'] or settings['dtype']}, guidance {settings['sampling']['guidance'] != 1}",
             "images": trace.images,
             "grid": list(trace.grid),
             "ends": int(trace.row_end),
+            "start": trace.start,
             "prefill": round(1000 * trace.prefill_seconds, 2),
             "first": first,
             "rounds": [_pack(one) for one in trace.rounds[first:]],

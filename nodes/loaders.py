@@ -119,7 +119,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     @classmethod
     def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS)
-        found = adt_core.load_drafter(path, model.target, check=check_cancelled)
+        found = adt_core.load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
         patcher = manage(found) if isinstance(found, adt_core.EagleDrafter) else None
         if window and patcher is not None:
             found = MergedDrafter(found)

@@ -36,8 +36,8 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Conditioning.Input(
                     "negative",
                     optional=True,
-                    tooltip="Usually left empty: guidance then compares the prompt with a row that has no text. A text here takes "
-                    "the place of that row, so that the image is pushed away from what the text says.",
+                    tooltip="Usually left empty: guidance then compares the prompt with a row that has no text (Emu3: with its published negative "
+                    "prompt). A text here takes the place of that row, so that the image is pushed away from what the text says.",
                 ),
                 DrafterSocket.Input(
                     "drafter",

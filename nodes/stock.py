@@ -167,8 +167,7 @@ class ImageTokenizer(_Stock):
 
     def _load(self, pixels: int) -> tuple[Any, torch.device]:
         codec = self.patcher.model.module
-        # At full resolution a residual block keeps about eight float32 maps of ``base_channels`` alive.
-        device = load([self.patcher], memory_required=pixels * codec.config.base_channels * 8 * 4)
+        device = load([self.patcher], memory_required=codec.working_bytes(pixels))
         return codec, device
 
 

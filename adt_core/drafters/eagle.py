@@ -72,8 +72,8 @@ class EagleDrafter(nn.Module):
         return KVCache.num_bytes(self.config, rows, slots, itemsize)
 
 
-def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> EagleDrafter:
-    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, on its device and in its dtype.
+def load_eagle(path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None) -> EagleDrafter:
+    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, in its dtype and on ``device``, or where the target is.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
     """
@@ -89,7 +89,7 @@ def load_eagle(path: str | Path, target: Target, check: Check | None = None) -> 
         raise AdtError(f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
                        "choose the drafter that was trained for this target.")
     check_entries(entries, checkpoint)
-    drafter.to(target.decoder.dtype).to_empty(device=target.decoder.embedding.device).requires_grad_(False).eval()
+    drafter.to(target.decoder.dtype).to_empty(device=device or target.decoder.embedding.device).requires_grad_(False).eval()
     fill(_entries(drafter, checkpoint), checkpoint, check)
     recorded = checkpoint.folder / PAIRING_FILE
     if recorded.is_file():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from ..models.checkpoint import Check
 from ..models.target import Target
 from ..shape import Drafting
@@ -23,15 +25,15 @@ def has_window(name: str) -> bool:
     return name == JACOBI or name.endswith(WITH_WINDOW)
 
 
-def load_drafter(path: str | Path, target: Target, check: Check | None = None) -> Drafter:
+def load_drafter(path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None) -> Drafter:
     """The drafter at ``path`` for ``target``: "bundled", a folder, "jacobi" for the training-free one, or a network's path with "+jacobi" behind it.
 
-    Raises AdtError if files are missing or damaged, or the drafter was made for another target.
+    device: for its weights, if not the target's. Raises AdtError if files are missing or damaged, or the drafter was made for another target.
     """
     name = str(path)
     if name == JACOBI:
         return JacobiDrafter()
-    network = load_eagle(name.removesuffix(WITH_WINDOW), target, check)
+    network = load_eagle(name.removesuffix(WITH_WINDOW), target, check, device)
     return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
 
 

@@ -214,8 +214,8 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """x [..., in] times weight [in, out]. A quantised weight is widened on the way, and its outputs are scaled by ``scale`` [out]."""
-    return x @ weight if scale is None else ((x @ weight.to(x.dtype)) * scale).to(x.dtype)
+    """x [..., in] times weight [in, out]. A quantised weight is first widened to what ``scale`` [out] makes of it, which float16 can hold as well."""
+    return x @ (weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype))
 
 
 class Layer(nn.Module):
@@ -293,6 +293,11 @@ class Decoder(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
+
+    @property
+    def weights(self) -> str | None:
+        """How the matrices are stored, if not in ``dtype``: "int8" or "fp8"."""
+        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].qkv.dtype)
 
     @property
     def wide_dtype(self) -> torch.dtype:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ _T5_FOLDERS = tuple(f"{name}/config.json" for name in
                     ("flan-t5-xl", "google--flan-t5-xl", "google/flan-t5-xl", "t5-ckpt/flan-t5-xl", "t5/flan-t5-xl"))
 _FLAN_T5_XL = {"d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32, "vocab_size": 32128, "feed_forward_proj": "gated-gelu"}
 _HEAD_DIM = 64
+_REMEMBERED = 5000  # captions, of about 0.1 MB each
 _POSITIONS = 2048  # of which only those of the grid are used
 _RENAMED = (("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
             ("mlp.down_proj", "feed_forward.w2"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
@@ -76,7 +78,11 @@ class LlamaGenPrompter:
     tokenizer: Tokenizer
     encoder: CaptionEncoder
 
-    @torch.no_grad()
+    def __post_init__(self) -> None:
+        # What was read once is remembered, since by the next time the encoder may have made room for the decoder.
+        self._read = lru_cache(_REMEMBERED)(torch.no_grad()(lambda ids: self.encoder(list(ids)).cpu()))
+        self._nothing = lru_cache(1)(torch.no_grad()(lambda: self.encoder.project(self.encoder.uncond_embedding).cpu()))
+
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
         if not text.strip():
             raise AdtError("prompt is empty; describe the picture in a few words.")
@@ -88,11 +94,11 @@ class LlamaGenPrompter:
         if len(ids) > CAPTION:
             raise AdtError(f"prompt is {len(ids)} tokens long, and {self.name} has room for {CAPTION}; shorten it.")
         hidden = CAPTION - len(ids)
-        return _row(F.pad(self.encoder(ids), (0, 0, hidden, 0)), hidden)
+        self._nothing()
+        return _row(F.pad(self._read(tuple(ids)), (0, 0, hidden, 0)), hidden)
 
-    @torch.no_grad()
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return _row(self.encoder.project(self.encoder.uncond_embedding), prompt.hidden)
+        return _row(self._nothing(), prompt.hidden)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"

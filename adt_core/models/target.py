@@ -57,7 +57,7 @@ class Target:
 
     grid: rows and columns of cells, one code each. row_end: behind each row stands one more token, which says nothing but that the row has ended
     (Lumina-mGPT, Emu3): it is the last of ``decoder.image_ids``, forced where it belongs and impossible elsewhere.
-    text_encoder: weights that read the prompt, where the decoder doesn't (LlamaGen).
+    usual_grid: that of the model, where ``grid`` is another. text_encoder: weights that read the prompt, where the decoder doesn't (LlamaGen).
     """
 
     name: str
@@ -67,17 +67,21 @@ class Target:
     grid: tuple[int, int]
     row_end: bool = False
     text_encoder: nn.Module | None = None
+    usual_grid: tuple[int, int] | None = None
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:
         """The same model for images of ``width`` x ``height`` pixels. AdtError if it can't draw them."""
-        side = self.downsample
-        grid = (height // side, width // side)
-        problem = self.prompter.check_grid(grid, self.grid) if (height % side, width % side) == (0, 0) else f"both sides must be multiples of {side}"
+        side, resized = self.downsample, copy(self)
+        resized.grid, resized.usual_grid = (height // side, width // side), self.usual_grid or self.grid
+        if height % side or width % side:
+            problem = f"both sides must be multiples of {side}"
+        else:
+            problem = self.prompter.check_grid(resized.grid, resized.usual_grid)
+        if not problem and resized.length >= self.decoder.config.max_positions:
+            problem = f"that is {resized.length} tokens, and it has room for {self.decoder.config.max_positions} with the prompt"
         if problem:
             raise AdtError(f"size is {width}x{height}, which {self.name} can't draw: {problem}.")
-        resized = copy(self)
-        resized.grid = grid
         return resized
 
     @property

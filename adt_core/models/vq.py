@@ -253,10 +253,14 @@ class Codec(nn.Module):
         return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
-        """The ``k`` nearest neighbours of every code; computed once."""
+        """The ``k`` nearest neighbours of every code, on the CPU; computed once."""
         if self._nearest is None or self._nearest.indices.shape[1] != min(k, len(self.codebook) - 1):
-            self._nearest = Neighbours.of(self.codebook, k)
+            self._nearest = Neighbours.of(self.codebook, k).to(torch.device("cpu"))  # so that nothing stays behind when weights are unloaded
         return self._nearest
+
+    def working_bytes(self, pixels: int) -> int:
+        """Memory that decoding or encoding an image of so many pixels takes: at full resolution a block keeps about eight float32 maps alive."""
+        return pixels * self.config.base_channels * 8 * 4
 
     def lookup(self, codes: Tensor) -> Tensor:
         """codes [B, h, w] int64 -> codebook vectors [B, C, h, w]."""
@@ -264,9 +268,10 @@ class Codec(nn.Module):
 
     def nearest(self, vectors: Tensor) -> Tensor:
         """vectors [B, C, h, w] -> the nearest codes [B, h, w] int64 (Euclidean, ties to the lower index)."""
-        flat = vectors.to(self.codebook).permute(0, 2, 3, 1)
-        distance = self.codebook.pow(2).sum(1) - 2 * flat @ self.codebook.T
-        return distance.argmin(-1)
+        codebook = self.codebook
+        flat, squares = vectors.to(codebook).permute(0, 2, 3, 1), codebook.pow(2).sum(1)
+        nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_ROWS)]
+        return torch.cat(nearest).view(flat.shape[:3])
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
         """pixels [B, 3, H, W] in [-1, 1], H and W multiples of ``config.downsample`` -> codes [B, h, w]."""

@@ -59,7 +59,7 @@ test("images of a batch advance on their own, and one that is finished drops out
 });
 
 test("tokens that were given with an image to continue are neither coloured nor counted", () => {
-  const run = made({}, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0]]]);
+  const run = made({ start: 3 }, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0]]]);
   assert.deepEqual([...run.values("acceptance", 0)], [N, N, N, 1, 4, 4, 4, 4]);
   assert.equal(run.done, 5);
   assert.equal(run.total, 5);
