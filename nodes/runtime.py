@@ -68,17 +68,17 @@ def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.de
 class Progress:
     """The bar, the preview and the line of text of one run, no oftener than a person can follow.
 
-    A preview costs a pass through the codec, so previews may take a fiftieth of the time. ``last`` is the one that shows the
-    whole image, if previews are wanted: it stays when the run is over.
+    A preview costs a pass through the codec, so previews may take a fiftieth of the time, and a run that is soon over has none on its way.
+    ``last`` is the one that shows the whole image, if previews are wanted: it stays when the run is over.
     """
 
-    _BAR, _PREVIEW, _SHARE = 0.1, 0.4, 50.0
+    _BAR, _FIRST, _PREVIEW, _SHARE = 0.1, 1.5, 0.4, 50.0
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
         self._total, self._node_id, self._preview = total, node_id, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._next_preview = time.monotonic() + self._PREVIEW
+        self._next_preview = time.monotonic() + self._FIRST
         self.last: Image.Image | None = None
         self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
 
