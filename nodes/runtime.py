@@ -72,7 +72,7 @@ class Progress:
     ``last`` is the one that shows the whole image, if previews are wanted: it stays when the run is over.
     """
 
-    _BAR, _FIRST, _PREVIEW, _SHARE = 0.1, 1.5, 0.4, 50.0
+    _BAR, _FIRST, _PREVIEW, _SHARE = 0.1, 1.2, 0.4, 50.0
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
         self._total, self._node_id, self._preview = total, node_id, preview

@@ -116,14 +116,14 @@ def test_the_other_workflows_that_need_no_files_from_the_template_browser(tab, c
 
 def test_tokens_appear_while_they_are_decoded(tab, workflow):
     """Message by message, at most ten a second, with previews under them."""
-    sampler = workflow.batch(24).method("autoregressive").sampler
+    sampler = workflow.batch(64).method("autoregressive").sampler
     tab.load(workflow.data)
     tab.page.evaluate("(id) => { adtTest.watch(id) }", str(sampler))
     tab.run()
     tab.finished(sampler)
     seen = tab.page.evaluate("adtTest.seen")
     assert any(picture for _, picture in seen)
-    assert len({done for done, _ in seen if done < 24 * 144}) > 3
+    assert len({done for done, _ in seen if done < 64 * 144}) > 3
     span = tab.frames[-1][0] - tab.frames[0][0]
     assert 3 < len(tab.frames) <= 10 * span + 2
     firsts = [frame["first"] for _, frame in tab.frames]

@@ -113,11 +113,11 @@ def test_logits_of_prompts_and_codes(path, target):
         assert (decoder.logits(ours) - logits).abs().max() < TOLERANCE
 
 
-def test_prompts_of_an_encoder_in_another_place(target):
-    """The encoder works where it is, in its own dtype; features are brought to the decoder."""
-    elsewhere = replace(target.prompter, encoder=deepcopy(target.text_encoder).to("meta"))
-    prompt = elsewhere.encode(TEXTS[0], target.grid)
-    assert prompt.features.is_meta and elsewhere.unconditional(prompt, target.grid).features.is_meta
+def test_prompts_of_an_encoder_in_another_precision(target):
+    """The encoder works in its own dtype; what it read is kept on the CPU, and brought to the decoder."""
+    other = replace(target.prompter, encoder=deepcopy(target.text_encoder).to(torch.bfloat16))
+    prompt = other.encode(TEXTS[0], target.grid)
+    assert prompt.features.dtype == other.unconditional(prompt, target.grid).features.dtype == torch.bfloat16 and prompt.features.device.type == "cpu"
     rows = our_rows(target)
     assert [len(row) for row in rows] == [120] * 4 and {row.hidden for row in rows} == {120 - len(text) - 1 for text in TEXTS}
     prepared = Rows(rows, 120, torch.empty(0, dtype=torch.float64))
