@@ -29,14 +29,14 @@ def kept_tokens(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> i
     return min(math.floor(keep * rows + 0.5) * columns + math.floor(keep_left * columns + 0.5), rows * columns)
 
 
-def open_picture(path: Path, option: str) -> Image.Image:
-    """The picture at ``path`` in RGB, upright; an AdtError that names ``option`` if it can't be read."""
+def open_picture(path: Path, option: str, remedy: str = "") -> Image.Image:
+    """The picture at ``path`` in RGB, upright; an AdtError that names ``option``, and says the ``remedy``, if it can't be read."""
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that it is no sound picture
         reason = getattr(error, "strerror", None) or "it is damaged or of an unknown format"
-        raise AdtError(f"{option}: '{path}' can't be read as a picture ({reason}).") from error
+        raise AdtError(f"{option}: '{path}' can't be read as a picture ({reason}){remedy and f'; {remedy}'}.") from error
 
 
 def to_pixels(picture: Image.Image, height: int, width: int) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .auto import CostAware, experience, verify_costs
@@ -16,7 +15,7 @@ from .drafters.load import for_method
 from .errors import AdtError
 from .lantern import Lantern, relaxed_agreement
 from .models.decoder import KVCache, Rows, Step, rope_tables
-from .models.target import Prompt, Target
+from .models.target import Prompt, Target, with_grammar
 from .sampling import NOISE_VERSION, Sampling, noise_table, process_logits
 from .shape import AdtTree, Drafting, FixedShape, TreeShape, make_policy
 from .trace import ImageRound, Round, Trace
@@ -195,7 +194,7 @@ class Decoding:
         if self._grammar is None:
             return z
         at = torch.tensor(self._positions, device=z.device)[:, None] + 1 + (0 if depths is None else depths)
-        return F.pad(z, (0, 1)) + self._grammar[at % len(self._grammar)]
+        return with_grammar(z, self._grammar, at)
 
     def _perturbed(self, z: Tensor, depths: Tensor | None) -> Tensor:
         """z + g of every node, [B, n, V]; depths [B, n] below the root, None for the root alone."""

@@ -38,6 +38,14 @@ class Prompt(list[int]):
         return longer
 
 
+def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor:
+    """Logits [B, n, num_codes] of the tokens at raster ``positions`` [n] or [B, n] -> [B, n, num_tokens], -inf where a token is impossible.
+
+    grammar: :meth:`Target.grammar`; without one, the logits as they are.
+    """
+    return z if grammar is None else F.pad(z, (0, 1)) + grammar[positions % len(grammar)]
+
+
 class Prompter(Protocol):
     """How the texts of a family become prompts."""
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 from tqdm import tqdm
 
+from ..continuation import open_picture, to_pixels
 from ..decode import Decoding
 from ..errors import AdtError
 from ..models.target import Target
@@ -104,17 +104,13 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
 def encode(pictures: Pictures, paths: list[Path], target: Target, check: Check | None = None) -> None:
     """Encode the missing pictures from their files, each cut to the model's shape in its middle."""
     missing = pictures.missing()
-    size = tuple(side * target.downsample for side in reversed(target.grid))
+    height, width = (side * target.downsample for side in target.grid)
     for number in tqdm(missing, unit=" pictures", desc="encoding", disable=not missing, mininterval=0.5, leave=False):
         if check is not None:
             check()
-        try:
-            with Image.open(paths[number]) as image:
-                pixels = np.asarray(ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), size, Image.Resampling.LANCZOS))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise AdtError(f"--images: '{paths[number]}' can't be read as a picture ({error}); take it out or save it anew.") from error
+        picture = open_picture(paths[number], "--images", "take it out or save it anew")
         with torch.inference_mode():
-            codes = target.codec.encode(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1)
+            codes = target.codec.encode(to_pixels(picture, height, width))
         pictures.put([number], target.tokens(codes.flatten(1).cpu()))
 
 

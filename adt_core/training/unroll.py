@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..drafters.eagle import EagleDrafter
 from ..models.decoder import KVCache, Rows, Step, rope_tables
-from ..models.target import Prompt, Target
+from ..models.target import Prompt, Target, with_grammar
 from ..sampling import Sampling, noise_table, process_logits
 from .features import Features
 
@@ -56,12 +56,6 @@ def guided(target: Target, features: Tensor, sampling: Sampling) -> Tensor:
     return target.decoder.logits(features.to(target.decoder.wide_dtype), sampling.guidance)
 
 
-def with_grammar(target: Target, z: Tensor, positions: Tensor) -> Tensor:
-    """Logits [B, n, num_codes] of the tokens at raster ``positions`` [n] -> [B, n, num_tokens], -inf where a token is impossible."""
-    grammar = target.grammar(z)
-    return z if grammar is None else F.pad(z, (0, 1)) + grammar[positions % len(grammar)]
-
-
 @torch.no_grad()
 def read(target: Target, prompts: list[Prompt], codes: Tensor, numbers: list[int], sampling: Sampling, kept: Features | None, noisy: bool) -> Reading:
     """One target forward over whole pictures, or its features as they were kept; None keeps none.
@@ -82,7 +76,8 @@ def read(target: Target, prompts: list[Prompt], codes: Tensor, numbers: list[int
         features = torch.cat([text, image], 1)
         if kept is not None:
             features = kept.put(numbers, rows.pads.tolist(), features)
-    z = with_grammar(target, process_logits(guided(target, features[:, rows.length :], sampling), sampling), torch.arange(1, length, device=rows.device))
+    z = process_logits(guided(target, features[:, rows.length :], sampling), sampling)
+    z = with_grammar(z, target.grammar(z), torch.arange(1, length, device=rows.device))
     noise = noise_table(sampling, numbers, length, target.num_tokens, z) if noisy else None
     return Reading(rows_ids, features, torch.cat([rows.ids[:, 1:], ids], 1), z, None if noise is None else noise[:, 1:])
 
@@ -116,7 +111,7 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
 def draft_logits(target: Target, out: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
     """The logits [B, m, V] by which inference ranks drafts of the raster ``positions`` [m], noise apart."""
     z = guided(target, out, sampling)
-    return with_grammar(target, z if sampling.temperature in (0, 1) else z / sampling.temperature, positions)
+    return with_grammar(z if sampling.temperature in (0, 1) else z / sampling.temperature, target.grammar(z), positions)
 
 
 def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:

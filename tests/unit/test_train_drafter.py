@@ -55,6 +55,14 @@ def weights(folder):
     return torch.load(folder / "training" / "checkpoint.pt", weights_only=True)["model"]
 
 
+def with_and_without(target, drafter):
+    """Codes of an image decoded plainly, and with the drafter."""
+    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
+        decoding = Decoding(target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter)
+        list(decoding)
+        yield decoding.codes
+
+
 # ---- it learns -------------------------------------------------------------
 
 
@@ -79,12 +87,7 @@ def test_what_it_writes_decodes_losslessly(train, tiny, tmp_path):
     target = load_target(tiny / "target", dtype=torch.float64)
     drafter = load_drafter(tmp_path / "out", target)
     assert torch.equal(drafter.embedding, target.decoder.embedding.half().double())
-    codes = []
-    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
-        decoding = Decoding(target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter)
-        list(decoding)
-        codes.append(decoding.codes)
-    assert torch.equal(*codes)
+    assert torch.equal(*with_and_without(target, drafter))
     assert not cli.main(["inspect", str(tmp_path / "out")])
 
 
@@ -272,12 +275,7 @@ def test_a_drafter_for_every_family(train, tmp_path, name):
     target = load_target(model, dtype=torch.float64)
     target = target.sized(64, 64) if options else target
     drafter = load_drafter(tmp_path / "out", target)
-    codes = []
-    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
-        decoding = Decoding(target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter)
-        list(decoding)
-        codes.append(decoding.codes)
-    assert torch.equal(*codes)
+    assert torch.equal(*with_and_without(target, drafter))
 
 
 @pytest.mark.parametrize("grid", [None, (119, 16)])
