@@ -25,7 +25,7 @@ READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
-TESTS = ["pytest", "pytest-xdist", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4"]  # the extra "test" of pyproject.toml
+TESTS = ["pytest", "pytest-xdist", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4", "ray"]  # the extra "test" of pyproject.toml
 
 CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 PICTURE = Path("output") / "demo.png"
@@ -62,7 +62,7 @@ def test(options: list[str]) -> int:
     if options:
         return _run("-m", "pytest", *options)
     workers = str(max(2, min(3, os.cpu_count() or 2)))
-    together = _run("-m", "pytest", "-m", "not alone", "-n", workers, "--dist", "loadgroup", OMP_NUM_THREADS="1")
+    together = _run("-m", "pytest", "-m", "not alone", "-n", workers, OMP_NUM_THREADS="1")
     return _run("-m", "pytest", "-m", "alone") or together
 
 

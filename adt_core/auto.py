@@ -153,7 +153,7 @@ class CostAware:
         return self._costs.of(drafts + 1) + self._source.overhead_at(drafts)
 
     def choose(self, position: int) -> TreeShape:
-        """All sizes up to one above the last, and what each has to bring; no drafts any more in an image where they have not paid."""
+        """All sizes up to one above the last, and what each has to bring; no drafts any more in a decoding where they have not paid."""
         if not self._drafts:
             return TreeShape(0, 1)
         sizes = [size for size in SIZES[: self._level + 2] if size <= MODEST or self._known.balance > 0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +27,10 @@ from .models.target import Target
 from .prompts import slug
 from .sampling import NOISE_VERSION, Sampling
 from .shape import Drafting
-from .trace import Trace
 from .version import VERSION
+
+STRETCH = 8
+"""Prompts of one decoding, for each image at once: most images that finish are followed by another, and prompts need not all be held in memory."""
 
 
 class Picture(NamedTuple):
@@ -86,11 +88,11 @@ class Batch:
         sound = saved.get("prompt") == prompt and tuple(codes.shape) == tuple(self.target.grid)
         return Picture(prompt, path, codes, figures) if sound and is_whole(path) else None
 
-    def start(self, prompts: list[str], check: Check | None = None) -> Decoding:
-        """A decoding of these prompts, all at once."""
+    def start(self, prompts: list[str], at_once: int, check: Check | None = None) -> Decoding:
+        """A decoding of these prompts, so many images at once."""
         negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
         return Decoding(self.target, [self.target.encode_prompt(prompt) for prompt in prompts], negatives=negatives, sampling=self.sampling,
-                        drafting=self.drafting, drafter=self.drafter, lantern=self.lantern, check=check)
+                        drafting=self.drafting, drafter=self.drafter, lantern=self.lantern, at_once=at_once, check=check)
 
     def run(self, decoding: Decoding, prompts: list[str], folder: Path, check: Check | None = None) -> Iterator[list[tuple[Picture, Tensor]]]:
         """Decode to the end, and write each image as soon as its last token is decided.
@@ -101,14 +103,14 @@ class Batch:
         open_images = dict(enumerate(prompts))
         with closing(iter(decoding)) as rounds:
             for _ in rounds:
-                done = [image for image in open_images if (decoding.codes[image] >= 0).all()]
+                done = [image for image in open_images if decoding.codes[image, -1] >= 0]
                 yield [self._keep(decoding, image, open_images.pop(image), folder, check) for image in done]
 
     def _keep(self, decoding: Decoding, image: int, prompt: str, folder: Path, check: Check | None) -> tuple[Picture, Tensor]:
         codec, codes = self.target.codec, decoding.grid_codes()[image].clone()
         pixels = codec.decode(codes[None].to(codec.codebook.device), check=check)
-        figures = {name: value for name, value in alone(decoding.trace, image).report().items() if name not in ("sampling", "drafting", "lantern")}
-        figures |= {"drafter": self._drafter_name, "images_at_once": decoding.images}
+        figures = {name: value for name, value in decoding.trace.part([image]).report().items() if name not in ("sampling", "drafting", "lantern")}
+        figures |= {"drafter": self._drafter_name, "images_at_once": decoding.at_once}
         path = self.path(folder, prompt)
         try:
             save_png(path, pixels[0], {**self.settings(prompt), "figures": figures, "tokens": codes.tolist()}, self.texts)
@@ -137,17 +139,6 @@ class Batch:
     @property
     def _drafter_name(self) -> str:
         return self.drafter_name + (WITH_WINDOW if isinstance(self.drafter, MergedDrafter) else "")
-
-
-def alone(trace: Trace, image: int) -> Trace:
-    """One image's part of a trace, so far. What all images of a batch had together, which is time, counts to those still at work in equal parts."""
-    rounds = []
-    for round in trace.rounds:
-        at_work = len(round.images)
-        share = tuple(replace(share, image=0) for share in round.images if share.image == image)
-        if share:
-            rounds.append(replace(round, images=share, seconds=round.seconds / at_work, drafting=round.drafting / at_work))
-    return replace(trace, images=1, prefill_seconds=trace.prefill_seconds / trace.images, rounds=rounds)
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -11,8 +11,11 @@ import argparse
 import json
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from tqdm import tqdm
 
-from . import quality, report
+from . import distributed, quality, report
 from .decode import Check, Decoding
 from .drafters import Drafter
 from .drafters.eagle import EagleDrafter
@@ -32,7 +34,7 @@ from .drafters.load import JACOBI, WITH_WINDOW, load_drafter
 from .drafters.merged import MergedDrafter
 from .errors import AdtError
 from .generation import Result, choose_device, default_drafter, open_target, relaxation
-from .images import save_png, to_uint8
+from .images import to_png, write
 from .lantern import Lantern
 from .models.target import Target
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
@@ -186,6 +188,13 @@ def open_runs(folder: Path, settings: dict) -> list[dict]:
     return [json.loads(line) for line in whole]
 
 
+class Measured(NamedTuple):
+    """What the methods made of a prompt: their runs, and by method the PNGs, of plain decoding and of those with other tokens."""
+
+    runs: dict[str, dict]
+    pngs: dict[str, bytes]
+
+
 def measure(benchmark: Benchmark, settings: dict, target: Target, drafters: dict[str, Drafter], folder: Path, check: Check | None = None) -> Iterator[dict]:
     """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
 
@@ -193,61 +202,122 @@ def measure(benchmark: Benchmark, settings: dict, target: Target, drafters: dict
     report, with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture`` (its path
     in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
     """
+    def one_by_one(numbers: list[int]) -> Iterator[tuple[int, Measured]]:
+        warm_up(benchmark, target, drafters, check)
+        for number in numbers:
+            yield number, measure_prompt(benchmark, number, target, drafters, check)
+
+    return collect(benchmark, settings, folder, one_by_one)
+
+
+def collect(benchmark: Benchmark, settings: dict, folder: Path, source: Callable[[list[int]], Iterable[tuple[int, Measured]]]) -> Iterator[dict]:
+    """The same with what ``source`` measures of the prompts whose numbers it is given, in any order: finished records come first."""
     done = open_runs(folder, settings)
     yield from done
-    if len(done) == len(benchmark.prompts):
-        return
+    missing = sorted(set(range(len(benchmark.prompts))) - {record["prompt"] for record in done})
+    for number, measured in source(missing) if missing else ():
+        yield _keep(benchmark, number, measured, folder)
 
-    def decode(name: str, prompt: str, rounds: int | None = None) -> Result:
-        decoding = benchmark.start(name, prompt, target, drafters, check)
-        for _ in islice(decoding, rounds):
+
+def warm_up(benchmark: Benchmark, target: Target, drafters: dict[str, Drafter], check: Check | None = None) -> None:
+    """First calls are slow."""
+    for name in benchmark.names:
+        for _ in islice(benchmark.start(name, benchmark.prompts[0], target, drafters, check), 8):
+            pass
+
+
+def measure_prompt(benchmark: Benchmark, number: int, target: Target, drafters: dict[str, Drafter], check: Check | None = None) -> Measured:
+    """Decode a prompt by all methods, in an order that its number fixes."""
+    def decode(name: str) -> Result:
+        decoding = benchmark.start(name, benchmark.prompts[number], target, drafters, check)
+        for _ in decoding:
             pass
         return Result(decoding.grid_codes(), decoding.trace)  # without the caches
 
+    order = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64))).permutation(benchmark.names)
+    results = {str(name): decode(str(name)) for name in order}
+    plain = results[PLAIN].codes
+    runs = {name: {**results[name].trace.report(), "agreement": (results[name].codes == plain).double().mean().item(),
+                   "acceptance": results[name].trace.acceptance_map()} for name in benchmark.names}
+    pngs = {}
     for name in benchmark.names:
-        decode(name, benchmark.prompts[0], rounds=8)  # first calls are slow
-    for number, prompt in enumerate(benchmark.prompts[len(done) :], start=len(done)):
-        order = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64))).permutation(benchmark.names)
-        results = {str(name): decode(str(name), prompt) for name in order}
-        plain = results[PLAIN].codes
-        shown = {name: _show(benchmark, name, number, results[name].codes, target, folder, check)
-                 for name in benchmark.names if name == PLAIN or not torch.equal(results[name].codes, plain)}
-        runs = {name: {**results[name].trace.report(), "agreement": (results[name].codes == plain).double().mean().item(),
-                       "acceptance": results[name].trace.acceptance_map(), **shown.get(name, shown[PLAIN])} for name in benchmark.names}
-        record = {"prompt": number, "text": prompt, "runs": runs}
-        with (folder / RUNS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        yield record
+        if name == PLAIN or not torch.equal(results[name].codes, plain):
+            pixels = target.codec.decode(results[name].codes.to(target.codec.codebook.device), check=check)[0]
+            pngs[name] = to_png(pixels, {"prompt": benchmark.prompts[number], "method": name})
+    return Measured(runs, pngs)
 
 
-def _show(benchmark: Benchmark, name: str, number: int, codes: Tensor, target: Target, folder: Path, check: Check | None) -> dict:
-    """Write the picture of codes [1, rows, columns]; where it is, and what the metrics say of it."""
-    prompt, path = benchmark.prompts[number], Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
-    pixels = target.codec.decode(codes.to(target.codec.codebook.device), check=check)[0]
-    save_png(folder / path, pixels, {"prompt": prompt, "method": name})
-    picture = Image.fromarray(to_uint8(pixels))
-    scores = {column: score for metric in benchmark.metrics.values() for column, score in metric(picture, prompt).items()}
-    return {"picture": path.as_posix(), "quality": scores}
+def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
+    """Write the pictures of a prompt and score them, then its record."""
+    prompt = benchmark.prompts[number]
+    shown = {}
+    for name, png in measured.pngs.items():
+        path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
+        write(folder / path, png)
+        picture = Image.open(BytesIO(png))
+        scores = {column: score for metric in benchmark.metrics.values() for column, score in metric(picture, prompt).items()}
+        shown[name] = {"picture": path.as_posix(), "quality": scores}
+    runs = {name: {**run, **shown.get(name, shown[PLAIN])} for name, run in measured.runs.items()}
+    record = {"prompt": number, "text": prompt, "runs": runs}
+    with (folder / RUNS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    return record
+
+
+class Engine:
+    """A benchmark's models in memory; measures one prompt after another. Raises AdtError for files and prompts that don't fit."""
+
+    def __init__(self, benchmark: Benchmark, options: argparse.Namespace):
+        self._benchmark, self.target = benchmark, open_target(options, choose_device(options.device))
+        for prompt in benchmark.prompts:
+            self.target.encode_prompt(prompt)  # one that is too long should not be found after an hour
+        self.drafters, self._warm = benchmark.drafters(self.target), False
+
+    @property
+    def settings(self) -> dict:
+        return self._benchmark.settings(self.target)
+
+    def __call__(self, number: int) -> Measured:
+        if not self._warm:
+            warm_up(self._benchmark, self.target, self.drafters)
+        self._warm = True
+        return measure_prompt(self._benchmark, number, self.target, self.drafters)
+
+
+@contextmanager
+def _measuring(benchmark: Benchmark, options: argparse.Namespace) -> Iterator[tuple[dict, Iterator[dict]]]:
+    """The settings of the machines that measure, and the records: from this one, or from engines on Ray."""
+    if not distributed.wanted(options):
+        engine = Engine(benchmark, options)
+        yield engine.settings, measure(benchmark, engine.settings, engine.target, engine.drafters, options.output)
+        return
+    unscored = replace(benchmark, metrics={})  # pictures are scored where they are kept
+    with distributed.engines(partial(Engine, unscored, options), options, len(benchmark.prompts)) as engines:
+        settings, *others = engines.ask("settings")
+        for other in others:
+            unlike = [f"{name} ({settings[name]}, {other[name]})" for name in settings if other[name] != settings[name]]
+            if unlike:
+                raise AdtError(f"--ray-address: the machines differ in {', '.join(unlike)}; figures of one benchmark come from machines that are alike.")
+        settings |= {"metrics": list(benchmark.metrics), "workers": options.workers}
+        yield settings, collect(benchmark, settings, options.output, engines.map)
 
 
 def run(options: argparse.Namespace, sampling: dict, lantern: dict, weights: dict) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
+    distributed.check(options)
     options.drafter = options.drafter or default_drafter(options.model)
     methods = options.methods or (COMPARED if options.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
     benchmark = Benchmark(sample(prompts, options.count, options.sample_seed) if options.count else prompts, methods.split(","), Sampling(**sampling),
                           relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]), options.drafter)
-    device = choose_device(options.device)
+    device = choose_device(options.device if options.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
     benchmark = replace(benchmark, metrics=metrics.pictures)
-    target = open_target(options, device)
-    for prompt in benchmark.prompts:
-        target.encode_prompt(prompt)  # one that is too long should not be found after an hour
-    settings = benchmark.settings(target)
-    prompts_done = measure(benchmark, settings, target, benchmark.drafters(target), options.output)
-    records = list(tqdm(prompts_done, total=len(benchmark.prompts), unit=" prompts", leave=False))
+    with _measuring(benchmark, options) as (settings, prompts_done):
+        records = list(tqdm(prompts_done, total=len(benchmark.prompts), unit=" prompts", leave=False))
+    records.sort(key=lambda record: record["prompt"])
     pictures = {name: [options.output / record["runs"][name]["picture"] for record in records] for name in benchmark.names}
     table, paths = report.write(records, settings, options.output, metrics.sets(pictures) if metrics.sets else {}, metrics.note)
     plots = "" if any(path.suffix == ".png" for path in paths) else "\nThe plots need matplotlib: pip install matplotlib, then run this again."

@@ -143,6 +143,8 @@ def _add_generate(parser: _Parser) -> None:
     add = parser.add_argument_group("and how many").add_argument
     add("--negative", metavar="TEXT", help="what guidance leads away from (default: the model's row without text; of Emu3, its published negative prompt)")
     add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
+    add("--at-once", type=int, metavar="N",
+        help="pictures in the making at the same time, where --prompts has many; more of them share the model's time better (default: those of one prompt)")
     add = parser.add_argument_group("continuing a picture; what is kept becomes the first tokens of every image").add_argument
     add("--continue-from", metavar="FILE", type=Path, help="the picture; cropped and resized to the model's size")
     add("--keep", type=float, metavar="SHARE", help="of its rows, from the top (default: 0.5)")
@@ -170,6 +172,7 @@ def _add_generate(parser: _Parser) -> None:
     add("--trace", metavar="FILE.json", type=Path, help="write what happened in each round")
     add("--report", metavar="FILE.json", type=Path, help="write the run's figures")
     add("--compare", action="store_true", help="decode plainly too, with the same seed, and print the speed-up")
+    _add_workers(parser, "where the prompts of a file are drawn; neither option changes a picture")
 
 
 def _add_benchmark(parser: _Parser) -> None:
@@ -190,6 +193,7 @@ def _add_benchmark(parser: _Parser) -> None:
     add("--aesthetic", metavar="FILE", type=Path, help="aesthetic score: LAION's predictor for the CLIP ViT-L/14 in --clip")
     add("--inception", metavar="FILE", type=Path, help="Inception Score: torch-fidelity's weights of Inception")
     add("--real-images", metavar="DIR", type=Path, help="FID: the folder of pictures that --inception compares with")
+    _add_workers(parser, "where prompts are measured; timings of engines that share a machine's CPU cores disturb each other, ratios on one GPU each hardly")
 
 
 def _add_train(parser: _Parser) -> None:
@@ -238,6 +242,12 @@ def _add_model(parser: _Parser, drafter: bool = True) -> None:
     add("--dtype", choices=DTYPES, default="float32", help="of the computation; float32 and float64 keep the image (default: %(default)s)")
     add("--weights", choices=WEIGHTS, help="store the transformer's matrices in a byte each (default: as --dtype)")
     add("--size", metavar="WxH", type=_size, help="pixels of an image, for models that draw several sizes (default: the model's own)")
+
+
+def _add_workers(parser: _Parser, text: str) -> None:
+    add = parser.add_argument_group(f"more than one GPU or machine, on Ray: {text}").add_argument
+    add("--workers", type=int, metavar="N", default=1, help="engines, each with a GPU of its own, or a share of the CPU cores (default: %(default)s)")
+    add("--ray-address", metavar="ADDRESS", help="of a running Ray cluster, HOST:PORT, or auto for this machine's (default: engines on this machine)")
 
 
 def _add_lantern(parser: _Parser) -> None:

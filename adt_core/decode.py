@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from .auto import CostAware, experience, verify_costs
 from .drafters import Drafter, Verified
 from .drafters.load import for_method
 from .errors import AdtError
+from .lanes import Lanes
 from .lantern import Lantern, relaxed_agreement
 from .models.decoder import KVCache, Rows, Step, rope_tables
 from .models.target import Prompt, Target, with_grammar
@@ -35,15 +37,19 @@ class Decoding:
     unconditional ones. image_indices: index of each image within its prompt's batch, part
     of the noise key. drafter: needed by every method but ``autoregressive``. lantern: relaxed acceptance, which
     changes the image; None for the exact one. prefix: codes [B, P] of the first P cells of each image, which are kept; what
-    follows is drawn with the noise of its own position, so a prefix of the seed's own image leads to that image. check: called often; may raise to
+    follows is drawn with the noise of its own position, so a prefix of the seed's own image leads to that image. at_once: how many images are
+    in the making at the same time, if not all: when one is finished, the next takes its place. check: called often; may raise to
     cancel. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(self, target: Target, prompts: list[Prompt], *, negatives: list[Prompt] | None = None,
                  sampling: Sampling = Sampling(), drafting: Drafting = Drafting(), drafter: Drafter | None = None,
-                 lantern: Lantern | None = None, image_indices: list[int] | None = None, prefix: Tensor | None = None, check: Check | None = None):
+                 lantern: Lantern | None = None, image_indices: list[int] | None = None, prefix: Tensor | None = None, at_once: int | None = None,
+                 check: Check | None = None):
         if not prompts:
             raise AdtError("batch size is 0; ask for at least one image.")
+        if at_once is not None and at_once < 1:
+            raise AdtError(f"at_once is {at_once}; let at least one image be in the making.")
         if drafting.method != "autoregressive" and drafter is None:
             raise AdtError(f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
         if negatives is not None and len(negatives) != len(prompts):
@@ -53,15 +59,18 @@ class Decoding:
         self._drafters = for_method(drafter, drafting) if drafting.method != "autoregressive" else ()
         self._check = check
         self._indices = image_indices if image_indices is not None else [0] * len(prompts)
-        self._rows_ids = list(prompts)
+        self._prompts = list(prompts)  # of all rows, the conditional ones first
         if sampling.guidance != 1:
-            self._rows_ids += negatives or [target.unconditional(prompt) for prompt in prompts]
+            self._prompts += negatives or [target.unconditional(prompt) for prompt in prompts]
         self.images, self.length = len(prompts), target.length
-        longest = max(map(len, self._rows_ids))
+        self.at_once = min(at_once or self.images, self.images)
+        longest = max(map(len, self._prompts))
         if longest + self.length > target.decoder.config.max_positions:
             raise AdtError(f"prompt is {longest} tokens long, and {target.name} has room for "
                            f"{target.decoder.config.max_positions - self.length}; shorten it.")
+        self._first_slot = longest  # of the cache; token i of an image goes i slots further
         self._slots = longest + self.length + drafting.most_drafts + 1
+        self._lanes: Lanes | None = None
         self.codes = torch.full((self.images, self.length), -1)
         self.start = 0 if prefix is None else self._keep(prefix)
         decoder = target.decoder
@@ -92,6 +101,11 @@ class Decoding:
     def done_tokens(self) -> int:
         return int((self.codes >= 0).sum())
 
+    @property
+    def at_work(self) -> list[int]:
+        """Numbers of the images in the making."""
+        return list(self._lanes.images) if self._lanes is not None else []
+
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
         return self.target.cells(self.codes)
@@ -99,11 +113,12 @@ class Decoding:
     def memory_required(self) -> int:
         """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
         config, decoder = self.target.decoder.config, self.target.decoder
-        rows, itemsize = len(self._rows_ids), decoder.embedding.element_size()
+        groups, itemsize = len(self._prompts) // self.images, decoder.embedding.element_size()
+        rows, held = groups * self.at_once, min(2 * self.at_once, self.images)  # those that enter and those that leave are there together
         caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
-        caches += max((drafter.cache_bytes(rows, self._slots, itemsize) for drafter in self._drafters), default=0)
-        noise = self.images * self.length * self.target.num_tokens * 4
-        tokens = max(max(map(len, self._rows_ids)) + self.start, self.drafting.most_drafts + 1)
+        caches += max((drafter.cache_bytes(groups * held, self._slots, itemsize) for drafter in self._drafters), default=0)
+        noise = held * self.length * self.target.num_tokens * 4
+        tokens = max(self._first_slot + self.start, self.drafting.most_drafts + 1)
         activations = 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
         widened = 4 * decoder.head.numel() * (itemsize < 4) + 6 * decoder.layers[0].gate_up.numel() * (decoder.weights is not None)
         pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
@@ -114,145 +129,192 @@ class Decoding:
     def __iter__(self) -> Iterator[Round]:
         if self.start == self.length:
             return
-        started = time.perf_counter()
-        self._prefill()
-        self.trace.prefill_seconds = time.perf_counter() - started
-        self._policies = self._make_policies()
-        while any(position < self.length - 1 for position in self._positions):
-            if self._check is not None:
-                self._check()
-            round = self._round(len(self.trace.rounds))
-            self.trace.rounds.append(round)
-            yield round
+        self._begin()
+        try:
+            while (round := self._next()) is not None:
+                self.trace.rounds.append(round)
+                yield round
+        finally:
+            self._lanes = None  # caches go with the run
+
+    def _next(self) -> Round | None:
+        """The next round; None when all images are finished."""
+        while True:
+            try:
+                if not self._refill():
+                    return None
+                if self._check is not None:
+                    self._check()
+                return self._round(len(self.trace.rounds))
+            except torch.cuda.OutOfMemoryError:
+                if self.at_once == 1:
+                    raise
+            self._halve()  # out here, where the error no longer holds on to what was in memory
 
     @torch.inference_mode()
-    def _prefill(self) -> None:
-        """Read the prompts, and what is kept of the images, and draw the next token of every image."""
+    def _begin(self) -> None:
+        """What all images share."""
         decoder = self.target.decoder
-        kept = decoder.image_ids[self.codes[:, : self.start].to(decoder.image_ids.device)].tolist()
-        rows = [row.followed_by(kept[i % self.images], decoder.embedding) if self.start else row for i, row in enumerate(self._rows_ids)]
-        self._rows = Rows(rows, self._slots, decoder.embedding)
-        self._first_slot = self._rows.length - self.start  # of the cache; token i of an image goes i slots further
-        self._cache = KVCache(decoder.config, self._rows.count, self._slots, decoder.embedding, self._check)
-        self._rope = rope_tables(decoder.config, decoder.embedding)
         self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
-        like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
-        self._noise = noise_table(self.sampling, self._indices, self.length, self.target.num_tokens, like, self._check)
-        self._grammar = self.target.grammar(like)
+        self._like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
+        self._rope = rope_tables(decoder.config, decoder.embedding)
+        self._grammar = self.target.grammar(self._like)
         self._substituted = [0] * self.images
         if self.lantern is not None:
             self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).padded(self.target.num_tokens).to(decoder.embedding.device)
-        self._positions = [self.start - 1] * self.images  # raster position of each image's root; -1 is the prompt's end
-        step = self._rows.prefill()
-        features = decoder(self._rows.ids, step, self._cache, self._rope, self._check, self._rows.features)
+        self._drafter, self._cost_aware = self._choose_drafter(), None
+        self._waiting = list(range(self.images))
+
+    @torch.inference_mode()
+    def _refill(self) -> bool:
+        """Let finished images leave their lanes, and others take their places while there are any. False when all are finished."""
+        if self._lanes is None:
+            if not self._waiting:
+                return False
+            self._lanes = self._enter(self.at_once, self._slots)
+        while finished := [lane for lane, position in enumerate(self._lanes.positions) if position == self.length - 1]:
+            if self._waiting:
+                lanes = finished[: len(self._waiting)]
+                self._lanes.admit(lanes, self._enter(len(lanes)))
+            elif len(finished) == len(self._lanes):
+                return False
+            else:
+                self._lanes.keep([lane for lane in range(len(self._lanes)) if lane not in finished])
+        return True
+
+    def _halve(self) -> None:
+        """Memory ran out: what is not finished starts again, half as many images at once."""
+        self.at_once //= 2
+        self._lanes = self._cost_aware = None
+        self._waiting = [image for image in range(self.images) if self.codes[image, -1] < 0]
+        self.codes[self._waiting, self.start :] = -1
+        self._substituted = [0 if image in self._waiting else count for image, count in enumerate(self._substituted)]
+        self.trace.forget(self._waiting)
+        logging.getLogger(__name__).warning("Out of memory; going on with %s at once.", f"{self.at_once} images" if self.at_once > 1 else "one image")
+
+    def _enter(self, count: int, slots: int | None = None) -> Lanes:
+        """Read the prompts of the next images, and what is kept of them, and draw the next token of each. slots: of the cache; none to spare otherwise."""
+        started = time.perf_counter()
+        images, self._waiting = self._waiting[:count], self._waiting[count:]
+        decoder, count = self.target.decoder, len(images)
+        kept = decoder.image_ids[self.codes[images, : self.start].to(self._like.device)].tolist()
+        prompts = [self._prompts[first + image] for first in range(0, len(self._prompts), self.images) for image in images]
+        if self.start:
+            prompts = [prompt.followed_by(kept[i % count], decoder.embedding) for i, prompt in enumerate(prompts)]
+        rows = Rows(prompts, self._slots, decoder.embedding, self._first_slot + self.start)
+        cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, self._check)
+        noise = noise_table(self.sampling, [self._indices[image] for image in images], self.length, self.target.num_tokens, self._like, self._check)
+        step = rows.prefill()
+        features = decoder(rows.ids, step, cache, self._rope, self._check, rows.features)
+        lanes = Lanes(images, rows, cache, noise, torch.empty(0), [self.start - 1] * count)
         known = min(self.start + 1, self.target.columns)
-        z = self._logits(features[:, -known:], torch.arange(1 - known, 1, device=features.device).expand(self.images, -1))
-        self._root = self._perturbed(z[:, -1:], None)[:, 0].argmax(-1)
-        self._positions = [self.start] * self.images
-        self.codes[:, self.start] = self._root.cpu()
-        self._proposer, drafter = None, self._choose_drafter()
-        if drafter is not None:
-            self._proposer = drafter.proposer(self.target, self._rows, self.images, self.sampling, self.drafting, self._noise)
-            ids = torch.cat([self._rows.ids[:, 1:], self._row_ids(self._root[:, None])], 1)
-            self._proposer.begin(features, ids, step, z, self.start)
+        z = self._logits(features[:, -known:], torch.arange(1 - known, 1, device=features.device).expand(count, -1), lanes)
+        lanes.root = self._perturbed(z[:, -1:], None, lanes)[:, 0].argmax(-1)
+        lanes.positions = [self.start] * count
+        self.codes[images, self.start] = lanes.root.cpu()
+        if self._drafter is not None:
+            lanes.proposer = self._drafter.proposer(self.target, rows, count, self.sampling, self.drafting, noise)
+            ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[lanes.root[:, None]])], 1)
+            lanes.proposer.begin(features, ids, step, z, self.start)
+        self.trace.entered(images, time.perf_counter() - started)
+        lanes.policies = self._policies_of(lanes)
+        return lanes
 
     def _choose_drafter(self) -> Drafter | None:
         """What drafts in this batch; None for nothing. ``auto`` asks experience."""
         if self.drafting.method != "auto":
             return self._drafters[0] if self._drafters else None
-        key = self._rows.count, replace(self.sampling, seed=0), self.lantern, self.start
+        groups = len(self._prompts) // self.images
+        key = groups * self.at_once, replace(self.sampling, seed=0), self.lantern, self.start
         self._known = experience(self._given, key, self.length - self.start, len(self._drafters))
         self._source = self._known.begin()
         return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
 
-    @torch.inference_mode()
-    def _make_policies(self) -> list[FixedShape | AdtTree | CostAware]:
-        """One per image; ``auto`` has one for the batch, which times some forwards when it meets a model or a device for the first time."""
-        if self.drafting.method != "auto" or self._source is None:
-            return [make_policy(self.drafting, self.target.columns, self.sampling.seed, index) for index in self._indices]
-        costs = verify_costs(self._read_nodes, self.target.decoder, self._rows.count)
-        return [CostAware(costs, self._known, self._source, self.images)] * self.images
+    def _policies_of(self, lanes: Lanes) -> list[FixedShape | AdtTree | CostAware]:
+        """One for each image; ``auto`` has one for all, which times some forwards when it meets a model or a device for the first time."""
+        if self.drafting.method != "auto" or self._drafter is None:
+            return [make_policy(self.drafting, self.target.columns, self.sampling.seed, self._indices[image]) for image in lanes.images]
+        if self._cost_aware is None:
+            costs = verify_costs(lambda nodes: self._read_nodes(lanes, nodes), self.target.decoder, lanes.rows.count)
+            self._cost_aware = CostAware(costs, self._known, self._source, len(lanes))
+        return [self._cost_aware] * len(lanes)
 
-    def _read_nodes(self, nodes: int) -> None:
+    def _read_nodes(self, lanes: Lanes, nodes: int) -> None:
         """A target forward over so many nodes in mid-image, for its time."""
-        codes = torch.zeros(self.images, nodes, dtype=torch.long, device=self._rows.device)
+        codes = torch.zeros(len(lanes), nodes, dtype=torch.long, device=lanes.rows.device)
         middle = self._first_slot + max(self.length // 2, self.start)  # behind everything that the cache holds already
-        features = self._forward(codes, self._rows.causal_step([middle] * self.images, nodes))
-        self._logits(features, None).argmax(-1).tolist()
+        features = self._forward(codes, lanes.rows.causal_step([middle] * len(lanes), nodes), lanes)
+        self._logits(features, None, lanes).argmax(-1).tolist()
 
-    def _row_ids(self, codes: Tensor) -> Tensor:
-        """Codes [B, n] -> token ids of every row [R, n]."""
-        return self._rows.spread(self.target.decoder.image_ids[codes])
-
-    def _forward(self, codes: Tensor, step: Step) -> Tensor:
+    def _forward(self, codes: Tensor, step: Step, lanes: Lanes) -> Tensor:
         """Codes [B, n] through the target: features [R, n, h]."""
-        return self.target.decoder(self._row_ids(codes), step, self._cache, self._rope, self._check)
+        decoder = self.target.decoder
+        return decoder(lanes.rows.spread(decoder.image_ids[codes]), step, lanes.cache, self._rope, self._check)
 
-    def _logits(self, features: Tensor, depths: Tensor | None) -> Tensor:
+    def _logits(self, features: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
         """Features [R, n, h] -> processed logits z of the tokens, [B, n, V]; depths [B, n] below the root, None for the root alone."""
         z = process_logits(self.target.decoder.logits(features, self.sampling.guidance), self.sampling)
         if self._grammar is None:
             return z
-        at = torch.tensor(self._positions, device=z.device)[:, None] + 1 + (0 if depths is None else depths)
+        at = torch.tensor(lanes.positions, device=z.device)[:, None] + 1 + (0 if depths is None else depths)
         return with_grammar(z, self._grammar, at)
 
-    def _perturbed(self, z: Tensor, depths: Tensor | None) -> Tensor:
+    def _perturbed(self, z: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
         """z + g of every node, [B, n, V]; depths [B, n] below the root, None for the root alone."""
-        if self._noise is None:
+        if lanes.noise is None:
             return z
-        if len(set(self._positions)) == 1:
-            ahead = self._noise[:, self._positions[0] + 1 :]
+        if len(set(lanes.positions)) == 1:
+            ahead = lanes.noise[:, lanes.positions[0] + 1 :]
             return z + (ahead[:, :1] if depths is None else ahead.gather(1, depths[..., None].expand(-1, -1, z.shape[-1])))
-        roots = torch.tensor(self._positions, device=z.device)[:, None]
+        roots = torch.tensor(lanes.positions, device=z.device)[:, None]
         at = (roots + 1 + (0 if depths is None else depths)).clamp_max(self.length - 1)
-        return z + self._noise[torch.arange(self.images, device=z.device)[:, None], at]
-
-    def _emit(self, features: Tensor) -> Tensor:
-        """The code that the target emits after every root, [B, 1]: features [R, 1, h]."""
-        return self._perturbed(self._logits(features, None), None).argmax(-1)
+        return z + lanes.noise[torch.arange(len(lanes), device=z.device)[:, None], at]
 
     @torch.inference_mode()
     def _round(self, index: int) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
         started = time.perf_counter()
-        shapes = [self._shape(image) for image in range(self.images)]
-        drafter_forwards = self._proposer.forwards if self._proposer else 0
+        lanes = self._lanes
+        shapes = [self._shape(lane) for lane in range(len(lanes))]
+        forwards_before = lanes.proposer.forwards if lanes.proposer else 0
         tree = None
-        starts = [self._first_slot + position for position in self._positions]
+        starts = [self._first_slot + position for position in lanes.positions]
         if max(shape.depth for shape in shapes) > 0:
-            tree = self._proposer.propose(self._root, starts, self._positions, shapes)
+            tree = lanes.proposer.propose(lanes.root, starts, lanes.positions, shapes)
         drafted = time.perf_counter()
         shares = self._plain(starts, shapes) if tree is None else self._verify(tree, starts, shapes)
-        shares = tuple(share for share in shares if share.position < self.length - 1)
         seconds = time.perf_counter() - started
-        for share in shares:
-            self._policies[share.image].update(share, seconds)
-            self._positions[share.image] += share.accepted + 1
+        for lane, share in enumerate(shares):
+            lanes.policies[lane].update(share, seconds)
+            lanes.positions[lane] += share.accepted + 1
             self._substituted[share.image] += share.substituted
-        forwards = (self._proposer.forwards if self._proposer else 0) - drafter_forwards
-        return Round(index, seconds, drafted - started, forwards, shares)
+        forwards = (lanes.proposer.forwards if lanes.proposer else 0) - forwards_before
+        return Round(index, seconds, drafted - started, forwards, tuple(shares))
 
-    def _shape(self, image: int) -> TreeShape:
+    def _shape(self, lane: int) -> TreeShape:
         """The policy's choice, cut so that the last draft still leaves one token to emit."""
-        room = self.length - 2 - self._positions[image]
-        if self._proposer is None or room <= 0:
+        position = self._lanes.positions[lane]
+        room = self.length - 2 - position
+        if self._lanes.proposer is None or room <= 0:
             return TreeShape(0, 1)
-        shape = self._policies[image].choose(self._positions[image])
+        shape = self._lanes.policies[lane].choose(position)
         return shape._replace(depth=min(shape.depth, room))
 
     def _plain(self, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """One token per image, no drafts."""
-        features = self._forward(self._root[:, None], self._rows.step(starts, 0, 0, None))
-        self._root = self._emit(features)[:, 0]
-        for image, code in enumerate(self._root.tolist()):
-            self._decide(image, [code])
-        return [ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()) for image, (position, shape) in enumerate(zip(self._positions, shapes))]
+        lanes = self._lanes
+        features = self._forward(lanes.root[:, None], lanes.rows.step(starts, 0, 0, None), lanes)
+        lanes.root = self._perturbed(self._logits(features, None, lanes), None, lanes).argmax(-1)[:, 0]
+        for image, position, code in zip(lanes.images, lanes.positions, lanes.root.tolist()):
+            self.codes[image, position + 1] = code
+        return [ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()) for image, position, shape in zip(lanes.images, lanes.positions, shapes)]
 
     def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """Check a whole tree in one forward and advance every image by its accepted path."""
-        features = self._forward(tree.tokens, self._rows.step(starts, 0, tree.depths, tree.ancestors))
-        z = self._logits(features, tree.depths)
-        perturbed = self._perturbed(z, tree.depths)
+        lanes = self._lanes
+        features = self._forward(tree.tokens, lanes.rows.step(starts, 0, tree.depths, tree.ancestors), lanes)
+        z = self._logits(features, tree.depths, lanes)
+        perturbed = self._perturbed(z, tree.depths, lanes)
         emitted = perturbed.argmax(-1)
         along = [tree.tokens, tree.ranks]
         if self.lantern is None:
@@ -263,29 +325,26 @@ class Decoding:
         verdict = longest_path(tree, agrees, emitted)
         counts = torch.stack([verdict.accepted, tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1, verdict.next_root], 1)
         read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()  # the one synchronisation
-        width, shares, contiguous = verdict.path.shape[1], [], True
-        for image, (row, shape, position) in enumerate(zip(read, shapes, self._positions)):
+        width, shares, emitted, contiguous = verdict.path.shape[1], [], [], True
+        for row, shape, image, position in zip(read, shapes, lanes.images, lanes.positions):
             accepted, depth, broad, nodes, next_root = row[:5]
             path, codes, ranks, *substituted = (row[start + 1 : start + 1 + accepted] for start in range(5, len(row), width))
-            self._decide(image, [*codes, next_root])
+            emitted.append(torch.tensor([*codes, next_root]))
             contiguous &= path == list(range(1, accepted + 1))
             shares.append(ImageRound(image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks), sum(map(sum, substituted)), broad))
         counts = [share.accepted for share in shares]
         if not contiguous:
-            kept = self._rows.spread(verdict.path[:, : max(counts) + 1])
-            self._cache.compact(self._rows.spread(torch.tensor(starts, device=kept.device)), kept)
-        self._root = verdict.next_root
-        self._proposer.observe(Verified(tree, features, perturbed, verdict, starts, list(self._positions), counts, contiguous))
+            kept = lanes.rows.spread(verdict.path[:, : max(counts) + 1])
+            lanes.cache.compact(lanes.rows.spread(torch.tensor(starts, device=kept.device)), kept)
+        lanes.root = verdict.next_root
+        lanes.proposer.observe(Verified(tree, features, perturbed, verdict, starts, list(lanes.positions), counts, contiguous))
+        for share, codes in zip(shares, emitted):  # last, when no memory is asked for any more: a round counts as a whole or not at all
+            self.codes[share.image, share.position + 1 : share.position + 1 + len(codes)] = codes
         return shares
-
-    def _decide(self, image: int, codes: list[int]) -> None:
-        """Enter the codes that follow an image's root; a finished image takes no more."""
-        first = self._positions[image] + 1
-        if first < self.length:
-            self.codes[image, first : first + len(codes)] = torch.tensor(codes)
 
     def _relaxed(self, tree: DraftTree, emitted: Tensor, z: Tensor, shapes: list[TreeShape]) -> tuple[Tensor, Tensor]:
         """Nodes that pass under LANTERN, and those that pass as substitutes."""
-        allowed = [self.lantern.allowed(position + 1 - self.start, substituted) for position, substituted in zip(self._positions, self._substituted)]
+        allowed = [self.lantern.allowed(position + 1 - self.start, self._substituted[image])
+                   for image, position in zip(self._lanes.images, self._lanes.positions)]
         return relaxed_agreement(tree, emitted, z, self._neighbours, self.lantern, greedy=self.sampling.temperature == 0,
                                  width=max(shape.width for shape in shapes), allowed=torch.tensor(allowed, device=z.device))

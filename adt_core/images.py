@@ -24,14 +24,19 @@ def to_uint8(pixels: Tensor) -> np.ndarray:
 
 
 def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> None:
-    """Write pixels [3, H, W] in [-1, 1] as a PNG with ``settings`` in its text chunk, and ``texts`` in others by their names."""
+    """Write :func:`to_png` to a file."""
+    write(path, to_png(pixels, settings, texts))
+
+
+def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
+    """Pixels [3, H, W] in [-1, 1] as a PNG with ``settings`` in its text chunk, and ``texts`` in others by their names."""
     chunk = PngImagePlugin.PngInfo()
     chunk.add_itxt(KEY, json.dumps(settings, ensure_ascii=False))
     for name, text in (texts or {}).items():
         chunk.add_text(name, text)
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=chunk)
-    write(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def read_settings(path: Path) -> dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 FIGURES = ("acceptance", "depth", "width", "time")
 
@@ -51,7 +51,7 @@ class Trace:
     settings: dict
     grid: tuple[int, int]
     images: int
-    prefill_seconds: float = 0.0
+    prefill: dict[int, float] = field(default_factory=dict)  # seconds, each image's part
     rounds: list[Round] = field(default_factory=list)
     start: int = 0  # raster position of the first token that was drawn; those before it were given
     row_end: bool = False  # behind each row of the grid stands one more token
@@ -87,6 +87,31 @@ class Trace:
             "drafting_seconds": sum(round.drafting for round in self.rounds),
             "prefill_seconds": self.prefill_seconds,
         }
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Of all images."""
+        return sum(self.prefill.values())
+
+    def entered(self, images: list[int], seconds: float) -> None:
+        """These images' prompts were read together; again, if they are begun anew."""
+        for image in images:
+            self.prefill[image] = self.prefill.get(image, 0.0) + seconds / len(images)
+
+    def part(self, images: list[int]) -> Trace:
+        """Some images alone, numbered anew. What all images of a round had together, which is time, counts to those at work in equal parts."""
+        number = {image: new for new, image in enumerate(images)}
+        rounds = []
+        for round in self.rounds:
+            shares = tuple(replace(share, image=number[share.image]) for share in round.images if share.image in number)
+            if shares:
+                portion = len(shares) / len(round.images)
+                rounds.append(replace(round, images=shares, seconds=round.seconds * portion, drafting=round.drafting * portion))
+        return replace(self, images=len(images), prefill={number[image]: self.prefill.get(image, 0.0) for image in images}, rounds=rounds)
+
+    def forget(self, images: list[int]) -> None:
+        """These images are begun anew: what became of their tokens doesn't count; the time that it took does."""
+        self.rounds = [replace(round, images=tuple(share for share in round.images if share.image not in images)) for round in self.rounds]
 
     def acceptance_map(self, image: int = 0) -> list[list[int]]:
         """For each token of an image, row by row: how many tokens the round that produced it emitted; 0 if it was given."""

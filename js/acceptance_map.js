@@ -1,16 +1,18 @@
-/** The acceptance map on every ADT-Tree Sampler: messages of the server in, a widget on the node out. */
+/** The acceptance map on the ADT-Tree Sampler and Compare: messages of the server in, a widget on the node out. */
 
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
-import { inherit, picture, showPreview } from "./pictures.js";
+import { inherit, picture, showPreviews } from "./pictures.js";
 import { forwardWheelAndPan } from "./pointer.js";
-import { recall, remember } from "./runs.js";
+import { parts, recall, remember } from "./runs.js";
+import { speak, words } from "./words.js";
 
-const SAMPLERS = new Set(["ADTTreeSampler"]);
+const SAMPLERS = new Set(["ADTTreeSampler", "ADTTreeCompare"]);
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, and where its runs are found again
+const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
 const MIN_HEIGHT = 370;
 
@@ -21,7 +23,8 @@ const baselines = new Map(); // what is comparable -> the last run of plain deco
 class NodeMap {
   constructor(node) {
     this.node = node;
-    this.run = this.previous = null;
+    this.parts = []; // the runs that a node makes side by side: one, or A and B
+    this.previous = null;
     this.panel = new MapPanel(this, {});
     forwardWheelAndPan(this.panel.element, app);
     const options = { serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, getValue: () => "", setValue: () => {} };
@@ -40,49 +43,60 @@ class NodeMap {
 
   // ---- runs ------------------------------------------------------------------------------
 
+  /** The run that is shown first. */
+  get run() {
+    return this.parts[0] ?? null;
+  }
+
   /** Take a message of a run that goes on. */
   receive(message) {
-    if (message.id !== this.run?.id) this.#start(new Run(message));
-    this.run.append(message.first, message.rounds);
-    if (this.run.plainRound !== null) baselines.set(comparable(this.run), this.run);
+    const { part } = message;
+    if (message.id !== this.parts[part]?.id) this.#start(new Run(message), part);
+    const run = this.parts[part];
+    run.append(message.first, message.rounds);
+    if (run.plainRound !== null) baselines.set(comparable(run), run);
     this.panel.show(this.run);
   }
 
-  /** Take the finished map; ComfyUI sends it again whenever the node's output is reused. */
-  finish(map, reference) {
-    if (map.id === this.run?.id && this.run.state === "done") return;
-    const run = Run.stored(map);
-    if (run.id === this.run?.id) inherit(run, this.run);
-    else this.previous = this.run;
-    this.#keep(run, reference);
+  /** Take the finished maps; ComfyUI sends them again whenever the node's output is reused. */
+  finish(stored, reference) {
+    if (stored.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done")) return;
+    stored.forEach((map, part) => {
+      const run = Run.stored(map);
+      if (run.id === this.parts[part]?.id) inherit(run, this.parts[part]);
+      else this.#start(run, part);
+      this.#keep(run, { ...reference, part });
+    });
     this.changed();
   }
 
   /** The run stopped before its end. */
   stop() {
-    if (this.run?.state !== "running") return;
-    this.run.state = "stopped";
-    this.panel.refresh();
+    const running = this.parts.filter(({ state }) => state === "running");
+    for (const run of running) run.state = "stopped";
+    if (running.length) this.panel.refresh();
   }
 
   preview(blob) {
-    if (this.run?.state === "running") showPreview(this.run, blob, this.panel.redraw);
+    const running = this.parts.find(({ state }) => state === "running");
+    if (running) showPreviews(this.parts, running.abreast, blob, this.panel.redraw);
   }
 
   #saved = null; // references in the saved workflow, while their runs are being fetched
 
-  #start(run) {
+  #start(run, part) {
     this.#saved = null;
-    if (this.run) this.previous = this.run;
-    this.run = run;
+    if (part === 0) this.previous = this.run;
+    else if (!this.parts[part]) this.panel.other = BESIDE; // until the user chooses something else
+    this.parts[part] = run;
   }
 
   #keep(run, reference) {
-    this.run = run;
+    this.parts[reference.part] = run;
     run.reference = reference;
     remember(run);
     if (run.plainRound !== null) baselines.set(comparable(run), run);
-    this.panel.show(run);
+    this.panel.show(this.run);
   }
 
   /** Bring back what the node showed when it was saved or copied, and the look of its widget. */
@@ -92,11 +106,13 @@ class NodeMap {
     this.panel.refresh();
     const before = this.run;
     this.#saved = runs;
-    const [run, previous] = await recall(runs, (id) => nodeAt(id) === this.node, app.rootGraph ?? app.graph);
+    const found = await recall(runs, (id) => nodeAt(id) === this.node, app.rootGraph ?? app.graph);
     this.#saved = null;
-    if (this.run !== before || !run) return; // a new run has begun meanwhile
+    if (this.run !== before || !found.length) return; // a new run has begun meanwhile
+    const [run, previous] = found.filter(({ reference }) => !reference.part);
+    for (const one of found) if (one !== previous) this.#start(one, one.reference.part);
+    for (const one of found) if (one !== previous) this.#keep(one, one.reference);
     this.previous = previous ?? null;
-    this.#keep(run, run.reference);
   }
 
   /** Whether there is a picture under the map of the image that is shown. */
@@ -108,19 +124,22 @@ class NodeMap {
 
   /** Remember settings and runs in the node, small: the runs themselves are in ComfyUI's history. */
   changed() {
-    const runs = this.#saved ?? [this.run, this.previous].map((run) => run?.reference).filter(Boolean);
+    const runs = this.#saved ?? [...this.parts, this.previous].map((run) => run?.reference).filter(Boolean);
     this.node.properties[PROPERTY] = { ...this.panel.settings, runs };
   }
 
   choices() {
     const others = [...maps.values()].filter((other) => other !== this && other.run);
+    const beside = this.parts[1];
     return [
-      ...(this.previous ? [{ id: "previous", label: `previous run (${this.previous.method})` }] : []),
+      ...(beside ? [{ id: BESIDE, label: words.beside(beside.method) }] : []),
+      ...(this.previous ? [{ id: "previous", label: words.previous(this.previous.method) }] : []),
       ...others.map(({ node, run }) => ({ id: `node ${node.id}`, label: `${node.title} #${node.id} (${run.method})` })),
     ];
   }
 
   choose(id) {
+    if (id === BESIDE) return this.parts[1] ?? null;
     return id === "previous" ? this.previous : ([...maps.values()].find(({ node }) => id === `node ${node.id}`)?.run ?? null);
   }
 
@@ -163,6 +182,7 @@ app.registerExtension({
 
   setup() {
     addStyles();
+    speak(app.extensionManager?.setting?.get("Comfy.Locale"));
     const stop = () => maps.forEach((map) => map.stop());
     let live, started; // of the prompt: the run last told of, and the workflow that was open when it began
     const listeners = {
@@ -171,10 +191,10 @@ app.registerExtension({
         mapFor(detail.node, detail.workflow)?.receive(detail);
       },
       executed: ({ detail }) => {
-        const map = detail.output?.adt_tree_map?.at(-1);
-        if (!map) return;
-        const workflow = map.id === live ? map.workflow : started; // a result from the cache may be of another workflow
-        mapFor(detail.node, workflow)?.finish(map, { prompt: detail.prompt_id, node: String(detail.node) });
+        const stored = parts(detail.output);
+        if (!stored.length) return;
+        const last = stored.find(({ id }) => id === live); // a result from the cache may be of another workflow
+        mapFor(detail.node, last ? last.workflow : started)?.finish(stored, { prompt: detail.prompt_id, node: String(detail.node) });
       },
       b_preview_with_metadata: ({ detail }) => maps.get(nodeAt(detail.nodeId))?.preview(detail.blob),
       execution_start: () => {

@@ -2,12 +2,12 @@
  * One run of a sampler as data: what is known of each round and each token, from what nodes/live_map.py sends. Knows no page.
  */
 
-/** What a token can be coloured by. */
+/** What a token can be coloured by: whether its values are whole numbers, and the least of them. */
 export const FIGURES = {
-  acceptance: { label: "Acceptance", legend: "tokens accepted at once", whole: true, least: 1 },
-  depth: { label: "Depth", legend: "depth of the draft tree", whole: true, least: 0 },
-  width: { label: "Width", legend: "width of the draft tree", whole: true, least: 0 },
-  time: { label: "Time", legend: "milliseconds per token", whole: false, least: 0 },
+  acceptance: { whole: true, least: 1 },
+  depth: { whole: true, least: 0 },
+  width: { whole: true, least: 0 },
+  time: { whole: false, least: 0 },
 };
 
 /** Rounds after which plain decoding's time per token is steady enough to compare with. */
@@ -19,8 +19,9 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, method, seed, comparable, images, grid, ends, start, prefill, pictures } = header;
-    Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [] });
+    const { id, node, method, seed, comparable, images, grid, ends, start, prefill, pictures, parts } = header;
+    Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [], start: start ?? 0 });
+    this.abreast = parts ?? 1; // runs that the node makes side by side
     this.count = images;
     [this.rows, this.columns] = grid;
     this.cells = this.rows * this.columns;
@@ -28,9 +29,8 @@ export class Run {
     this.tokens = this.rows * (this.columns + this.ends);
     this.rounds = []; // { ms, drafting, shares: Map image -> share }
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
-    this.frontier = new Array(images).fill(NONE); // the last token that is decided
     this.done = 0; // tokens decided, of all images
-    this.kept = images * (start ?? 0); // tokens that were given, as when an image is continued
+    this.kept = images * this.start; // tokens that were given, as when an image is continued
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, verifying: [] };
     this.state = "running"; // then "done" or "stopped"
   }
@@ -58,13 +58,12 @@ export class Run {
 
   #enter(index, image, { position, accepted }) {
     const cells = this.roundOf[image];
-    if (index === 0) {
+    if (position === this.start) {
       cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
       this.done += 1;
     }
     const next = Math.min(position + accepted + 2, this.tokens);
     cells.fill(index, this.#cell(position + 1), this.#cell(next));
-    this.frontier[image] = this.#cell(next) - 1;
     this.done += next - 1 - position;
     this.known.emitted += accepted + 1;
     this.known.shares += 1;

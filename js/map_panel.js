@@ -4,7 +4,7 @@ import { cssColour } from "./colours.js";
 import { FIGURES, range } from "./map_model.js";
 import { draw, hit, layout } from "./map_view.js";
 import { picture } from "./pictures.js";
-import { describe, summary } from "./words.js";
+import { describe, summary, words } from "./words.js";
 
 const SWATCHES = 9; // a legend of more whole numbers is a ramp
 const MOST_PIXELS = 4; // device pixels per CSS pixel, however far the page is zoomed in
@@ -44,30 +44,31 @@ export class MapPanel {
   // ---- elements --------------------------------------------------------------------------
 
   #build() {
-    this.buttons = Object.entries(FIGURES).map(([figure, { label, legend }]) => {
-      const button = make("button", { type: "button", title: `Colour by ${legend}`, dataset: { figure } }, label);
+    this.buttons = Object.keys(FIGURES).map((figure) => {
+      const [label, legend] = words.figures[figure];
+      const button = make("button", { type: "button", title: `${words.colourBy} ${legend}`, dataset: { figure } }, label);
       button.onclick = () => this.#set({ figure });
       return button;
     });
-    this.images = make("select", { "aria-label": "Image of the batch", title: "Image of the batch" });
+    this.images = make("select", { "aria-label": words.image, title: words.image });
     this.images.onchange = () => this.showImage(Number(this.images.value));
     this.canvas = make("canvas", { tabindex: 0, role: "application", "aria-roledescription": "token map" });
     this.tip = make("div", { className: "adt-map-tip", role: "status" });
     this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.tip);
     this.legend = make("div", { className: "adt-map-legend" });
-    this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": "Opacity of the map over the image", title: "Opacity of the map over the image" });
+    this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": words.opacity, title: words.opacity });
     this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
-    this.compare = make("select", { "aria-label": "Compare with another run", title: "Compare with another run" });
+    this.compare = make("select", { "aria-label": words.compare, title: words.compare });
     this.compare.onpointerdown = this.compare.onfocus = () => this.#offer();
     this.compare.onchange = () => this.compareWith(this.compare.value);
     this.line = make("div", { className: "adt-map-line" });
     this.element = make(
       "div",
-      { className: "adt-map", role: "group", "aria-label": "Acceptance map" },
-      make("div", { className: "adt-map-bar" }, make("div", { className: "adt-map-figures", role: "group", "aria-label": "Colour by" }, ...this.buttons), this.images),
+      { className: "adt-map", role: "group", "aria-label": words.map },
+      make("div", { className: "adt-map-bar" }, make("div", { className: "adt-map-figures", role: "group", "aria-label": words.colourBy }, ...this.buttons), this.images),
       this.stage,
       this.legend,
-      make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, "Map", this.opacity), this.compare),
+      make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.compare),
       this.line,
     );
     this.canvas.onpointermove = (event) => this.#hover(hit(this.panes, this.run?.rows, this.run?.columns, event.offsetX, event.offsetY));
@@ -115,7 +116,7 @@ export class MapPanel {
     for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.figure === figure));
     this.opacity.value = Math.round(opacity * 100);
     const count = this.run?.count ?? 1;
-    if (this.images.length !== count) this.images.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1} of ${count}`, i)));
+    if (this.images.length !== count) this.images.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(words.imageOf(i + 1, count), i)));
     this.images.value = String(this.image);
     this.images.hidden = count === 1;
     if (document.activeElement !== this.compare) this.#offer();
@@ -123,7 +124,7 @@ export class MapPanel {
   }
 
   #offer() {
-    const choices = [{ id: "", label: "Compare with …" }, ...this.owner.choices()];
+    const choices = [{ id: "", label: words.compareWith }, ...this.owner.choices()];
     const labels = choices.map(({ label }) => label).join("\n");
     if (labels !== this.offered) {
       this.offered = labels;
@@ -217,7 +218,7 @@ export class MapPanel {
       ink,
       picture: picture(run, this.#imageOf(run), this.redraw),
       opacity: settings.opacity,
-      label: runs.length > 1 ? `${"AB"[i]}: ${run.method}, seed ${run.seed}` : "",
+      label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(run.method, run.seed)}` : "",
       cursor: cursor ? cursor.cell : null,
       together: cursor ? run.together(this.#imageOf(run), cursor.cell) : null,
     }));
@@ -227,9 +228,9 @@ export class MapPanel {
   #words(runs, ends) {
     this.#drawLegend(ends);
     const text = runs.map((run, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(run, this.owner.plain(run))).join("\n");
-    this.line.textContent = text || "Run the workflow: the map of its tokens appears here.";
+    this.line.textContent = text || words.empty;
     const [run] = runs;
-    this.canvas.setAttribute("aria-label", run ? `${FIGURES[this.settings.figure].label} of ${run.rows} by ${run.columns} tokens. Arrow keys move from token to token.` : "No run yet");
+    this.canvas.setAttribute("aria-label", run ? words.keys(words.figures[this.settings.figure][0], run.rows, run.columns) : words.noRun);
     this.tip.hidden = !this.panes.length || !this.cursor;
     if (this.tip.hidden) return;
     const { pane, cell } = this.cursor;
@@ -241,7 +242,8 @@ export class MapPanel {
   }
 
   #drawLegend([low, high]) {
-    const { legend, whole } = FIGURES[this.settings.figure];
+    const { whole } = FIGURES[this.settings.figure];
+    const [, legend] = words.figures[this.settings.figure];
     const steps = high - low + 1;
     const key = `${legend} ${low} ${high}`;
     if (key === this.drawn) return;

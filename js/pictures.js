@@ -25,9 +25,11 @@ export function picture(run, image, redraw) {
   return (file && pictures.get(file.filename)) || pictures.get(image) || null;
 }
 
-/** A live preview, which shows the first image of the batch. */
-export async function showPreview(run, blob, redraw) {
-  of(run).set(0, await createImageBitmap(blob));
+/** A live preview: the first image of the batch of each of `abreast` runs, side by side; not all `runs` need be known yet. */
+export async function showPreviews(runs, abreast, blob, redraw) {
+  const whole = await createImageBitmap(blob);
+  const width = Math.round(whole.width / abreast);
+  await Promise.all(runs.map(async (run, i) => of(run).set(0, await createImageBitmap(whole, i * width, 0, width, whole.height))));
   redraw();
 }
 

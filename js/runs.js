@@ -7,9 +7,9 @@ const KEPT = 32;
 const LOOKED_THROUGH = 8; // entries of the history, when a node doesn't say where its run is
 const known = new Map(); // reference -> run, oldest first
 
-const key = ({ prompt, node }) => `${prompt} ${node}`;
+const key = ({ prompt, node, part = 0 }) => `${prompt} ${node} ${part}`;
 
-/** Keep a run with a `reference`, { prompt, node }, for copies of its node and for other tabs of the workflow. */
+/** Keep a run with a `reference`, { prompt, node, part }, for copies of its node and for other tabs of the workflow. */
 export function remember(run) {
   known.delete(key(run.reference));
   known.set(key(run.reference), run);
@@ -18,7 +18,7 @@ export function remember(run) {
 
 /**
  * The runs that a saved node refers to, newest first. If it refers to none that is left, the last run of the same workflow and node.
- * @param {{prompt: string, node: string}[]} references
+ * @param {{prompt: string, node: string, part?: number}[]} references
  * @param {(id: string) => boolean} isNode whether an execution id means the node
  * @param {{id: string}} workflow
  */
@@ -39,7 +39,7 @@ async function lastOf(isNode, workflow) {
   for (const [prompt, { prompt: queued, outputs }] of entries) {
     if (queued?.[3]?.extra_pnginfo?.workflow?.id !== workflow?.id) continue;
     const node = Object.keys(outputs ?? {}).find((id) => outputs[id].adt_tree_map && isNode(id));
-    if (node) return [stored(outputs[node], { prompt, node })];
+    if (node) return parts(outputs[node]).map((_, part) => stored(outputs[node], { prompt, node, part }));
   }
   return [];
 }
@@ -49,11 +49,18 @@ async function history(path) {
   return answer.ok ? answer.json() : {};
 }
 
+/** The maps of a node's output, by part. A node that ran over a list has several of each: the last is what it shows. */
+export function parts(output) {
+  const found = [];
+  for (const map of output?.adt_tree_map ?? []) found[map.part ?? 0] = map;
+  return found;
+}
+
 function stored(output, reference) {
-  const map = output?.adt_tree_map?.at(-1);
+  const map = parts(output)[reference.part ?? 0];
   if (!map) return null;
   const run = Run.stored(map);
-  run.reference = reference;
+  run.reference = { part: 0, ...reference };
   remember(run);
   return run;
 }

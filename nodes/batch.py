@@ -14,7 +14,7 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from .. import adt_core
-from ..adt_core.batch import Batch, Picture
+from ..adt_core.batch import STRETCH, Batch, Picture
 from ..adt_core.errors import AdtError
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
@@ -77,8 +77,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
                     default=4,
                     min=1,
                     max=256,
-                    tooltip="How many images are made at the same time. More is faster on a GPU and takes more memory; it does not change the images, so a "
-                    "batch may go on with another number. Cancelling loses those in the making, and no finished one.",
+                    tooltip="How many images are made at the same time; when one is finished, the next takes its place. More is faster and takes more "
+                    "memory; it does not change the images, so a batch may go on with another number. Cancelling loses those in the making, and no "
+                    "finished one.",
                 ),
             ],
             outputs=[
@@ -166,10 +167,10 @@ def _make(
     length = model.target.length
     images: dict[str, Tensor] = {}
     decoding = None
-    progress = Progress(len(prompts) * length, node_id, lambda: preview(model.target, decoding))
-    for first in range(0, len(todo), chunk_size):
-        chunk = todo[first : first + chunk_size]
-        decoding = batch.start(chunk, check_cancelled)
+    progress = Progress(len(prompts) * length, node_id, lambda: preview(model.target, decoding, decoding.at_work[0]))
+    for first in range(0, len(todo), STRETCH * chunk_size):
+        chunk = todo[first : first + STRETCH * chunk_size]
+        decoding = batch.start(chunk, chunk_size, check_cancelled)
         load(patchers(model, drafter), memory_required=decoding.memory_required())
         with closing(batch.run(decoding, chunk, folder, check_cancelled)) as rounds:
             for finished in rounds:

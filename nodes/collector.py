@@ -5,7 +5,6 @@ import json
 import numpy as np
 import torch
 from comfy_api.v0_0_2 import io, ui
-from PIL import Image
 
 from ..adt_core.collect import contact_sheet, summary, write_report
 from ..adt_core.errors import AdtError
@@ -13,6 +12,7 @@ from .batch import FOLDER
 from .loaders import CATEGORY
 from .runtime import refusal
 from .sockets import BatchResults, ResultsSocket
+from .stock import to_picture
 
 _LABELS = {"id and prompt": "{id}: {prompt}", "id": "{id}", "prompt": "{prompt}", "none": ""}
 
@@ -50,7 +50,7 @@ class ADTTreeCollector(io.ComfyNode):
     @classmethod
     def execute(cls, results: BatchResults, name: str, columns: int, thumbnail: int, label: str) -> io.NodeOutput:
         _check_name(name)
-        pictures = [Image.fromarray((image * 255).round().to(torch.uint8).cpu().numpy()) for image in results.images]
+        pictures = [to_picture(image) for image in results.images]
         sheet = contact_sheet(pictures, [_LABELS[label].format(**row) for row in results.rows], columns, thumbnail)
         try:
             *_, path = write_report(results.rows, results.settings, sheet, results.folder, name)

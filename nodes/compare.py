@@ -8,17 +8,20 @@ from PIL import Image
 
 from .. import adt_core
 from ..adt_core.generation import WARM_UP
+from .live_map import LiveMap
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sampler import preview, read_rows
 from .sampling import choose_drafting, patchers, sampling_inputs
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket
-from .stock import ImageTokenizer
+from .stock import ImageTokenizer, to_picture
 
 PLAIN = adt_core.Drafting(method="autoregressive")
 
 
 class ADTTreeCompare(io.ComfyNode):
+    HAS_INTERMEDIATE_OUTPUT = True  # as the sampler's
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
@@ -46,7 +49,7 @@ class ADTTreeCompare(io.ComfyNode):
                 io.Image.Output(display_name="difference", tooltip="How far each colour of A is from that of B; black where they are the same."),
                 io.String.Output(display_name="report", tooltip="Seconds, tokens per pass and speed-up of A over B, for a Preview as Text node."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
@@ -93,21 +96,24 @@ class ADTTreeCompare(io.ComfyNode):
         for decoding in start():
             list(islice(decoding, WARM_UP))
         progress = Progress(sum(decoding.total_tokens for decoding in both), cls.hidden.unique_id, lambda: _side_by_side(model, both))
-        _take_turns(both, progress)
+        maps = [LiveMap(decoding.trace, model.target.name, cls.hidden, part, len(both)) for part, decoding in enumerate(both)]
+        _take_turns(both, progress, maps)
         report = _report(*both)
         progress.say(report.splitlines()[-1])
         vae = ImageTokenizer(model.codec, model.target.downsample)
         a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
-        return io.NodeOutput(a, b, (a - b).abs(), report)
+        wholes = [live_map.whole(lambda _, image=image: to_picture(image[0])) for live_map, image in zip(maps, (a, b))]
+        return io.NodeOutput(a, b, (a - b).abs(), report, ui={"adt_tree_map": wholes})
 
 
-def _take_turns(both: "list[adt_core.Decoding]", progress: Progress) -> None:
+def _take_turns(both: "list[adt_core.Decoding]", progress: Progress, maps: list[LiveMap]) -> None:
     """Decode both to the end; the next round is that of the one which is behind, so that both see the same moments of the machine."""
     with ExitStack() as stack:
         rounds = [stack.enter_context(closing(iter(decoding))) for decoding in both]
         while any(decoding.done_tokens < decoding.total_tokens for decoding in both):
             behind = min((0, 1), key=lambda i: both[i].done_tokens)
             next(rounds[behind], None)
+            maps[behind].update()
             done = [decoding.done_tokens for decoding in both]
             progress.update(sum(done), f"A {done[0]}, B {done[1]} of {both[0].total_tokens} tokens")
 

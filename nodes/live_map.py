@@ -27,12 +27,14 @@ class LiveMap:
 
     trace: of the run, as it grows. model: its name; plain decoding's time is compared within one model. hidden: the
     node's hidden inputs ``unique_id`` and ``extra_pnginfo``: a node number means something in one workflow only.
+    part: which one this is, of ``parts`` runs that go on side by side on the node.
     """
 
     _INTERVAL = 0.1
 
-    def __init__(self, trace: Trace, model: str, hidden: Any):
+    def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
         self._trace, self._model, self._node = trace, model, hidden.unique_id
+        self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
         self._id = secrets.token_hex(8)
         workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
         self._workflow = workflow.get("id")
@@ -43,12 +45,12 @@ class LiveMap:
         tab, now = _tab(), time.monotonic()
         if tab is None or now < self._next:
             return
-        self._next = now + self._INTERVAL
+        self._next = now + self._interval
         PromptServer.instance.send_sync(EVENT, self._since(self._sent), tab)
         self._sent = len(self._trace.rounds)
 
-    def ui(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
-        """The finished map for a node's ``ui`` output, which ComfyUI keeps in its history.
+    def whole(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
+        """The finished map, which ComfyUI keeps in its history when it is in the list ``adt_tree_map`` of a node's ``ui`` output.
 
         picture: decodes an image of the batch. The first is always kept; further ones until they have taken ``budget``, a
         share of the run's time. None is, if no tab asked for the run.
@@ -58,13 +60,15 @@ class LiveMap:
             pictures.append(_keep(picture(image)))
             if time.monotonic() - started > budget * self._trace.report()["seconds"]:
                 break
-        return {"adt_tree_map": [{**self._since(0), "pictures": pictures}]}
+        return {**self._since(0), "pictures": pictures}
 
     def _since(self, first: int) -> dict:
         trace, settings = self._trace, self._trace.settings
         return {
             "id": self._id,
             "node": self._node,
+            "part": self._part,
+            "parts": self._parts,
             "workflow": self._workflow,
             "method": settings["method"],
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser

@@ -68,35 +68,42 @@ def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.de
 class Progress:
     """The bar, the preview and the line of text of one run, no oftener than a person can follow.
 
-    A preview costs a pass through the codec, so previews may take a fiftieth of the time, and a run that is soon over has none on its way.
-    ``last`` is the one that shows the whole image, if previews are wanted: it stays when the run is over.
+    A preview costs a pass through the codec, so previews may take a fiftieth of the time, and there is none in the first second, nor when the next
+    second, at the pace so far, would bring the whole image. ``last`` is the one that shows that, if previews are wanted: it stays when the run is over.
     """
 
-    _BAR, _FIRST, _PREVIEW, _SHARE = 0.1, 1.2, 0.4, 50.0
+    _BAR, _FIRST, _PREVIEW, _SHARE = 0.1, 1.0, 0.4, 50.0
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
         self._total, self._node_id, self._preview = total, node_id, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._next_preview = time.monotonic() + self._FIRST
+        self._began, self._had = time.monotonic(), None
+        self._next_preview = self._began + self._FIRST
         self.last: Image.Image | None = None
         self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
 
-    def update(self, done: int, text: str) -> None:
-        """Report ``done`` of the total; raises ComfyUI's exception when the run was cancelled."""
+    def update(self, done: int, text: str = "") -> None:
+        """Report ``done`` of the total, and show a line of text; raises ComfyUI's exception when the run was cancelled."""
         now = time.monotonic()
+        if self._had is None:
+            self._had = done  # what was there already says nothing about the pace
         if now < self._next_bar and done < self._total:
             return
         self._next_bar = now + self._BAR
         image = None
-        if self._wants_preview and (now >= self._next_preview or done >= self._total):
+        if self._wants_preview and (done >= self._total or now >= self._next_preview and not self._soon_over(now, done)):
             picture = self._preview()
             self.last = picture if done >= self._total else None
             image = ("JPEG", picture, args.preview_size)
             after = time.monotonic()
             self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))
         self._bar.update_absolute(done, self._total, image)
-        self.say(text)
+        if text:
+            self.say(text)
+
+    def _soon_over(self, now: float, done: int) -> bool:
+        return (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
 
     def say(self, text: str) -> None:
         """Show a line of text under the node, in the tab that queued the prompt."""

@@ -15,7 +15,7 @@ from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sampling import choose_drafting, patchers, sampling_inputs
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
-from .stock import encode, read_prompt, to_image
+from .stock import encode, read_prompt, to_image, to_picture
 
 
 class ADTTreeSampler(io.ComfyNode):
@@ -132,8 +132,8 @@ class ADTTreeSampler(io.ComfyNode):
         progress = Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: preview(model.target, decoding))
         _decode(decoding, progress, live_map)
         vectors = model.target.codec.lookup(decoding.grid_codes())
-        ui = live_map.ui(lambda image: progress.last if image == 0 and progress.last else preview(model.target, decoding, image))
-        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace, ui=ui)
+        whole = live_map.whole(lambda image: progress.last if image == 0 and progress.last else preview(model.target, decoding, image))
+        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace, ui={"adt_tree_map": [whole]})
 
 
 def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
@@ -150,10 +150,9 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None) -> "tup
 
 def _decode(decoding: "adt_core.Decoding", progress: Progress, live_map: LiveMap) -> None:
     with closing(iter(decoding)) as rounds:  # caches go now, and not when a traceback is forgotten
-        for count, _ in enumerate(rounds, start=1):
+        for _ in rounds:
             live_map.update()
-            done, total = decoding.done_tokens, decoding.total_tokens
-            progress.update(done, f"{done} of {total} tokens in {count} pass{'' if count == 1 else 'es'}")
+            progress.update(decoding.done_tokens)  # in words, the map says it
     report = decoding.trace.report()
     progress.say(
         f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, {report['tau']:.2f} per pass of the model"
@@ -169,4 +168,4 @@ def preview(target: "adt_core.Target", decoding: "adt_core.Decoding", image: int
     hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[:2])[0, 0] > 0
     if not hidden.all():
         pixels[hidden] = pixels[~hidden].mean(0)
-    return Image.fromarray((pixels * 255).to(torch.uint8).numpy())
+    return to_picture(pixels)

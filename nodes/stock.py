@@ -12,6 +12,7 @@ from typing import Any
 import comfy.model_management as mm
 import torch
 from comfy.model_patcher import ModelPatcher
+from PIL import Image
 from torch import Tensor
 
 from ..adt_core.errors import AdtError
@@ -174,3 +175,8 @@ class ImageTokenizer(_Stock):
 def to_image(pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in -1..1 -> IMAGE [B, H, W, 3], float32 in 0..1."""
     return (pixels.float().movedim(1, -1) / 2 + 0.5).clamp(0, 1)
+
+
+def to_picture(image: Tensor) -> Image.Image:
+    """One image [H, W, 3] of an IMAGE -> an 8-bit picture."""
+    return Image.fromarray((image * 255).round().to(torch.uint8).cpu().numpy())

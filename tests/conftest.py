@@ -5,6 +5,7 @@ would find our folder of that name instead, so the root is taken off the path (`
 the packages that are meant to be used alone are found by name.
 """
 
+import re
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -24,14 +25,18 @@ class _Ours:
         return PathFinder.find_spec(name, [str(ROOT)]) if name in cls.NAMES else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Tests that share a server or a browser stay in one process when the suite runs in several."""
-    for item in items:
-        folder = item.path.parent.name
-        if folder in ("workflow", "browser"):
-            release = getattr(item, "callspec", None) and item.callspec.params.get("release")
-            item.add_marker(pytest.mark.xdist_group(f"{folder} {release.version}" if release else folder))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests that share a server, a browser or a cluster stay in one process when the suite runs in several; all others go wherever there is time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = re.search(r"/(browser/|unit/test_distributed|workflow/)", nodeid)
+            release = re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
+            return f"{shared[1]} {release[1] if release else ''}" if shared else nodeid
+
+    return BySharing(config, log)
 
 
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]

@@ -64,6 +64,12 @@ class Proposer(Protocol):
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
 
+    def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
+        """Go on with these images of the batch alone, whose rows and noise are given."""
+
+    def admit(self, images: Tensor, others: Proposer, rows: Rows) -> None:
+        """Put the images of ``others``, which has begun, in the place of these; ``rows`` are then those of the batch. The noise is entered already."""
+
 
 class Drafter(Protocol):
     """What a decoding needs to know of a drafter. ``default``: how to draft with it when nothing else is asked for."""

@@ -142,20 +142,46 @@ class EagleProposer:
         """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
         self._drafter, self._decoder = drafter, target.decoder
         self._sees_padding = drafter.config.grid_rope is not None
-        self._rows = rows.unhidden() if self._sees_padding else rows
+        self._see(rows)
         self._grammar, self._length = target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)), target.length
         self._sampling, self._drafting = sampling, drafting
         self._noise = noise if drafting.proposal == "coupled" else None
         self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        self._pending: tuple[Tensor, Tensor, Step, list[int]]  # features, ids, step; index of each image's last pair, padding after it
+        self._pending: tuple[Tensor, Tensor, list[int], list[int]]  # features, ids; first slot, and index of the last pair, of each image
         self.forwards = 0
 
+    def _see(self, rows: Rows) -> None:
+        self._rows = rows.unhidden() if self._sees_padding else rows
+
     def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
-        """The feature of every token that was read is paired with the token after it."""
+        """The feature of every token that was read is paired with the token after it. All pairs but the last are fed at once."""
         step = self._rows.prefill() if self._sees_padding else step
         ids = paired_ids(self._drafter.pairing, torch.cat([self._rows.ids[:, :1], ids], 1), self._decoder.image_ids)
-        self._pending = (features, ids, step, [ids.shape[1] - 1] * len(z))
+        last = ids.shape[1] - 1
+        if last > 0:
+            self._run(ids[:, :last], features[:, :last], Step(step.positions[:, :last], slice(0, last), step.mask[..., :last, :last]))
+        self._pending = (features[:, last:], ids[:, last:], [last] * len(z), [0] * len(z))
+
+    def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
+        features, ids, starts, last = self._pending
+        numbers, kept = self._rows.of(images, len(starts)), images.tolist()
+        self._pending = (features[numbers], ids[numbers], [starts[i] for i in kept], [last[i] for i in kept])
+        self._cache.keep(numbers)
+        self._see(rows)
+        self._noise = None if self._noise is None else noise
+
+    def admit(self, images: Tensor, others: EagleProposer, rows: Rows) -> None:
+        features, ids, starts, last = self._pending
+        new_features, new_ids, new_starts, _ = others._pending  # a single pair
+        numbers = self._rows.of(images, len(starts))
+        features, ids, starts, last = features.clone(), ids.clone(), list(starts), list(last)
+        features[numbers, :1], ids[numbers, :1] = new_features, new_ids
+        for image, start in zip(images.tolist(), new_starts):
+            starts[image], last[image] = start, 0
+        self._pending = (features, ids, starts, last)
+        self._cache.admit(numbers, others._cache)
+        self._see(rows)
 
     def observe(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them; they are fed in the next round."""
@@ -167,7 +193,7 @@ class EagleProposer:
             features = features.gather(1, index.expand(-1, -1, features.shape[-1]))
         following = verified.following()
         ids = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
-        self._pending = (features, ids, self._rows.causal_step(verified.starts, longest + 1), accepted)
+        self._pending = (features, ids, verified.starts, accepted)
 
     def _fed(self, codes: Tensor, before: Tensor) -> Tensor:
         """Ids [R, n] of what features are fed with: the ``codes`` [B, n] that follow them, or their own, which stand ``before`` those."""
@@ -193,8 +219,8 @@ class EagleProposer:
 
     def catch_up(self) -> Tensor:
         """Feed the pending pairs; the output of each image's last pair, [R, 1, h]."""
-        features, ids, step, last = self._pending
-        out = self._run(ids, features, step)
+        features, ids, starts, last = self._pending
+        out = self._run(ids, features, self._rows.causal_step(starts, ids.shape[1]))
         if len(set(last)) == 1:
             return out.narrow(1, last[0], 1)
         index = self._rows.spread(torch.tensor(last, device=out.device))

@@ -55,6 +55,7 @@ class JacobiProposer:
     """
 
     forwards = 0
+    _BY_IMAGE = ("_codes", "_candidates", "_scores", "_distance", "_above")
 
     def __init__(self, target: Target, images: int, drafting: Drafting, noise: Tensor | None, least_candidates: int = 1):
         self._noise, self._columns = noise, target.columns
@@ -71,12 +72,29 @@ class JacobiProposer:
         self._images = torch.arange(images, device=device)[:, None]
         self._filled = [0] * images  # last position that has a guess
 
+    def __len__(self) -> int:
+        """Images of the batch."""
+        return len(self._images)
+
     # ---- what a forward taught ---------------------------------------------------------------
 
     def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
         """Where nothing is decided above, the first drawn token's distribution stands in for it."""
         self._above = z[:, -1:].repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
         self._above[:, torch.arange(position - z.shape[1] + 1, position + 1, device=z.device) % self._columns] = z
+
+    def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
+        for name in self._BY_IMAGE:
+            setattr(self, name, getattr(self, name)[images])
+        self._images = self._images[: len(images)]
+        self._filled = [self._filled[i] for i in images.tolist()]
+        self._noise = noise
+
+    def admit(self, images: Tensor, others: JacobiProposer, rows: Rows) -> None:
+        for name in self._BY_IMAGE:
+            getattr(self, name)[images] = getattr(others, name)
+        for image, filled in zip(images.tolist(), others._filled):
+            self._filled[image] = filled
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""

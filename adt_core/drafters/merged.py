@@ -67,6 +67,21 @@ class MergedProposer:
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
 
+    def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
+        numbers = self._rows.of(images, len(self._window))
+        self._root, self._read, self._drafted = (values[numbers] for values in (self._root, self._read, self._drafted))
+        self._rows = rows
+        self._window.keep(images, rows, noise)
+        self._network.keep(images, rows, noise)
+
+    def admit(self, images: Tensor, others: MergedProposer, rows: Rows) -> None:
+        numbers = rows.of(images, len(self._window))
+        for mine, theirs in ((self._root, others._root), (self._read, others._read), (self._drafted, others._drafted)):
+            mine[numbers] = theirs
+        self._rows = rows
+        self._window.admit(images, others._window, rows)
+        self._network.admit(images, others._network, rows)
+
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         window = self._window.open(root, positions, shapes)
         noise = self._network.noise_ahead(positions, window.depth)

@@ -66,6 +66,19 @@ class KVCache:
     def num_bytes(config: DecoderConfig, rows: int, slots: int, itemsize: int) -> int:
         return 2 * config.num_layers * rows * config.num_kv_heads * slots * config.head_dim * itemsize
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in the same memory."""
+        layers, two, _, *rest = self.data.shape
+        shape = (layers, two, len(rows), *rest)
+        kept = self.data.flatten()[: math.prod(shape)].view(shape)
+        for old, new in zip(self.data, kept):  # a layer moves to the front, over what has been read already
+            new.copy_(old.index_select(1, rows))
+        self.data = kept
+
+    def admit(self, rows: Tensor, others: KVCache) -> None:
+        """Put the rows of ``others``, which may have fewer slots, in the place of ``rows``."""
+        self.data[:, :, rows, :, : others.data.shape[4]] = others.data
+
     def compact(self, start: Tensor, path: Tensor) -> None:
         """Move the entries of an accepted path together.
 
@@ -109,11 +122,17 @@ def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Te
 
 
 class Rows:
-    """Geometry of a batch: left-padded prompts, ``slots`` cache columns, one or two rows per image."""
+    """Geometry of a batch: left-padded prompts, ``slots`` cache columns, one or two rows per image.
 
-    def __init__(self, prompts: list[list[int]], slots: int, like: Tensor):
-        """prompts: the prompt of every row (``models.target.Prompt``, or plain token ids), conditional rows first; ``like`` gives dtype and device."""
-        self.length = max(map(len, prompts))
+    ``ids`` and ``features`` are those that a prefill reads, of the rows that a batch began with.
+    """
+
+    _BY_ROW = ("pads", "_blind", "_prompt_mask")
+
+    def __init__(self, prompts: list[list[int]], slots: int, like: Tensor, length: int = 0):
+        """prompts: the prompt of every row (``models.target.Prompt``, or plain token ids), conditional rows first; ``like`` gives dtype and device.
+        length: to pad prompts to, if none of them is longer."""
+        self.length = max(length, *map(len, prompts))
         self.count = len(prompts)
         self.device = like.device
         pads = [self.length - len(prompt) for prompt in prompts]
@@ -135,6 +154,25 @@ class Rows:
         real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         return Step((at - self.pads[:, None]).clamp_min(0), slice(0, self.length), self._additive(visible)[:, None])
+
+    def of(self, images: Tensor, count: int) -> Tensor:
+        """Numbers of the rows of some of the ``count`` images."""
+        return (torch.arange(0, self.count, count, device=self.device)[:, None] + images).flatten()
+
+    def select(self, rows: Tensor) -> Rows:
+        """These rows alone."""
+        chosen = copy(self)
+        chosen.count = len(rows)
+        for name in self._BY_ROW:
+            setattr(chosen, name, getattr(self, name)[rows])
+        return chosen
+
+    def with_rows(self, rows: Tensor, others: Rows) -> Rows:
+        """The same with ``others``, of the same length and slots, in the place of ``rows``."""
+        changed = copy(self)
+        for name in self._BY_ROW:
+            setattr(changed, name, getattr(self, name).index_copy(0, rows, getattr(others, name)))
+        return changed
 
     def unhidden(self) -> Rows:
         """The same rows with every token of the prompts in sight, ``Prompt.hidden`` or not."""

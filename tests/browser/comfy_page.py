@@ -55,6 +55,7 @@ class ComfyPage:
         self.said: list[str] = []
         self.frames: list[tuple[float, dict]] = []  # our messages, as they arrive
         self.context = browser.new_context(viewport=_SIZE, device_scale_factor=1)
+        self.context.set_default_timeout(90_000)  # machines that run tests may be slow
         self.page = self.context.new_page()
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.said.append(f"page error: {error} {error.stack or ''}"))
@@ -101,7 +102,7 @@ class ComfyPage:
         """Ask the map of a node: an expression in which ``map`` is the widget's data, ``run`` its run and ``panel`` its controls."""
         return self.page.evaluate(_ask(expression), [str(node), argument])
 
-    def wait(self, node: int | str, expression: str, timeout: float = 60) -> None:
+    def wait(self, node: int | str, expression: str, timeout: float = 90) -> None:
         """Until the expression about a map is true."""
         self.page.wait_for_function(_ask(f"!!({expression})"), arg=[str(node), None], timeout=1000 * timeout)
 

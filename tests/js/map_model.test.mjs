@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { range, Run } from "../../js/map_model.js";
-import { describe, summary } from "../../js/words.js";
+import { describe, speak, summary, words } from "../../js/words.js";
 
 const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
 // [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted]]
@@ -48,8 +48,9 @@ test("rounds that were missed stay unknown", () => {
 test("images of a batch advance on their own, and one that is finished drops out", () => {
   const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0];
   const run = made({ images: 2 }, [
-    [10, 1, share(0, 0, 3), share(1, 0, 1)],
-    [10, 1, share(0, 4, 2), share(1, 2, 0)],
+    [10, 1, share(0, 0, 3)],
+    [10, 1, share(0, 4, 2), share(1, 0, 1)], // which entered later
+    [10, 1, share(1, 2, 0)],
     [10, 1, share(1, 3, 3)],
   ]);
   assert.deepEqual([...run.values("acceptance", 0)], [1, 4, 4, 4, 4, 3, 3, 3]);
@@ -96,6 +97,17 @@ test("the words about a token name everything that is known of its round", () =>
   assert.match(describe([null], 6, 4), /not decided yet/);
 });
 
+test("the map speaks the languages of the pack, and English otherwise", () => {
+  const run = made();
+  const keys = Object.keys(words);
+  speak("zh");
+  assert.deepEqual(Object.keys(words), keys);
+  assert.match(describe([run.token(0, 6)], 6, 4), /第 7 个 token · 第 2 行第 3 列\n轮次 3\n深度 要求 4，实际 3/);
+  assert.match(summary(run, null), /约为普通解码的 1\.49 倍（估计）/);
+  speak("fr");
+  assert.match(describe([null], 6, 4), /not decided yet/);
+});
+
 test("the scale starts where the figure does and one slow token does not stretch it", () => {
   assert.deepEqual(range("acceptance", [1, 3, N]), [1, 3]);
   assert.deepEqual(range("acceptance", [1, 1]), [1, 2]);
@@ -107,6 +119,6 @@ test("the scale starts where the figure does and one slow token does not stretch
 test("a token that ends a row is no cell, but counts as a token", () => {
   const run = made({ grid: [2, 3], ends: 1 }, ROUNDS); // tokens 3 and 7 end rows
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 1, 3, 3]);
-  assert.deepEqual([run.done, run.total, run.frontier[0]], [8, 8, 5]);
+  assert.deepEqual([run.done, run.total], [8, 8]);
   assert.deepEqual([0, 2, 3].map((cell) => run.token(0, cell).round), [null, 0, 1]);
 });

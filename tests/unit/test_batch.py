@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, batch, cli, load_drafter, load_target
-from adt_core.batch import Batch, alone
+from adt_core.batch import Batch
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.errors import AdtError
 from adt_core.images import read_settings
@@ -25,15 +25,13 @@ def make(models):
 
 
 def run(batch: Batch, prompts: list[str], folder, chunk: int, stop: int | None = None) -> list[str]:
-    """Make what is missing, ``chunk`` at a time; ``stop`` after so many images. Returns the prompts whose images were made."""
+    """Make what is missing, ``chunk`` at once; ``stop`` after so many images. Returns the prompts whose images were made."""
     made = []
     todo = [prompt for prompt in prompts if batch.find(folder, prompt) is None]
-    for first in range(0, len(todo), chunk):
-        part = todo[first : first + chunk]
-        for finished in batch.run(batch.start(part), part, folder):
-            made += [picture.prompt for picture, _ in finished]
-            if stop is not None and len(made) >= stop:
-                return made
+    for finished in batch.run(batch.start(todo, chunk), todo, folder):
+        made += [picture.prompt for picture, _ in finished]
+        if stop is not None and len(made) >= stop:
+            return made
     return made
 
 
@@ -44,7 +42,7 @@ def codes(batch: Batch, folder) -> list[torch.Tensor]:
 def test_images_are_those_of_their_prompts_alone(make, tmp_path):
     run(make, PROMPTS, tmp_path, chunk=3)
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
-        decoding = make.start([prompt])
+        decoding = make.start([prompt], 1)
         for _ in decoding:
             pass
         assert torch.equal(found, decoding.grid_codes()[0])
@@ -52,7 +50,7 @@ def test_images_are_those_of_their_prompts_alone(make, tmp_path):
         figures, expected = picture.figures, decoding.trace.report()
         assert {name: figures[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")} == {
             name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")}
-        assert figures["images_at_once"] in (2, 3) and figures["drafter"] == "tiny" and figures["seconds"] > 0
+        assert figures["images_at_once"] == 3 and figures["drafter"] == "tiny" and figures["seconds"] > 0
 
 
 @pytest.mark.parametrize("stop", [1, 3])
@@ -71,16 +69,17 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     assert run(make, [*PROMPTS, "a mouse"], tmp_path, chunk=5) == ["a mouse"]
 
 
-def test_time_is_shared_by_the_images_at_work(make):
-    decoding = make.start(PROMPTS)
+@pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
+def test_time_is_shared_by_the_images_at_work(make, at_once):
+    decoding = make.start(PROMPTS, at_once)
     for _ in decoding:
         pass
-    parts = [alone(decoding.trace, image).report() for image in range(len(PROMPTS))]
+    parts = [decoding.trace.part([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images advance unequally, or this tests little"
     whole = decoding.trace.report()
     for name in ("seconds", "tokens", "verified_nodes", "drafting_seconds"):
         assert sum(part[name] for part in parts) == pytest.approx(whole[name]), name
-    assert max(part["target_forwards"] for part in parts) == whole["target_forwards"]
+    assert (max(part["target_forwards"] for part in parts) == whole["target_forwards"]) == (at_once == len(PROMPTS))
 
 
 def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_path):

@@ -104,6 +104,29 @@ def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     assert load("again.json")["tokens"] == [tokens[-1]]
 
 
+def test_prompts_of_a_list_may_be_decoded_together(generate):
+    """The same files, tokens and figures, whoever keeps them company."""
+    Path("list.txt").write_text("\n".join(["a red house", "a blue sky", "x", "a boat at night", "no"]), encoding="utf-8")
+    shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
+    for at_once in (None, 5, 1):
+        code, out, err = generate("--compare", **shared, at_once=at_once, output=f"{at_once}/x.png", tokens=f"{at_once}.json",
+                                  report=f"r{at_once}.json", trace=f"t{at_once}.json")
+        assert code == 0 and "tokens identical" in out, err
+    assert load("None.json") == load("1.json") == load("5.json") and len(load("5.json")["tokens"]) == 10
+    assert sorted(p.name for p in Path("5").iterdir()) == sorted(p.name for p in Path("1").iterdir()) == [f"x-{i:04}.png" for i in range(1, 11)]
+    for number in range(1, 11):
+        with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"5/x-{number:04}.png") as two:
+            assert one.tobytes() == two.tobytes() and one.text == two.text
+    for figure in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
+        assert load("r1.json")[figure] == pytest.approx(load("r5.json")[figure]), figure
+    forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, None, 5)]
+    assert forwards[0] > forwards[1] > forwards[2], "a forward that images share counts once"
+    assert forwards[0] * load("r1.json")["tau"] == pytest.approx(10 * 15)
+    accepted = [[[share["accepted"] for one in decoding["rounds"] for share in one["images"] if share["image"] == 1]
+                 for decoding in load(f"t{at_once}.json")["decodings"]] for at_once in ("None", 5)]
+    assert accepted[0] == accepted[1] and len(accepted[0]) == 5
+
+
 def test_a_png_names_everything_that_made_it(generate):
     assert generate(seed=3, prompt="a café")[0] == 0
     with Image.open("a.png") as image:

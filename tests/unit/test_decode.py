@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling
+from adt_core.drafters.eagle import EagleProposer
 from adt_core.tree import CandidatePool
 
 METHODS = [dict(method="eagle2", depth=3, width=3, nodes=9), dict(method="eagle2", depth=5, width=1, nodes=5),
@@ -19,8 +20,8 @@ def run(target, prompts=("a cat", "three small dogs"), drafter=None, stub=None, 
     decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], drafter=drafter, **options)
     iterator = iter(decoding)
     for _ in iterator:
-        if stub is not None and not isinstance(decoding._proposer, StubProposer):
-            decoding._proposer = StubProposer(decoding, stub)
+        if stub is not None and not isinstance(decoding._lanes.proposer, StubProposer):
+            decoding._lanes.proposer = StubProposer(decoding, stub)
     return decoding
 
 
@@ -33,6 +34,9 @@ class StubProposer:
 
     def observe(self, verified):
         pass
+
+    def keep(self, images, rows, noise):
+        self.truth = self.truth[images]
 
     def propose(self, root, starts, positions, shapes):
         pool, parents = CandidatePool(), torch.zeros(len(root), 1, dtype=torch.long)
@@ -47,7 +51,7 @@ class StubProposer:
 
 
 def stub_truth(decoding):
-    plain = Decoding(decoding.target, decoding._rows_ids[: decoding.images], sampling=decoding.sampling,
+    plain = Decoding(decoding.target, decoding._prompts[: decoding.images], sampling=decoding.sampling,
                      drafting=Drafting(method="autoregressive"), image_indices=decoding._indices)
     for _ in plain:
         pass
@@ -143,10 +147,87 @@ def test_cancelling_raises_through_the_loop(models):
             pass
 
 
+@pytest.mark.parametrize("at", [1, 2, 7, 12])
+def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, at):
+    """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had room."""
+    target, drafter = models
+    prompts, drafting = ("a cat", "three small dogs", "x", "a boat", "no"), Drafting(method="eagle2", depth=3, width=2, nodes=6)
+    roomy = run(target, prompts, drafter=drafter, drafting=drafting)
+    forward, calls = type(target.decoder).forward, []
+
+    def crowded(self, ids, *rest):
+        calls.append(len(ids))
+        if len(calls) >= at and len(ids) > 4:  # two rows for each image
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(self, ids, *rest)
+
+    monkeypatch.setattr(type(target.decoder), "forward", crowded)
+    decoding = run(target, prompts, drafter=drafter, drafting=drafting)
+    assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2
+    assert caplog.messages == ["Out of memory; going on with 2 images at once."]
+    counts = [sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image) for image in range(5)]
+    assert counts == [15] * 5 and decoding.trace.report()["tau"] == roomy.trace.report()["tau"]
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("drafting", [Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)], ids=lambda d: d.method)
+def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
+    """Then more lanes are free than images wait."""
+    target, drafter = models
+    options = {"prompts": ("a cat", "three small dogs", "x", "a boat", "no"), "drafter": drafter, "drafting": drafting}
+    options["sampling"] = Sampling(seed=5, guidance=guidance)
+    roomy, forward, entered = run(target, **options), type(target.decoder).forward, []
+
+    def crowded(self, ids, step, *rest):
+        if isinstance(step.slots, slice) and step.slots.start == 0:
+            entered.append(len(ids))
+            if len(entered) == 2:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(self, ids, step, *rest)
+
+    monkeypatch.setattr(type(target.decoder), "forward", crowded)
+    decoding = run(target, at_once=4, **options)
+    assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2 and len(entered) > 2
+
+
+def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, monkeypatch):
+    """A round that asked for too much is done again, and counts once."""
+    target, drafter = models
+    options = {"prompts": ("a cat", "x"), "drafter": drafter, "drafting": Drafting(method="eagle2", depth=3, width=2, nodes=6)}
+    roomy = run(target, **options)
+    calls = []
+
+    class Crowded(EagleProposer):
+        def observe(self, verified):
+            calls.append(verified)
+            if len(calls) == len(roomy.trace.rounds) - 1:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            super().observe(verified)
+
+    monkeypatch.setattr("adt_core.drafters.eagle.EagleProposer", Crowded)
+    decoding = run(target, **options)
+    assert torch.equal(decoding.codes, roomy.codes)
+    counts = [sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image) for image in range(2)]
+    assert counts == [15, 15]
+
+
+def test_too_little_memory_for_one_image_is_said(models, monkeypatch):
+    target, _ = models
+
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(type(target.decoder), "forward", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # which ComfyUI and the command line know how to say
+        run(target)
+
+
 def test_bad_requests_are_refused(models):
     target, _ = models
     with pytest.raises(AdtError, match="batch size is 0"):
         Decoding(target, [])
+    with pytest.raises(AdtError, match="at_once is 0"):
+        run(target, at_once=0)
     with pytest.raises(AdtError, match="needs a drafter"):
         Decoding(target, [[0]])
     with pytest.raises(AdtError, match="prompt is empty"):

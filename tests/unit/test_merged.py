@@ -31,8 +31,8 @@ def nothing_learned(monkeypatch):
     monkeypatch.setattr("adt_core.decode.verify_costs", lambda *_: FREE)
 
 
-def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS):
-    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], sampling=sampling, drafting=drafting, drafter=drafter)
+def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS, at_once=None):
+    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], sampling=sampling, drafting=drafting, drafter=drafter, at_once=at_once)
     for _ in decoding:
         pass
     return decoding
@@ -73,6 +73,14 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
             self.twin.begin(features, ids, step, z, position)
             self.twin.catch_up()
 
+        def admit(self, images, others, rows):
+            super().admit(images, others, rows)
+            self.twin.admit(images, others.twin, rows)
+
+        def keep(self, images, rows, noise):
+            super().keep(images, rows, noise)
+            self.twin.keep(images, rows, noise)
+
         def observe(self, verified):
             super().observe(verified)
             self.twin.observe(verified)
@@ -80,8 +88,10 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
             checked.append(len(set(verified.accepted)))
 
     monkeypatch.setattr("adt_core.drafters.merged.MergedProposer", Twin)
-    run(target, MergedDrafter(network), Drafting(method="eagle2", depth=8, width=3, nodes=16))
+    drafting = Drafting(method="eagle2", depth=8, width=3, nodes=16)
+    run(target, MergedDrafter(network), drafting)
     assert len(checked) > 2 and max(checked) > 1  # some rounds advanced the images unequally
+    run(target, MergedDrafter(network), drafting, prompts=[*PROMPTS, "x", "a red house"], at_once=2)  # others take the places of those that are finished
 
 
 def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(models, monkeypatch):

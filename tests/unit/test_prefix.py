@@ -87,8 +87,9 @@ def test_a_windows_columns_start_from_what_is_kept(models):
     def above(start):
         decoding = Decoding(target, [target.encode_prompt("x")], drafting=METHODS["jacobi"][1], drafter=load_drafter("jacobi", target),
                             sampling=Sampling(guidance=1), prefix=strangers_codes(1, start))
-        decoding._prefill()
-        return decoding._proposer._above[0, :4]
+        decoding._begin()
+        decoding._refill()
+        return decoding._lanes.proposer._above[0, :4]
 
     assert all(torch.equal(column, above(0)[0]) for column in above(0))
     long, longer = above(6), above(7)
@@ -144,8 +145,9 @@ def test_timing_forwards_leaves_what_was_read_alone(models, start):
     """``auto`` times forwards in mid-image: behind the prefix, whose keys and values are in the cache by then."""
     target, network = models
     decoding = Decoding(target, [target.encode_prompt("x")], drafting=Drafting(method="auto"), drafter=network, prefix=strangers_codes(1, start))
-    decoding._prefill()
+    decoding._begin()
+    decoding._refill()
     with torch.inference_mode():
-        before = decoding._cache.data[..., : decoding._rows.length, :].clone()
-        decoding._read_nodes(65)
-        assert torch.equal(decoding._cache.data[..., : decoding._rows.length, :], before)
+        before = decoding._lanes.cache.data[..., : decoding._lanes.rows.length, :].clone()
+        decoding._read_nodes(decoding._lanes, 65)
+        assert torch.equal(decoding._lanes.cache.data[..., : decoding._lanes.rows.length, :], before)

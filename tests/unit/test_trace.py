@@ -8,7 +8,7 @@ from adt_core.trace import FIGURES, ImageRound, Round, Trace
 @pytest.fixture
 def trace():
     """Two images of 2 by 3 tokens; the second gets on more slowly."""
-    trace = Trace({}, (2, 3), 2, prefill_seconds=0.5)
+    trace = Trace({}, (2, 3), 2, {0: 0.2, 1: 0.3})
     first = ImageRound(0, 0, 3, 2, 3, 5, 2, (0, 1), width=2), ImageRound(1, 0, 3, 2, 2, 4, 0, (), width=3)
     second = ImageRound(0, 3, 2, 1, 2, 2, 1, (0,), width=1), ImageRound(1, 1, 4, 1, 4, 4, 3, (0, 0, 0), width=1)
     trace.rounds = [Round(0, 0.03, 0.01, 3, first), Round(1, 0.04, 0.01, 2, second)]

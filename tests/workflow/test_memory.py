@@ -1,15 +1,23 @@
 """What a server keeps: nothing of ours when it is told to free its memory, and no more after many runs than after a few."""
 
+import io
 import os
 import time
 from statistics import median
 
+import numpy as np
 import pytest
+from PIL import Image
 
 RUNS = int(os.environ.get("ADT_TREE_RUNS", 12))
-"""Queued runs that must not grow the server; a thorough check takes 50."""
+"""Queued runs that must not grow the server, and half as many beside another model; a thorough check takes 50."""
 SETTLED = 4
 """Runs before and after them whose median counts: the allocator's moods pass."""
+
+
+def decode_png(data: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image)
 
 
 def memory(comfy) -> dict:
@@ -42,6 +50,32 @@ def test_nothing_stays_when_memory_is_freed(comfy, everything):
         time.sleep(0.2)
     assert left["alive"] == []
     assert not set(left["classes"]) - {"Drafting", "Family", "Lantern", "Pairing", "Preset", "Sampling", "_Names"}, "only settings that are constants"
+
+
+def test_other_models_come_and_go_between_our_runs(comfy, graph):
+    """A stock sampler's model pushes ours out every time, and ours comes back: the same image, no error, no growth."""
+    graph.set("ADTTreeDrafterLoader", drafter="jacobi").drop("ADTTreeSampler", "settings")
+    sampler = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    stock = {
+        "1": {"class_type": "ProbeDiffusionModel", "inputs": {}},
+        "2": {"class_type": "ProbeEmbedding", "inputs": {}},
+        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "4": {"class_type": "ProbePressure", "inputs": {"model": ["1", 0], "run": 0}},
+        "5": {"class_type": "KSampler", "inputs": {"model": ["4", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], **sampler}},
+        "6": {"class_type": "SaveLatent", "inputs": {"samples": ["5", 0], "filename_prefix": "stock"}},
+    }
+    sizes, first = [], None
+    for run in range(1, 2 + RUNS // 2 + SETTLED):
+        (image,) = comfy.files(comfy.run(graph.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt))
+        pixels = decode_png(image)
+        if run % 2:
+            first = pixels if first is None else first
+            assert (pixels == first).all()
+        stock["4"]["inputs"]["run"] = run
+        assert comfy.run(stock)
+        sizes.append(memory(comfy)["bytes"] / 2**20)
+    before, after = median(sizes[1 : 1 + SETTLED]), median(sizes[-SETTLED:])
+    assert after - before < RUNS, f"more than 2 MB a run: {[round(size) for size in sizes]} MB"
 
 
 def test_many_runs_do_not_grow_the_server(comfy, graph):

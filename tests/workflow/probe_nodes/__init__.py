@@ -46,6 +46,20 @@ class Embedding:
         return ([[torch.zeros(1, 77, 16), {"pooled_output": torch.zeros(1, 16)}]],)
 
 
+class Pressure:
+    """Does to all other models what loading one that fills the device does."""
+
+    CATEGORY, FUNCTION, RETURN_TYPES = "probe", "press", ("MODEL",)
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "run": ("INT",)}}
+
+    def press(self, model, run):
+        comfy.model_management.free_memory(2**60, comfy.model_management.get_torch_device())
+        return (model,)
+
+
 class ReadTrace:
     """Shows a trace as JSON."""
 
@@ -92,4 +106,5 @@ async def memory(request):
     return web.json_response({"alive": alive, "classes": sorted(ours), "bytes": psutil.Process().memory_info().rss})
 
 
-NODE_CLASS_MAPPINGS = {"ProbeDiffusionModel": DiffusionModel, "ProbeEmbedding": Embedding, "ProbeReadTrace": ReadTrace, "ProbeWatch": Watch}
+NODE_CLASS_MAPPINGS = {"ProbeDiffusionModel": DiffusionModel, "ProbeEmbedding": Embedding, "ProbePressure": Pressure,
+                       "ProbeReadTrace": ReadTrace, "ProbeWatch": Watch}

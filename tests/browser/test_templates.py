@@ -1,0 +1,52 @@
+"""Every workflow that runs with what the pack brings, opened from the template browser and run as a user does (text_to_image: in test_map.py)."""
+
+import itertools
+import json
+
+import pytest
+from comfy_server import ROOT
+
+RUNNABLE = ["compare_with_plain", "lantern", "upscale", "continue_image", "coco_batch"]
+
+SEEDS = itertools.count(50)
+"""New ones, so that nothing comes from ComfyUI's cache: other tests of the session may have run the same workflow."""
+
+RUN = """async () => {
+  const shown = [], frames = { maps: 0, previews: 0 };
+  const hear = {
+    executed: ({ detail }) => { if (detail.output?.images) shown.push([String(detail.display_node ?? detail.node), detail.output.images.length]); },
+    'adt_tree.map': () => { frames.maps += 1; },
+    b_preview_with_metadata: () => { frames.previews += 1; },
+  };
+  for (const [event, listener] of Object.entries(hear)) app.api.addEventListener(event, listener);
+  const end = await new Promise((resolve) => {
+    for (const event of ['execution_success', 'execution_error', 'execution_interrupted'])
+      app.api.addEventListener(event, ({ detail }) => resolve([event, detail.exception_message ?? null]), { once: true });
+    app.queuePrompt(0);
+  });
+  for (const [event, listener] of Object.entries(hear)) app.api.removeEventListener(event, listener);
+  return { end, shown: Object.fromEntries(shown), ...frames };
+}"""
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_workflow_from_the_template_browser(tab, name):
+    """It opens without a missing node, runs to its end, and every node that shows pictures has some; every sampler's map is finished and painted."""
+    tab.open_template("ADT-Tree", name)
+    nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
+    kinds = sorted(node["type"] for node in nodes)
+    tab.page.wait_for_function("(kinds) => JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds", arg=json.dumps(kinds, separators=(",", ":")))
+    assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
+    tab.page.evaluate("(seed) => app.graph.nodes.forEach((n) => n.widgets?.filter((w) => w.name === 'seed').forEach((w) => (w.value = seed)))", next(SEEDS))
+    run = tab.page.evaluate(RUN)
+    assert run["end"] == ["execution_success", None]
+    assert set(run["shown"]) >= {str(node["id"]) for node in nodes if node["type"] in ("SaveImage", "PreviewImage")} and all(run["shown"].values())
+    mapped = [node["id"] for node in nodes if node["type"] in ("ADTTreeSampler", "ADTTreeCompare")]
+    assert run["maps"] > 1 or not mapped
+    for node in mapped:
+        tab.finished(node)
+        tab.wait(node, "map.pictureShown()")
+        assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1  # tokens that were kept have no figure
+    tab.page.evaluate("app.canvas.ds.reset(); app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+    tab.page.wait_for_timeout(500)
+    tab.screenshot(f"template_{name}")

@@ -1,0 +1,204 @@
+"""Engines on Ray: what is drawn and measured is the same as without, also when a worker or a machine is lost in the middle."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from adt_core import benchmark, cli, distributed, generation
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = ["a cat", "a dog", "a cow", "a red house", "fog", "a blue sky", "a tree"]
+LOST = 3
+"""Number of the prompt whose worker is killed."""
+
+
+@pytest.fixture(scope="module")
+def ray():
+    return pytest.importorskip("ray")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in, with a list of prompts; workers find the project from there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("list.txt").write_text("\n".join(PROMPTS))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cluster(ray):
+    """A cluster with two cores on one machine, to which tests add others."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("RAY_worker_niceness", "0")  # other tests, which may run beside these, would leave them little
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE})
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def run(tiny, capsys):
+    def run(command, output, *extra, **replaced):
+        options = {"--model": tiny / "target", "--drafter": tiny / "drafter", "--prompts": "list.txt", "--device": "cpu", "--dtype": "float64"}
+        options |= {"--output": output} | {f"--{name.replace('_', '-')}": value for name, value in replaced.items()}
+        code = cli.main([command, *(str(x) for pair in options.items() if pair[1] is not None for x in pair), *map(str, extra)])
+        return code, *capsys.readouterr()
+    return run
+
+
+def fragile(module, folder):
+    """The engine of a module whose process is killed when it has drawn a prompt and not yet handed it over: the first time, of one prompt."""
+    name = module.__name__  # sent to the workers, where the module is the real one
+
+    def build(*arguments):
+        import importlib
+        import signal
+
+        engine = importlib.import_module(name).Engine(*arguments)
+
+        class Fragile(type(engine)):
+            def __call__(self, number):
+                found = super().__call__(number)
+                with (folder / "begun").open("a") as file:
+                    file.write(f"{number} {os.getpid()}\n")
+                if number == LOST and not (folder / "killed").exists():
+                    (folder / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return found
+
+        engine.__class__ = Fragile
+        return engine
+
+    return build
+
+
+def tries(folder):
+    """How often each prompt was drawn, and by how many processes in all."""
+    lines = [line.split() for line in (folder / "begun").read_text().splitlines()]
+    return Counter(int(number) for number, _ in lines), len({process for _, process in lines})
+
+
+def load(path):
+    return json.loads(Path(path).read_text())
+
+
+def without_times(decodings):
+    """A trace's rounds, apart from what the clock says."""
+    return [[d["prompt"], d["acceptance"], [{**round, "seconds": 0, "drafting": 0} for round in d["rounds"]]] for d in decodings]
+
+
+def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
+    files = {"tokens": "t.json", "trace": "trace.json", "report": "r.json"}
+    assert run("generate", "alone/a.png", batch_size=2, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
+    monkeypatch.setattr(generation, "Engine", fragile(generation, folder))
+    code, out, err = run("generate", "spread/a.png", workers=2, batch_size=2, **{name: f"spread/{path}" for name, path in files.items()})
+    assert code == 0, err
+    assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), "one was drawn twice, all others once; the killed process had a successor"
+    assert not ray.is_initialized() and "--workers 2" in out and err.count("An engine was lost") == 1 and "raylet" not in out + err
+
+    names = sorted(path.name for path in Path("alone").iterdir())
+    assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 3
+    assert load("alone/t.json") == load("spread/t.json")
+    assert without_times(load("alone/trace.json")["decodings"]) == without_times(load("spread/trace.json")["decodings"])
+    for name in names[: 2 * len(PROMPTS)]:
+        with Image.open(f"alone/{name}") as one, Image.open(f"spread/{name}") as two:
+            assert one.tobytes() == two.tobytes() and one.text == two.text
+    alone, spread = load("alone/r.json"), load("spread/r.json")
+    assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
+    for counted in ("tokens", "images", "tau", "mean_depth", "target_forwards", "verified_nodes"):
+        assert alone[counted] == spread[counted]
+
+
+def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monkeypatch):
+    options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
+    assert run("benchmark", "alone", **options)[0] == 0
+    monkeypatch.setattr(benchmark, "Engine", fragile(benchmark, folder))
+    keep, kept = benchmark._keep, []
+
+    def interrupted(*arguments):
+        kept.append(arguments)
+        if len(kept) == 6:
+            raise KeyboardInterrupt
+        return keep(*arguments)
+
+    monkeypatch.setattr(benchmark, "_keep", interrupted)
+    on_ray = {**options, "workers": 2, "ray_address": cluster.address}
+    code, _, err = run("benchmark", "spread", **on_ray)
+    assert code == 130 and "Interrupted" in err
+    before = Path("spread/runs.jsonl").read_text()
+    assert before.count("\n") == 6 and (folder / "killed").exists()
+    code, _, err = run("benchmark", "spread", **on_ray)
+    assert code == 0, err
+    assert Path("spread/runs.jsonl").read_text().startswith(before)
+
+    alone, spread = load("alone/results.json"), load("spread/results.json")
+    assert [record["text"] for record in spread["records"]] == PROMPTS and spread["settings"]["workers"] == 2
+    for one, two in zip(alone["records"], spread["records"]):
+        assert one["prompt"] == two["prompt"]
+        for name, run_alone in one["runs"].items():
+            for figure in ("tokens", "tau", "target_forwards", "agreement", "acceptance", "substitution_rate", "picture"):
+                assert run_alone[figure] == two["runs"][name][figure]
+            assert (Path("alone") / run_alone["picture"]).read_bytes() == (Path("spread") / run_alone["picture"]).read_bytes()
+
+
+def test_a_lost_machine_s_engine_takes_the_place_of_one_that_is_done(run, cluster, monkeypatch):
+    """There is no other place: all cores are taken until the prompts run out."""
+    machine, write, written = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE), generation.write, []
+    cluster.wait_for_nodes()
+
+    def lose_the_machine(path, content):
+        if not written:
+            cluster.remove_node(machine, allow_graceful=False)
+        written.append(path.name)
+        write(path, content)
+
+    assert run("generate", "alone/a.png", tokens="alone.json")[0] == 0
+    monkeypatch.setattr(generation, "write", lose_the_machine)
+    code, _, err = run("generate", "spread/a.png", workers=3, ray_address=cluster.address, tokens="spread.json")
+    assert code == 0, err
+    assert sorted(written) == [f"a-{number:04}.png" for number in range(1, len(PROMPTS) + 1)]
+    assert load("alone.json") == load("spread.json")
+
+
+# ---- bad input ------------------------------------------------------------
+
+
+def assert_refused(result, *named, code=1):
+    found, out, err = result
+    assert found == code and out == "" and err.count("\n") == 1 and "unexpected" not in err, err
+    assert all(name in err for name in named), err
+    assert sorted(os.listdir()) == ["list.txt"]
+
+
+@pytest.mark.parametrize(("command", "output", "code"), [("generate", "a.png", 2), ("benchmark", "out", 1)])
+def test_wrong_options(run, command, output, code, monkeypatch):
+    assert_refused(run(command, output, workers=0), "--workers", "0", code=code)
+    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
+    assert_refused(run(command, output, workers=2), "--workers", 'pip install "adt-tree[ray]"', code=code)
+    assert_refused(run(command, output, ray_address="auto"), "--ray-address", 'pip install "adt-tree[ray]"', code=code)
+
+
+@pytest.mark.parametrize("option", [{"workers": 2}, {"ray_address": "auto"}])
+def test_one_prompt_is_not_spread(run, option):
+    assert_refused(run("generate", "a.png", prompts=None, prompt="a cat", **option), "--workers", "--prompts", code=2)
+
+
+def test_an_address_where_nothing_answers(ray, run):
+    for address in ("127.0.0.1:9", "nonsense"):
+        assert_refused(run("generate", "a.png", ray_address=address), "--ray-address", address, "ray start")
+
+
+def test_a_cluster_that_is_too_small(run, cluster):
+    assert_refused(run("generate", "a.png", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "finds 2")
+    assert_refused(run("generate", "a.png", ray_address=cluster.address, device="cuda"), "GPU", "--device cpu")
+
+
+def test_what_a_worker_finds_wrong_is_said_here(run, cluster):
+    assert_refused(run("generate", "a.png", ray_address=cluster.address, model="nowhere"), "nowhere", "machine")
