@@ -25,7 +25,7 @@ READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
-TESTS = ["pytest", "pytest-xdist", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4", "ray"]  # the extra "test" of pyproject.toml
+TESTS = ["pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4", "ray"]  # the extra "test" of pyproject.toml
 
 CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 PICTURE = Path("output") / "demo.png"
