@@ -17,6 +17,7 @@ from .errors import AdtError
 from .lanes import Lanes
 from .lantern import Lantern, relaxed_agreement
 from .models.decoder import KVCache, Rows, Step, rope_tables
+from .models.graphs import graphed
 from .models.target import Prompt, Target, with_grammar
 from .sampling import NOISE_VERSION, Sampling, noise_table, process_logits
 from .shape import AdtTree, Drafting, FixedShape, TreeShape, make_policy
@@ -135,7 +136,7 @@ class Decoding:
                 self.trace.rounds.append(round)
                 yield round
         finally:
-            self._lanes = None  # caches go with the run
+            self._lanes = None  # caches and graphs go with the run
 
     def _next(self) -> Round | None:
         """The next round; None when all images are finished."""
@@ -206,7 +207,7 @@ class Decoding:
         noise = noise_table(self.sampling, [self._indices[image] for image in images], self.length, self.target.num_tokens, self._like, self._check)
         step = rows.prefill()
         features = decoder(rows.ids, step, cache, self._rope, self._check, rows.features)
-        lanes = Lanes(images, rows, cache, noise, torch.empty(0), [self.start - 1] * count)
+        lanes = Lanes(images, rows, graphed(decoder, rows.device), cache, noise, torch.empty(0), [self.start - 1] * count)
         known = min(self.start + 1, self.target.columns)
         z = self._logits(features[:, -known:], torch.arange(1 - known, 1, device=features.device).expand(count, -1), lanes)
         lanes.root = self._perturbed(z[:, -1:], None, lanes)[:, 0].argmax(-1)
@@ -248,8 +249,7 @@ class Decoding:
 
     def _forward(self, codes: Tensor, step: Step, lanes: Lanes) -> Tensor:
         """Codes [B, n] through the target: features [R, n, h]."""
-        decoder = self.target.decoder
-        return decoder(lanes.rows.spread(decoder.image_ids[codes]), step, lanes.cache, self._rope, self._check)
+        return lanes.read(lanes.rows.spread(self.target.decoder.image_ids[codes]), step, lanes.cache, self._rope, self._check)
 
     def _logits(self, features: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
         """Features [R, n, h] -> processed logits z of the tokens, [B, n, V]; depths [B, n] below the root, None for the root alone."""

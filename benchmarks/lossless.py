@@ -24,6 +24,7 @@ from adt_core import Decoding, Drafting, Sampling, auto, load_drafter, load_targ
 from adt_core.benchmark import NETWORK, sources
 from adt_core.drafters import Drafter
 from adt_core.drafters.load import JACOBI, WITH_WINDOW
+from adt_core.lanes import Lanes
 from adt_core.shape import SIZES
 from adt_core.static import STATIC_TREES
 
@@ -68,13 +69,15 @@ def settings() -> list[Setting]:
 class Watched(Decoding):
     """Records, for every position, the gap between the two best perturbed logits of the plain run."""
 
-    def _emit(self, features: Tensor) -> Tensor:
-        z = self._perturbed(self._logits(features, None), None)
-        top = z.topk(2, -1).values
-        self.gaps = getattr(self, "gaps", {})
-        for image, root in enumerate(self._positions):
-            self.gaps[image, root + 1] = float(top[image, 0, 0] - top[image, 0, 1])
-        return z.argmax(-1)
+    gaps: dict[tuple[int, int], float]
+
+    def _perturbed(self, z: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
+        perturbed = super()._perturbed(z, depths, lanes)
+        if depths is None:
+            self.gaps = getattr(self, "gaps", {})
+            for image, position, (best, second) in zip(lanes.images, lanes.positions, perturbed[:, 0].topk(2, -1).values.tolist()):
+                self.gaps[image, position + 1] = best - second
+        return perturbed
 
 
 def restless():

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..errors import AdtError
 from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, read_json, resolve, same
 from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
+from ..models.graphs import graphed
 from ..models.layout import decoder_config, layer_entries, unpaired
 from ..models.target import Target
 from ..sampling import Sampling
@@ -141,6 +142,7 @@ class EagleProposer:
     def __init__(self, drafter: EagleDrafter, target: Target, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
         """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
         self._drafter, self._decoder = drafter, target.decoder
+        self._read = graphed(drafter, drafter.embedding.device)
         self._sees_padding = drafter.config.grid_rope is not None
         self._see(rows)
         self._grammar, self._length = target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)), target.length
@@ -202,7 +204,7 @@ class EagleProposer:
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
-        return self._drafter(ids, features, step, self._cache, self._rope)
+        return self._read(ids, features, step, self._cache, self._rope)
 
     def children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, m or 1, V].

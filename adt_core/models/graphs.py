@@ -1,0 +1,131 @@
+"""Small forwards that a GPU replays whole, as CUDA graphs.
+
+A forward of a 7B model launches some 600 kernels, and Python takes longer to launch many of them than the GPU takes to run them. A captured graph is
+launched at once. It needs no Triton, but fixed shapes and fixed memory: tokens are stretched to the next of a few sizes, cache columns to a multiple of
+COLUMNS, and what a forward reads is copied to where its graph expects it. Each graph is compared with the eager forward as it is captured; if one differs,
+or the driver refuses, everything goes on eagerly and says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import Check, KVCache, Step
+
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+"""Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
+COLUMNS = 512
+"""Cache columns are read in multiples of this: few graphs, little reading in vain, and a mask that fast attention kernels can align."""
+WORTH = 3
+"""A shape is captured when it comes up for this time: kernels are warm by then, and it will come again."""
+SWITCH = "ADT_TREE_EAGER"
+"""Environment variable; "1" switches graphs off."""
+
+Recorder = Callable[[Callable[[], Tensor], object], tuple[Callable[[], object], Tensor]]
+
+
+def record(run: Callable[[], Tensor], pool: object) -> tuple[Callable[[], object], Tensor]:
+    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor in which their result then is."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = run()
+    return graph.replay, result
+
+
+def graphed(network: nn.Module, device: torch.device) -> nn.Module | Graphed:
+    """A decoder or drafter as it is to be called on this device."""
+    wanted = device.type == "cuda" and os.environ.get(SWITCH) != "1"
+    return Graphed(network, record, torch.cuda.graph_pool_handle()) if wanted else network
+
+
+def stretched(step: Step, count: int, end: int, spare: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions, slots and mask of the step with ``count`` tokens, which read ``end`` columns.
+
+    Tokens that are added stand where the first one does and see what it sees, so that nothing in them is undefined; their keys and values go to the slot
+    ``spare``, which nobody sees.
+    """
+    rows, n = step.positions.shape
+    slots = step.slots
+    if isinstance(slots, slice):
+        slots = torch.arange(slots.start, slots.stop, device=step.positions.device).expand(rows, -1)
+    mask = step.mask.new_full((rows, 1, count, end), -torch.inf)
+    mask[:, :, :n, : step.end] = step.mask
+    mask[:, :, n:, : step.end] = step.mask[:, :, :1]
+    return repeat_first(step.positions, count), torch.cat([slots, slots.new_full((rows, count - n), spare)], 1), mask
+
+
+def repeat_first(values: Tensor, count: int) -> Tensor:
+    """values [R, n, ...] -> [R, count, ...]: its first entry stands in for those that are missing."""
+    return torch.cat([values, values[:, :1].expand(-1, count - values.shape[1], *values.shape[2:])], 1)
+
+
+class Graphed:
+    """Called as the network is, for one decoding: graphs hold on to its cache and know where the weights were."""
+
+    def __init__(self, network: nn.Module, recorder: Recorder, pool: object = None):
+        self.network, self._recorder, self._pool = network, recorder, pool
+        self._graphs: dict[tuple, _Graph] = {}
+        self._met: Counter[tuple] = Counter()
+        self._eager = False
+
+    def __call__(self, *arguments) -> Tensor:
+        """tokens [R, n, ...] (ids; for a drafter features too), then step, cache, rotary tables, and what else the network takes."""
+        at = next(i for i, argument in enumerate(arguments) if isinstance(argument, Step))
+        tokens, (step, cache, rope, *rest) = arguments[:at], arguments[at:]
+        n, slots = tokens[0].shape[1], cache.data.shape[4]
+        if self._eager or n > SIZES[-1] or any(isinstance(extra, Tensor) for extra in rest):
+            return self.network(*arguments)
+        for check in rest:
+            if check is not None:
+                check()
+        count, end = next(size for size in SIZES if size >= n), min(-(-step.end // COLUMNS) * COLUMNS, slots)
+        weights = next(self.network.parameters())
+        key = (count, end, len(tokens[0]), cache.data.data_ptr(), weights.data_ptr())
+        if key not in self._graphs:
+            self._met[key] += 1
+            if self._met[key] < WORTH:
+                return self.network(*tokens, step, cache, rope)
+        inputs = [*(repeat_first(values, count) for values in tokens), *stretched(step, count, end, slots - 1)]
+        if key not in self._graphs and not self._capture(key, inputs, cache, rope):
+            return self.network(*tokens, step, cache, rope)
+        return self._graphs[key](inputs)[:, :n].clone()  # the next replay writes over it
+
+    def _capture(self, key: tuple, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor]) -> bool:
+        """Capture a shape; False if that doesn't work, and then nothing is captured any more."""
+        try:
+            eager = _forward(self.network, inputs, cache, rope)
+            graph = _Graph(self.network, inputs, cache, rope, self._recorder, self._pool)
+            if not torch.allclose(graph(inputs), eager, rtol=1e-3, atol=1e-3 * float(eager.abs().max())):
+                raise RuntimeError("its result is not that of the eager forward")
+        except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
+            self._eager, self._graphs = True, {}
+            logging.getLogger(__name__).warning("No CUDA graphs, which costs speed but changes nothing else: %s.", str(error).split("\n")[0].rstrip("."))
+            return False
+        self._graphs[key] = graph
+        return True
+
+
+def _forward(network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
+    return network(*inputs[:-3], Step(*inputs[-3:]), cache, rope)
+
+
+class _Graph:
+    """One captured forward and the memory that it reads."""
+
+    def __init__(self, network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor], recorder: Recorder, pool: object):
+        self._inputs = [values.clone() for values in inputs]
+        self._replay, self._result = recorder(partial(_forward, network, self._inputs, cache, rope), pool)
+
+    def __call__(self, inputs: list[Tensor]) -> Tensor:
+        """The result, until the next call of any graph of the same pool."""
+        for mine, theirs in zip(self._inputs, inputs):
+            mine.copy_(theirs)
+        self._replay()
+        return self._result
