@@ -30,6 +30,9 @@ OBJECT_STORE = 128 * 2**20
 PATIENCE = 5.0
 """Seconds in which a cluster has to answer."""
 
+LONG = 30.0
+"""Seconds after which a wait for engines is explained."""
+
 Engine = Callable[[int], Any]
 
 
@@ -63,10 +66,22 @@ def engines(build: Callable[[], Engine], options: argparse.Namespace, count: int
                 needs, cores = _needs(options, workers), int(ray.cluster_resources().get("CPU", 1))
                 actor = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=-1, scheduling_strategy="SPREAD")(_Worker)
                 actors = [actor.remote(build, max(1, cores // workers), os.getcwd(), options.ray_address is not None) for _ in range(workers)]
-                ray.get([actor.load.remote() for actor in actors])
+                _wait_for(actors)
             yield Engines(actors)
         finally:
             ray.shutdown()
+
+
+def _wait_for(actors: list) -> None:
+    """Until all engines are loaded. Others may have taken their places in the cluster, so a long wait is explained."""
+    import ray
+
+    ready, loading = ray.wait([actor.load.remote() for actor in actors], num_returns=len(actors), timeout=LONG)
+    ray.get(ready)
+    if loading:
+        tqdm.write(f"{len(loading)} of {len(actors)} engines are not ready yet: they are loading the model, or waiting for a place in the cluster.",
+                   file=sys.stderr)
+        ray.get(loading)
 
 
 class Engines:

@@ -162,6 +162,7 @@ def test_a_lost_machine_s_engine_takes_the_place_of_one_that_is_done(run, cluste
     assert run("generate", "alone/a.png", tokens="alone.json")[0] == 0
     monkeypatch.setattr(generation, "write", lose_the_machine)
     code, _, err = run("generate", "spread/a.png", workers=3, ray_address=cluster.address, tokens="spread.json")
+    cluster.wait_for_nodes(timeout=100)  # until the loss is noticed: the tests that follow count on two cores
     assert code == 0, err
     assert sorted(written) == [f"a-{number:04}.png" for number in range(1, len(PROMPTS) + 1)]
     assert load("alone.json") == load("spread.json")
