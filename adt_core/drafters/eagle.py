@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import AdtError
 from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, read_json, resolve, same
-from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, rope_tables
+from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, product, rope_tables
 from ..models.graphs import graphed
 from ..models.layout import decoder_config, layer_entries, unpaired
 from ..models.target import Target
@@ -62,7 +62,8 @@ class EagleDrafter(nn.Module):
 
     def forward(self, ids: Tensor, features: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
         """ids [R, n], features [R, n, h] -> extrapolated features [R, n, h]."""
-        x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1) @ self.fc + self.fc_bias
+        x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
+        x = product(x, self.fc) + self.fc_bias
         cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
         return self.layer(x, cos, sin, step, cache.data[0])
 
