@@ -251,7 +251,7 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices: nearly all of a model's weights."""
 
 
-_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+_ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
