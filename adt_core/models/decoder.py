@@ -294,11 +294,11 @@ class Layer(nn.Module):
         config = self.config
         rows, n, _ = x.shape
         both = config.num_heads + config.num_kv_heads
-        qk, v = product(x, self.qkv, self.qkv_scale).view(rows, n, both + config.num_kv_heads, config.head_dim).split([both, config.num_kv_heads], 2)
+        qk, v = product(x, self.qkv, self.qkv_scale).view(rows, n, both + config.num_kv_heads, config.head_dim).split_with_sizes([both, config.num_kv_heads], 2)
         if self.qk_norm_weight is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
-        q, k = qk.split([config.num_heads, config.num_kv_heads], 1)
+        q, k = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
         keys, values = cache[0], cache[1]
         for store, new in ((keys, k), (values, v.transpose(1, 2))):
             if isinstance(step.slots, slice):

@@ -1,7 +1,6 @@
 """The acceptance map in ComfyUI's page: it follows a run, says what the trace says, and is there again after a reload."""
 
 import json
-import statistics
 import time
 
 import pytest
@@ -112,7 +111,7 @@ def test_tokens_appear_while_they_are_decoded(tab, workflow):
     assert 3 < len(tab.frames) <= 10 * span + 2
     firsts = [frame["first"] for _, frame in tab.frames]
     assert firsts[0] == 0 and firsts == sorted(set(firsts))
-    assert statistics.median(len(json.dumps(frame)) for _, frame in tab.frames) < 20_000, "a message after a pause holds more rounds"
+    assert sum(len(json.dumps(frame)) for _, frame in tab.frames) < 40 * 64 * 144, "each message tells what is new, in a few bytes a token"
 
 
 def test_the_final_map_is_the_traces(tab, comfy, workflow):
