@@ -63,7 +63,7 @@ class MergedProposer:
     def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
         self._window.begin(features, ids, step, z, position)
         self._network.begin(features, ids, step, z, position)
-        self._root = self._network.catch_up()  # [R, 1, h]: the feature that the network expects of the root
+        self._root = self._network.catch_up().to(features.dtype)  # [R, 1, h]: the feature that the network expects of the root
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
 
@@ -113,7 +113,7 @@ class MergedProposer:
         return expected
 
     def observe(self, verified: Verified) -> None:
-        drafted = torch.cat([self._root, self._network.read_tree(verified)], 1)
+        drafted = torch.cat([self._root, self._network.read_tree(verified).to(self._root.dtype)], 1)
         at, node = (self._rows.spread(values) for values in self._window.observe(verified))
         for table, features in ((self._read, verified.features), (self._drafted, drafted)):
             index = node[..., None].expand(-1, -1, features.shape[-1])
