@@ -18,8 +18,9 @@ from .shape import AdtTree, FixedShape
 class Lanes:
     """State of the images at work, by lane.
 
-    images: number of each lane's image. rows, cache: of the target, and read: its forward over them. noise: [B, T, V]; None at temperature 0. root: codes [B] of the last
-    decided tokens, which the target has not read yet, and positions: where they are in the raster. proposer: None where nothing is drafted.
+    images: number of each lane's image. rows, cache: of the target, and read: its forward over them. noise: [B, T, V]; None at temperature 0.
+    root: codes [B] of the last decided tokens, which the target has not read yet, and positions: where they are in the raster. proposer: None
+    where nothing is drafted.
     """
 
     images: list[int]

@@ -1,6 +1,6 @@
 """Images a minute when several are decoded together, plain and with drafts: what a shared read of the weights is worth on this device.
 
-    python -m benchmarks.batches [--sizes 1,2,4,8,16] [--prompts 16] [--repeats 3] [--threads 2] [--drafter bundled] [--method adt-tree]
+    python -m benchmarks.batches [--sizes 1,2,4,8,16] [--prompts 16] [--repeats 3] [--threads 2] [--drafter bundled] [--methods adt-tree,auto]
 
 Every cell decodes the same prompts, so many images at once; a place that becomes free goes to the next prompt. Cells take turns in an order drawn
 anew for each repeat. *Times one by one* compares with the first of the sizes.
@@ -43,12 +43,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--drafter", default="bundled")
-    parser.add_argument("--method", default="adt-tree")
+    parser.add_argument("--methods", default="adt-tree,auto")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     target = load_target("bundled", choose_device("auto"))
     drafter = load_drafter(args.drafter, target)
-    methods = {PLAIN: Drafting(method="autoregressive"), args.method: replace(drafter.default, method=args.method)}
+    methods = {method: replace(drafter.default, method=method) for method in (PLAIN, *args.methods.split(","))}
     prompts, sizes = captions(FIRST, args.prompts), [int(size) for size in args.sizes.split(",")]
     cells, rng = list(product(methods, sizes)), np.random.default_rng(0)
     seconds: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}

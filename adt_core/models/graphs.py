@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .decoder import Check, KVCache, Step
+from .decoder import KVCache, Step
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
