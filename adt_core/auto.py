@@ -13,7 +13,6 @@ image. N images lose at most about STAKE + N * ALLOWANCE of one image's time, an
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,6 +26,9 @@ from .trace import ImageRound
 MEASURED = (1, 9, 17, 33, 65)
 """Nodes of the forwards that are timed; what lies between is interpolated."""
 REPEATS = 3
+"""Readings, of which the least counts: noise only adds, and a captured forward comes into its own with the third."""
+DEAR = 3.0
+"""Plain steps. Above a size that takes longer none is timed, since it would be a waste in a batch of many images: costs go on rising as they did."""
 STAKE = 0.08
 """Plain decoding time, in images, that drafting may lose before it has gained any: enough for most slow starts, and with its overshoot below 3 % of eight."""
 ALLOWANCE = 0.01
@@ -68,13 +70,20 @@ def verify_costs(forward: Callable[[int], object], decoder: torch.nn.Module, row
     key = (rows, str(decoder.embedding.device), decoder.embedding.dtype)
     known = _measured.setdefault(decoder, {})
     if key not in known:
-        seconds = {n: statistics.median(_timed(forward, n) for _ in range(REPEATS)) for n in MEASURED}
-        known[key] = Costs(seconds[1], {n: max(1.0, seconds[n] / seconds[1]) for n in MEASURED})
+        plain = min(_timed(forward, 1) for _ in range(REPEATS))
+        steps = {1: 1.0}
+        for nodes in MEASURED[1:]:
+            last = max(steps)
+            if steps[last] > DEAR:
+                first = MEASURED[MEASURED.index(last) - 1]
+                steps[nodes] = steps[last] + (steps[last] - steps[first]) / (last - first) * (nodes - last)
+            else:
+                steps[nodes] = max(steps[last], min(_timed(forward, nodes) for _ in range(REPEATS)) / plain)
+        known[key] = Costs(plain, steps)
     return known[key]
 
 
 def _timed(forward: Callable[[int], object], nodes: int) -> float:
-    forward(nodes)
     started = time.perf_counter()
     forward(nodes)
     return time.perf_counter() - started

@@ -23,7 +23,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
 COLUMNS = 512
 """Cache columns are read in multiples of this: few graphs, little reading in vain, and a mask that fast attention kernels can align."""
-WORTH = 3
+WORTH = 2
 """A shape is captured when it comes up for this time: kernels are warm by then, and it will come again."""
 SWITCH = "ADT_TREE_EAGER"
 """Environment variable; "1" switches graphs off."""

@@ -262,10 +262,23 @@ def test_auto_may_leave_the_network_out_and_drafts_with_nothing_while_a_stake_is
     assert torch.equal(decoding.codes, plain.codes) and decoding.trace.report()["tau"] == 1
 
 
-def test_costs_are_timed_once_for_a_model_and_a_number_of_rows_and_interpolated(models):
-    decoder, calls = models[0].decoder, []
+def test_costs_are_timed_once_for_a_model_and_a_number_of_rows_and_interpolated(models, monkeypatch):
+    decoder, clock = models[0].decoder, [0.0]
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: clock[0])
+
+    def device(slope, warm_up=5.0):
+        def forward(nodes):
+            clock[0] += 1 + slope * (nodes - 1) + (warm_up if nodes not in calls else 0)
+            calls.append(nodes)
+        return forward
+
+    calls = []
     for _ in range(2):
-        found = auto.verify_costs(calls.append, decoder, rows=977)
-    assert len(calls) == 2 * auto.REPEATS * len(auto.MEASURED)
-    assert found.plain > 0 and set(found.steps) == set(auto.MEASURED) and all(steps >= 1 for steps in found.steps.values())
+        cheap = auto.verify_costs(device(0.03), decoder, rows=977)
+    assert calls == [nodes for nodes in auto.MEASURED for _ in range(auto.REPEATS)]
+    assert cheap.plain == pytest.approx(1.0) and cheap.steps == pytest.approx({n: 1 + 0.03 * (n - 1) for n in auto.MEASURED})
+    calls = []
+    dear = auto.verify_costs(device(0.5), decoder, rows=978)
+    assert set(calls) == {1, 9}, "what is far too dear is not even tried"
+    assert dear.steps == pytest.approx({n: 1 + 0.5 * (n - 1) for n in auto.MEASURED})
     assert costs(0.5).of(1) == 1.0 and costs(0.5).of(13) == pytest.approx(7.0) and costs(0.5).of(65) == pytest.approx(33.0)
