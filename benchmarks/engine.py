@@ -1,6 +1,6 @@
 """Where the time of a round goes: target forwards by nodes, drafter, head and sampling, and the rest, beside what the device could do.
 
-    python -m benchmarks.engine [--model bundled] [--drafter bundled] [--dtype float32] [--batch 1] [--prompts 8] [--threads 2]
+    python -m benchmarks.engine [--model bundled] [--drafter bundled] [--dtype float32] [--weights int8] [--batch 1] [--prompts 8] [--threads 2]
 
 First table: forwards in mid-image, all sizes in turn, medians with the middle half of the readings. *Share of the limit*: the time that reading the weights
 and multiplying with them would take at the memory bandwidth and the arithmetic rate that this device shows in two plain tests, by the time measured.
@@ -23,6 +23,7 @@ from torch import nn
 
 from adt_core import Decoding, Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.generation import choose_device
+from adt_core.models.decoder import product
 from adt_core.report import PLAIN
 
 from .harness import captions
@@ -50,7 +51,8 @@ def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     data = torch.ones(2**27, device=device)
     square = torch.randn(2048, 2048, device=device).to(dtype)
     bandwidth = 4 * len(data) / min(seconds_of(data.sum, device) for _ in range(8))
-    return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: square @ square, device) for _ in range(8))
+    with torch.inference_mode():  # as forwards run: what multiplies depends on it
+        return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: product(square, square), device) for _ in range(8))
 
 
 def forwards(target: Target, batch: int) -> dict[int, list[float]]:
@@ -136,26 +138,27 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--drafter", default="bundled")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--weights", choices=["int8", "fp8"])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device, dtype = choose_device("auto"), getattr(torch, args.dtype)
-    target = load_target(args.model, device, dtype)
+    target = load_target(args.model, device, dtype, weights=args.weights)
     network, window = load_drafter(args.drafter, target), load_drafter("jacobi", target)
     bandwidth, rate = limits(device, dtype)
     layers = sum(p.numel() for p in target.decoder.layers.parameters())
-    weights, stored = layers + target.decoder.head.numel(), target.decoder.embedding.element_size()
-    print(f"{device}, {args.threads} threads, {args.dtype}, batch {args.batch} with guidance, torch {torch.__version__}; {bandwidth / 1e9:.1f} GB/s read, "
-          f"{rate / 1e9:.0f} GFLOP/s multiplied, {weights * stored / 1e6:.1f} MB of weights\n")
+    stored = sum(p.numel() * p.element_size() for p in (*target.decoder.layers.parameters(), target.decoder.head))
+    print(f"{device}, {args.threads} threads, {args.weights or args.dtype}, batch {args.batch} with guidance, torch {torch.__version__}; "
+          f"{bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s multiplied, {stored / 1e6:.1f} MB of weights\n")
     print("| nodes | rows | ms (middle half) | plain steps | share of the limit |\n|---|---|---|---|---|")
     taken = forwards(target, args.batch)
     plain = statistics.median(taken[1])
     for nodes, seconds in taken.items():
         low, median, high = np.percentile(seconds, (25, 50, 75))
         operations = 2 * args.batch * nodes * (2 * layers + target.decoder.head.numel())  # guidance: two rows through the layers, one through the head
-        limit = max(weights * stored / bandwidth, operations / rate)
+        limit = max(stored / bandwidth, operations / rate)
         print(f"| {nodes} | {2 * args.batch * nodes} | {1000 * median:.2f} ({1000 * low:.2f} to {1000 * high:.2f}) | {median / plain:.2f} "
               f"| {limit / median:.0%} |")
     print("\n| method | ms a round | target | head | drafter | rest | nodes | tau | ms a token |\n|---|---|---|---|---|---|---|---|---|")
