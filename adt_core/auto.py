@@ -7,7 +7,8 @@ the best ratio of two sums is found by maximising their weighted difference). Pl
 
 Whether drafting pays at all shows only after a while: the first rows of a first image, where no window has learned anything, may lose what the
 rest brings back many times over. One account over all images bounds what finding out may cost: STAKE of an image once, ALLOWANCE of every later
-image. N images lose at most about STAKE + N * ALLOWANCE of one image's time, and the few rounds in which a slow drafter is recognised.
+image. N images lose at most about STAKE + N * ALLOWANCE of one image's time, and the few rounds in which a slow drafter is recognised. Pictures
+differ, and gains carry over the one that drafting is no good for: to finish it plainly after its first losses would also stop many that make up for them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ STAKE = 0.08
 """Plain decoding time, in images, that drafting may lose before it has gained any: enough for most slow starts, and with its overshoot below 3 % of eight."""
 ALLOWANCE = 0.01
 """What every image thereafter gives back of a lost stake; once it is whole, there is another try."""
-RICHES = 0.2
-"""Gains are remembered up to here, so that drafting is soon given up where it has ceased to pay."""
+RICHES = 1.0
+"""Gains are remembered up to here, in images: enough for a few pictures that lose a quarter each, and drafting is still given up where it has ceased to pay."""
 MODEST = 16
 """Drafts of a round at most while the account holds no gains."""
+CHAIN = 16
+"""Drafts of a chain."""
 OVERHEAD = 0.5
 """Plain steps that drafting takes, before any was seen."""
 LEARNING = 0.2
@@ -149,8 +152,9 @@ def experience(drafter: object, key: tuple, length: int, sources: int) -> Experi
 class CostAware:
     """One for all images of a batch, whose rounds cost what they cost together; prices and tokens are per image."""
 
-    def __init__(self, costs: Costs, experience: Experience, source: Source, images: int):
-        self._costs, self._known, self._source, self._images = costs, experience, source, images
+    def __init__(self, costs: Costs, experience: Experience, source: Source, images: int, width: int = AUTO_WIDTH):
+        """width: candidates of a slot that the source may try."""
+        self._costs, self._known, self._source, self._images, self._width = costs, experience, source, images, width
         self._level, self._drafts = 1, True
 
     @property
@@ -162,11 +166,16 @@ class CostAware:
         return self._costs.of(drafts + 1) + self._source.overhead_at(drafts)
 
     def choose(self, position: int) -> TreeShape:
-        """All sizes up to one above the last, and what each has to bring; no drafts any more in a decoding where they have not paid."""
+        """All sizes up to one above the last, and what each has to bring; no drafts any more in a decoding where they have not paid.
+
+        Of a chain it is not known beforehand what it will bring, so all are of one length.
+        """
         if not self._drafts:
             return TreeShape(0, 1)
+        if self._width == 1:
+            return TreeShape(CHAIN, 1)
         sizes = [size for size in SIZES[: self._level + 2] if size <= MODEST or self._known.balance > 0]
-        return TreeShape(spine(sizes[-1]), AUTO_WIDTH, tuple((n, self.pace * self._cost(n)) for n in sizes))
+        return TreeShape(spine(sizes[-1]), self._width, tuple((n, self.pace * self._cost(n)) for n in sizes))
 
     def update(self, share: ImageRound, seconds: float) -> None:
         """Learn from an image's share of a round that took ``seconds``."""

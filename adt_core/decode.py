@@ -237,7 +237,7 @@ class Decoding:
             return [make_policy(self.drafting, self.target.columns, self.sampling.seed, self._indices[image]) for image in lanes.images]
         if self._cost_aware is None:
             costs = verify_costs(lambda nodes: self._read_nodes(lanes, nodes), self.target.decoder, lanes.rows.count)
-            self._cost_aware = CostAware(costs, self._known, self._source, len(lanes))
+            self._cost_aware = CostAware(costs, self._known, self._source, len(lanes), self._drafter.width)
         return [self._cost_aware] * len(lanes)
 
     def _read_nodes(self, lanes: Lanes, nodes: int) -> None:

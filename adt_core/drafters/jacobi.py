@@ -20,21 +20,24 @@ from ..errors import AdtError
 from ..models.decoder import Rows, Step
 from ..models.target import Target
 from ..sampling import Sampling
-from ..shape import Drafting, TreeShape, spine
+from ..shape import AUTO_WIDTH, Drafting, TreeShape, spine
 from ..tree import DraftTree, chain
 from . import Verified
 from .window import NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
 
 
 class JacobiDrafter:
-    """Needs no weights: the target's own forwards are the drafter."""
+    """Needs no weights: the target's own forwards are the drafter. width: what ``auto`` may try at a slot; 1 makes chains, which take less to build."""
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
     default = Drafting(method="eagle2", depth=16, width=3, nodes=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_min=2, width_max=4)
 
+    def __init__(self, width: int = AUTO_WIDTH):
+        self.width = width
+
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> JacobiProposer:
         self.check(drafting)
-        return JacobiProposer(target, images, drafting, noise)
+        return JacobiProposer(target, images, drafting, noise, self.width if drafting.method == "auto" else drafting.largest.width)
 
     def check(self, drafting: Drafting) -> None:
         """AdtError for a method that the window can't draft."""
@@ -57,11 +60,12 @@ class JacobiProposer:
     forwards = 0
     _BY_IMAGE = ("_codes", "_candidates", "_scores", "_distance", "_above")
 
-    def __init__(self, target: Target, images: int, drafting: Drafting, noise: Tensor | None, least_candidates: int = 1):
+    def __init__(self, target: Target, images: int, drafting: Drafting, noise: Tensor | None, width: int):
+        """width: candidates that are kept for a slot."""
         self._noise, self._columns = noise, target.columns
         self._coupled, self._most = drafting.proposal == "coupled", drafting.budget
         self.length = target.length
-        self.width = min(max(drafting.largest.width, least_candidates), target.num_codes)
+        self.width = min(width, target.num_codes)
         device = target.decoder.embedding.device
         self._codes = torch.zeros(images, self.length + 1, dtype=torch.long, device=device)
         self._candidates = self._codes[..., None].repeat(1, 1, self.width)

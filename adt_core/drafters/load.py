@@ -38,9 +38,13 @@ def load_drafter(path: str | Path, target: Target, check: Check | None = None, d
 
 
 def for_method(drafter: Drafter, drafting: Drafting) -> tuple[Drafter, ...]:
-    """What the method may draft with. ``auto`` gives a network a window, and may find the window alone to be faster."""
+    """What the method may draft with. ``auto`` gives a network a window, and may find the window alone to be faster, with branches or without.
+
+    The chain, which is tried first, has the least to lose on an unknown device.
+    """
     if drafting.method != "auto":
         return (drafter,)
     if isinstance(drafter, EagleDrafter):
         drafter = MergedDrafter(drafter)
-    return (drafter, JacobiDrafter()) if isinstance(drafter, MergedDrafter) else (drafter,)
+    windows = JacobiDrafter(width=1), JacobiDrafter()
+    return (windows[0], drafter, windows[1]) if isinstance(drafter, MergedDrafter) else windows

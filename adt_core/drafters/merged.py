@@ -15,7 +15,7 @@ from torch import Tensor
 from ..models.decoder import Rows, Step
 from ..models.target import Target
 from ..sampling import Sampling
-from ..shape import Drafting, TreeShape
+from ..shape import AUTO_WIDTH, Drafting, TreeShape
 from ..tree import DraftTree
 from . import Verified
 from .eagle import EagleDrafter, EagleProposer
@@ -31,14 +31,14 @@ CORRECTION = 0.5
 class MergedDrafter:
     """A network and the window."""
 
-    default = JacobiDrafter.default
+    default, width = JacobiDrafter.default, AUTO_WIDTH
 
     def __init__(self, network: EagleDrafter):
         self.network = network
 
     def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> MergedProposer:
         JacobiDrafter().check(drafting)
-        return MergedProposer(JacobiProposer(target, images, drafting, noise, CANDIDATES),
+        return MergedProposer(JacobiProposer(target, images, drafting, noise, max(drafting.largest.width, CANDIDATES)),
                               self.network.proposer(target, rows, images, sampling, drafting, noise), rows)
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:

@@ -75,7 +75,7 @@ def test_branches_are_single_deviations_in_order_of_their_probability():
 
 
 def test_a_change_is_found_on_the_path_and_nowhere_else(target):
-    proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=2, nodes=5), None)
+    proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=2, nodes=5), None, 2)
     proposer._codes[0, 5:9] = torch.tensor([7, 1, 2, 3])  # root at position 5, then what is now known or guessed
     parents = torch.tensor([[0, 0, 1, 2, 1, 4]])
     tree = DraftTree(torch.tensor([[7, 1, 9, 3, 2, 3]]), parents, torch.tensor([[0, 1, 2, 3, 2, 3]]), torch.zeros_like(parents),
