@@ -28,7 +28,7 @@ MEASURED = (1, 9, 17, 33, 65)
 """Nodes of the forwards that are timed; what lies between is interpolated."""
 REPEATS = 3
 """Readings, of which the least counts: noise only adds, and a captured forward comes into its own with the third."""
-DEAR = 3.0
+DEAR = 2.0
 """Plain steps. Above a size that takes longer none is timed, since it would be a waste in a batch of many images: costs go on rising as they did."""
 STAKE = 0.08
 """Plain decoding time, in images, that drafting may lose before it has gained any: enough for most slow starts, and with its overshoot below 3 % of eight."""
@@ -36,6 +36,8 @@ ALLOWANCE = 0.01
 """What every image thereafter gives back of a lost stake; once it is whole, there is another try."""
 RICHES = 1.0
 """Gains are remembered up to here, in images: enough for a few pictures that lose a quarter each, and drafting is still given up where it has ceased to pay."""
+FEW = 3
+"""Images drawn together that may lose a whole STAKE; of more, the share that keeps eight of them below 3 %, too."""
 MODEST = 16
 """Drafts of a round at most while the account holds no gains."""
 CHAIN = 16
@@ -120,9 +122,13 @@ class Source:
 
 
 class Experience:
-    """What outlives an image: the account, in plain steps, and the sources. length: tokens of an image. sources: how many there are to choose from."""
+    """What outlives an image: the account, in plain steps, and the sources.
 
-    def __init__(self, length: int, sources: int = 1) -> None:
+    length: tokens of an image. sources: how many there are to choose from. together: images that are drawn at the same time, whose rounds are one.
+    """
+
+    def __init__(self, length: int, sources: int = 1, together: int = 1) -> None:
+        self._stake = STAKE * length * min(1.0, FEW / together)
         self.length, self.sources = length, [Source() for _ in range(sources)]
         self.balance, self.given_up = 0.0, False
 
@@ -140,13 +146,13 @@ class Experience:
     def earned(self, gain: float) -> bool:
         """A round with drafts brought so many tokens more than it took plain steps. Should the image go on with drafts?"""
         self.balance = min(self.balance + gain, RICHES * self.length)
-        self.given_up |= self.balance < -STAKE * self.length
+        self.given_up |= self.balance < -self._stake
         return not self.given_up
 
 
-def experience(drafter: object, key: tuple, length: int, sources: int) -> Experience:
+def experience(drafter: object, key: tuple, length: int, sources: int, together: int) -> Experience:
     """That of a drafter under settings ``key``."""
-    return _experience.setdefault(drafter, {}).setdefault((*key, length), Experience(length, sources))
+    return _experience.setdefault(drafter, {}).setdefault((*key, length, together), Experience(length, sources, together))
 
 
 class CostAware:

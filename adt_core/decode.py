@@ -226,8 +226,8 @@ class Decoding:
         if self.drafting.method != "auto":
             return self._drafters[0] if self._drafters else None
         groups = len(self._prompts) // self.images
-        key = groups * self.at_once, replace(self.sampling, seed=0), self.lantern, self.start
-        self._known = experience(self._given, key, self.length - self.start, len(self._drafters))
+        key = groups, replace(self.sampling, seed=0), self.lantern, self.start
+        self._known = experience(self._given, key, self.length - self.start, len(self._drafters), self.at_once)
         self._source = self._known.begin()
         return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
 

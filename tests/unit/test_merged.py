@@ -220,6 +220,15 @@ def test_hopeless_drafting_costs_less_than_three_percent_of_a_set(sources, slope
     assert took[0] > 256 and took[1] == 256  # the first image paid, the next is decoded plainly
 
 
+@pytest.mark.parametrize("together", [2, 8, 16])
+def test_images_that_are_drawn_together_lose_no_more(together):
+    """``decode_images`` counts what they take together as one."""
+    known = auto.Experience(256, together=together)
+    sets = max(1, 8 // together)
+    took = [steps for steps, _ in decode_images(known, costs(0.05), sets, lambda *_: 0, batch=together)]
+    assert 256 * sets < sum(took) <= 1.03 * 256 * sets + 2
+
+
 def test_a_bad_first_row_and_slow_first_rounds_are_survived():
     """A fresh process: nothing is accepted in the first row, and the first rounds take five times their time; the rest of every image pays."""
     known = auto.Experience(256)
