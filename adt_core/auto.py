@@ -132,10 +132,10 @@ class Experience:
         self.length, self.sources = length, [Source() for _ in range(sources)]
         self.balance, self.given_up = 0.0, False
 
-    def begin(self) -> Source | None:
-        """The source of the next image's drafts; None while what was lost is not made up for."""
+    def begin(self, images: float = 1) -> Source | None:
+        """The source of the next images' drafts; None while what was lost is not made up for. images: how many are drawn one after another."""
         if self.given_up:
-            self.balance += ALLOWANCE * self.length
+            self.balance += ALLOWANCE * self.length * images
             self.given_up = self.balance < 0
         if self.given_up:
             return None

@@ -17,7 +17,7 @@ from .errors import AdtError
 from .lanes import Lanes
 from .lantern import Lantern, relaxed_agreement
 from .models.decoder import KVCache, Rows, Step, rope_tables
-from .models.graphs import graphed
+from .models.graphs import graphed, wanted
 from .models.target import Prompt, Target, with_grammar
 from .sampling import NOISE_VERSION, Sampling, noise_table, process_logits
 from .shape import AdtTree, Drafting, FixedShape, TreeShape, make_policy
@@ -122,6 +122,8 @@ class Decoding:
         tokens = max(self._first_slot + self.start, self.drafting.most_drafts + 1)
         activations = 4 * rows * tokens * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
         widened = 4 * decoder.head.numel() * (itemsize < 4) + 6 * decoder.layers[0].gate_up.numel() * (decoder.weights is not None)
+        if wanted(decoder.embedding.device):
+            activations, widened = 2 * activations, 2 * widened  # those of graphs are their own
         pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
         return caches + noise + activations + widened + self.target.codec.working_bytes(pixels)
 
@@ -225,10 +227,10 @@ class Decoding:
         """What drafts in this batch; None for nothing. ``auto`` asks experience."""
         if self.drafting.method != "auto":
             return self._drafters[0] if self._drafters else None
-        groups = len(self._prompts) // self.images
-        key = groups, replace(self.sampling, seed=0), self.lantern, self.start
+        groups, embedding = len(self._prompts) // self.images, self.target.decoder.embedding
+        key = groups, replace(self.sampling, seed=0), self.drafting.proposal, self.lantern, self.start, embedding.device, embedding.dtype
         self._known = experience(self._given, key, self.length - self.start, len(self._drafters), self.at_once)
-        self._source = self._known.begin()
+        self._source = self._known.begin(self.images / self.at_once)
         return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
 
     def _policies_of(self, lanes: Lanes) -> list[FixedShape | AdtTree | CostAware]:
@@ -244,7 +246,8 @@ class Decoding:
         """A target forward over so many nodes in mid-image, for its time."""
         codes = torch.zeros(len(lanes), nodes, dtype=torch.long, device=lanes.rows.device)
         middle = self._first_slot + max(self.length // 2, self.start)  # behind everything that the cache holds already
-        features = self._forward(codes, lanes.rows.causal_step([middle] * len(lanes), nodes), lanes)
+        codes = codes[:, : self.target.decoder.config.max_positions - middle]
+        features = self._forward(codes, lanes.rows.causal_step([middle] * len(lanes), codes.shape[1]), lanes)
         self._logits(features, None, lanes).argmax(-1).tolist()
 
     def _forward(self, codes: Tensor, step: Step, lanes: Lanes) -> Tensor:

@@ -13,6 +13,7 @@ import os
 import platform
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cached_property
@@ -76,12 +77,14 @@ def _wait_for(actors: list) -> None:
     """Until all engines are loaded. Others may have taken their places in the cluster, so a long wait is explained."""
     import ray
 
-    ready, loading = ray.wait([actor.load.remote() for actor in actors], num_returns=len(actors), timeout=LONG)
-    ray.get(ready)
-    if loading:
-        tqdm.write(f"{len(loading)} of {len(actors)} engines are not ready yet: they are loading the model, or waiting for a place in the cluster.",
-                   file=sys.stderr)
-        ray.get(loading)
+    loading, started, told = [actor.load.remote() for actor in actors], time.monotonic(), False
+    while loading:
+        ready, loading = ray.wait(loading, timeout=1.0)
+        ray.get(ready)  # an error, as soon as there is one
+        if loading and not told and time.monotonic() - started > LONG:
+            tqdm.write(f"{len(loading)} of {len(actors)} engines are not ready yet: they are loading the model, or waiting for a place in the cluster.",
+                       file=sys.stderr)
+            told = True
 
 
 class Engines:

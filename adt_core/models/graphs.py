@@ -3,7 +3,9 @@
 A forward of a 7B model launches some 600 kernels, and Python takes longer to launch many of them than the GPU takes to run them. A captured graph is
 launched at once. It needs no Triton, but fixed shapes and fixed memory: tokens are stretched to the next of a few sizes, cache columns to a multiple of
 COLUMNS, and what a forward reads is copied to where its graph expects it. Each graph is compared with the eager forward as it is captured; if one differs,
-or the driver refuses, everything goes on eagerly and says so once.
+or the driver refuses, everything goes on eagerly for the rest of the process and says so once.
+
+No GPU has seen this yet, so it is only done where it is asked for.
 """
 
 from __future__ import annotations
@@ -25,24 +27,38 @@ COLUMNS = 512
 """Cache columns are read in multiples of this: few graphs, little reading in vain, and a mask that fast attention kernels can align."""
 WORTH = 2
 """A shape is captured when it comes up for this time: kernels are warm by then, and it will come again."""
-SWITCH = "ADT_TREE_EAGER"
-"""Environment variable; "1" switches graphs off."""
+SWITCH = "ADT_TREE_GRAPHS"
+"""Environment variable; "1" switches graphs on."""
 
 Recorder = Callable[[Callable[[], Tensor], object], tuple[Callable[[], object], Tensor]]
 
 
-def record(run: Callable[[], Tensor], pool: object) -> tuple[Callable[[], object], Tensor]:
-    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor in which their result then is."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        result = run()
+_refused: list[str] = []  # why graphs were given up in this process
+
+
+def record(run: Callable[[], Tensor], pool: object, device: torch.device) -> tuple[Callable[[], object], Tensor]:
+    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor in which their result then is.
+
+    Other threads may use the device meanwhile. A capture that fails can leave its stream behind as the current one, so that is set back.
+    """
+    with torch.cuda.device(device):
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = run()
+        finally:
+            torch.cuda.set_stream(stream)
     return graph.replay, result
+
+
+def wanted(device: torch.device) -> bool:
+    """Are forwards on this device captured? Not with an allocator of CUDA's own, which knows no private pools."""
+    return device.type == "cuda" and os.environ.get(SWITCH) == "1" and not _refused and torch.cuda.get_allocator_backend() == "native"
 
 
 def graphed(network: nn.Module, device: torch.device) -> nn.Module | Graphed:
     """A decoder or drafter as it is to be called on this device."""
-    wanted = device.type == "cuda" and os.environ.get(SWITCH) != "1"
-    return Graphed(network, record, torch.cuda.graph_pool_handle()) if wanted else network
+    return Graphed(network, partial(record, device=device), torch.cuda.graph_pool_handle()) if wanted(device) else network
 
 
 def stretched(step: Step, count: int, end: int, spare: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,14 +89,13 @@ class Graphed:
         self.network, self._recorder, self._pool = network, recorder, pool
         self._graphs: dict[tuple, _Graph] = {}
         self._met: Counter[tuple] = Counter()
-        self._eager = False
 
     def __call__(self, *arguments) -> Tensor:
         """tokens [R, n, ...] (ids; for a drafter features too), then step, cache, rotary tables, and what else the network takes."""
         at = next(i for i, argument in enumerate(arguments) if isinstance(argument, Step))
         tokens, (step, cache, rope, *rest) = arguments[:at], arguments[at:]
         n, slots = tokens[0].shape[1], cache.data.shape[4]
-        if self._eager or n > SIZES[-1] or any(isinstance(extra, Tensor) for extra in rest):
+        if _refused or n > SIZES[-1] or any(isinstance(extra, Tensor) for extra in rest):
             return self.network(*arguments)
         for check in rest:
             if check is not None:
@@ -102,11 +117,13 @@ class Graphed:
         try:
             eager = _forward(self.network, inputs, cache, rope)
             graph = _Graph(self.network, inputs, cache, rope, self._recorder, self._pool)
+            graph.forget()
             if not torch.allclose(graph(inputs), eager, rtol=1e-3, atol=1e-3 * float(eager.abs().max())):
                 raise RuntimeError("its result is not that of the eager forward")
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
-            self._eager, self._graphs = True, {}
-            logging.getLogger(__name__).warning("No CUDA graphs, which costs speed but changes nothing else: %s.", str(error).split("\n")[0].rstrip("."))
+            _refused.append(str(error).split("\n")[0].rstrip("."))
+            self._graphs.clear()
+            logging.getLogger(__name__).warning("No CUDA graphs, which costs speed but changes nothing else: %s.", _refused[0])
             return False
         self._graphs[key] = graph
         return True
@@ -122,6 +139,10 @@ class _Graph:
     def __init__(self, network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor], recorder: Recorder, pool: object):
         self._inputs = [values.clone() for values in inputs]
         self._replay, self._result = recorder(partial(_forward, network, self._inputs, cache, rope), pool)
+
+    def forget(self) -> None:
+        """Spoil the result: only a replay brings it back."""
+        self._result.fill_(torch.nan)
 
     def __call__(self, inputs: list[Tensor]) -> Tensor:
         """The result, until the next call of any graph of the same pool."""

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Sampling
+from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.tree import CandidatePool
+from tests.tiny import write_tiny_checkpoint
 
 METHODS = [dict(method="eagle2", depth=3, width=3, nodes=9), dict(method="eagle2", depth=5, width=1, nodes=5),
            dict(method="eagle2", depth=2, width=40, nodes=60), dict(method="adt-tree"), dict(method="adt-tree", init="vertical", wrap="reset"),
@@ -240,3 +241,9 @@ def test_callers_are_not_left_in_inference_mode(models):
     target, _ = models
     for _ in Decoding(target, [target.encode_prompt("x")], drafting=Drafting(method="autoregressive")):
         assert not torch.is_inference_mode_enabled()
+
+
+def test_auto_times_no_more_positions_than_the_model_has(tmp_path):
+    target = load_target(write_tiny_checkpoint(tmp_path, max_positions=40), dtype=torch.float64)
+    expected = run(target, ("a cat",))
+    assert run(target, ("a cat",), drafter=load_drafter("jacobi", target), drafting=Drafting(method="auto")).codes.equal(expected.codes)

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from adt_core import benchmark, cli, distributed, generation
@@ -23,11 +24,14 @@ def ray():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a list of prompts; workers find the project from there."""
+    """An empty folder to work in, with a list of prompts; workers find the project from there. They have a thread each, and pixels are rounded as threads add."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     Path("list.txt").write_text("\n".join(PROMPTS))
-    return tmp_path
+    yield tmp_path
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

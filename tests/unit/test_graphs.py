@@ -38,13 +38,25 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return load_target(write_tiny_checkpoint(tmp_path_factory.mktemp("target"), max_positions=300), dtype=torch.float64)
+def folders(tmp_path_factory):
+    """Of a target and its drafter."""
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), max_positions=300)
+    return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
 
 
 @pytest.fixture(scope="module")
-def drafters(target, tmp_path_factory):
-    return sources(load_drafter(write_drafter(tmp_path_factory.mktemp("drafter"), target), target))
+def target(folders):
+    return load_target(folders[0], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def drafters(folders, target):
+    return sources(load_drafter(folders[1], target))
+
+
+@pytest.fixture(autouse=True)
+def nothing_refused(monkeypatch):
+    monkeypatch.setattr(graphs, "_refused", [])
 
 
 @pytest.fixture
@@ -103,6 +115,14 @@ def test_a_wrong_capture_is_noticed_and_given_up(target, monkeypatch, caplog):
         "No CUDA graphs, which costs speed but changes nothing else: its result is not that of the eager forward."]
 
 
+def test_a_capture_that_captured_nothing_is_noticed(target, monkeypatch, caplog):
+    """As when kernels are launched on another device: the result is right once, and never changes again."""
+    monkeypatch.setattr("adt_core.decode.graphed", lambda network, device: Graphed(network, lambda forward, pool: (lambda: None, forward())))
+    decoding = run(target)
+    monkeypatch.undo()
+    assert decoding.codes.equal(run(target).codes) and "not that of the eager forward" in caplog.text
+
+
 def test_a_refusing_driver_is_no_error(target, monkeypatch, caplog):
     def refuse(forward, pool):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
@@ -151,9 +171,9 @@ def test_a_cancelled_run_is_cancelled_between_replays(target):
 
 
 def test_long_forwards_and_other_devices_stay_eager(target, monkeypatch):
-    assert graphed(target.decoder, CPU) is target.decoder
+    assert graphed(target.decoder, torch.device("cuda")) is target.decoder, "nobody has asked for them"
     monkeypatch.setenv(graphs.SWITCH, "1")
-    assert graphed(target.decoder, torch.device("cuda")) is target.decoder
+    assert graphed(target.decoder, CPU) is target.decoder
     calls = []
     read = Graphed(lambda *arguments: calls.append(arguments), None)
     step = Step(torch.zeros(1, SIZES[-1] + 1), slice(0, 1), torch.zeros(1, 1, 1, 1))
@@ -163,14 +183,13 @@ def test_long_forwards_and_other_devices_stay_eager(target, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", METHODS)
-def test_real_graphs(target, drafters, name):
+def test_real_graphs(folders, name, monkeypatch, caplog):
     """On a GPU: captured, and the same image as eagerly. float64, so that no near tie tells them apart."""
     source, options = METHODS[name]
+    target = load_target(folders[0], "cuda", torch.float64)
+    drafters, captured = sources(load_drafter(folders[1], target)), []
     expected = run(target).codes
-    target.decoder.to("cuda")
-    try:
-        captured = graphed(target.decoder, torch.device("cuda"))
-        assert isinstance(captured, Graphed)
-        assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
-    finally:
-        target.decoder.to("cpu")
+    monkeypatch.setenv(graphs.SWITCH, "1")
+    monkeypatch.setattr(graphs, "record", lambda *arguments, real=graphs.record, **named: captured.append(1) or real(*arguments, **named))
+    assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
+    assert captured and not caplog.records
