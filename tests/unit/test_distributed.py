@@ -24,7 +24,7 @@ def ray():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a list of prompts; workers find the project from there. They have a thread each, and pixels are rounded as threads add."""
+    """An empty folder to work in, with a list of prompts; workers find the project from there. They have a thread each, as threads tell on pixels."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
