@@ -159,9 +159,9 @@ class CostAware:
     """One for all images of a batch, whose rounds cost what they cost together; prices and tokens are per image."""
 
     def __init__(self, costs: Costs, experience: Experience, source: Source, images: int, width: int = AUTO_WIDTH):
-        """width: candidates of a slot that the source may try."""
+        """width: candidates of a slot that the source may try. ``drafts``: False once they have not paid, for the rest of a decoding."""
         self._costs, self._known, self._source, self._images, self._width = costs, experience, source, images, width
-        self._level, self._drafts = 1, True
+        self._level, self.drafts = 1, True
 
     @property
     def pace(self) -> float:
@@ -172,12 +172,10 @@ class CostAware:
         return self._costs.of(drafts + 1) + self._source.overhead_at(drafts)
 
     def choose(self, position: int) -> TreeShape:
-        """All sizes up to one above the last, and what each has to bring; no drafts any more in a decoding where they have not paid.
+        """All sizes up to one above the last, and what each has to bring.
 
         Of a chain it is not known beforehand what it will bring, so all are of one length.
         """
-        if not self._drafts:
-            return TreeShape(0, 1)
         if self._width == 1:
             return TreeShape(CHAIN, 1)
         sizes = [size for size in SIZES[: self._level + 2] if size <= MODEST or self._known.balance > 0]
@@ -191,5 +189,5 @@ class CostAware:
             source.saw_overhead(size, seconds / self._costs.plain - self._costs.of(size + 1))
             cost = self._cost(size)
             self._level = SIZES.index(size)
-            self._drafts &= self._known.earned((share.accepted + 1 - cost) / self._images)
+            self.drafts &= self._known.earned((share.accepted + 1 - cost) / self._images)
         source.tokens, source.cost = source.tokens + share.accepted + 1, source.cost + cost

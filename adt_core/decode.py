@@ -292,6 +292,8 @@ class Decoding:
             lanes.positions[lane] += share.accepted + 1
             self._substituted[share.image] += share.substituted
         forwards = (lanes.proposer.forwards if lanes.proposer else 0) - forwards_before
+        if self._cost_aware is not None and not self._cost_aware.drafts:
+            self._drafter = self._cost_aware = lanes.proposer = None  # what nobody drafts with need not be kept up to date
         return Round(index, seconds, drafted - started, forwards, tuple(shares))
 
     def _shape(self, lane: int) -> TreeShape:

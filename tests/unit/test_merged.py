@@ -175,7 +175,7 @@ def decode_images(known, device, images, accepts, overhead=0.5, batch=1, slow=0)
         source, position, steps = known.begin(), 0, 0.0
         p = source and auto.CostAware(device, known, source, batch)
         while position < known.length:
-            shape = p.choose(position) if p else TreeShape(0, 1)
+            shape = p.choose(position) if p and p.drafts else TreeShape(0, 1)
             nodes = min(dict(shape.menu), default=0)
             accepted = min(nodes, accepts(known.sources.index(source), position)) if nodes else 0
             round = device.of(nodes + 1) + overhead if nodes else 1.0
