@@ -252,7 +252,8 @@ class Decoding:
 
     def _forward(self, codes: Tensor, step: Step, lanes: Lanes) -> Tensor:
         """Codes [B, n] through the target: features [R, n, h]."""
-        return lanes.read(lanes.rows.spread(self.target.decoder.image_ids[codes]), step, lanes.cache, self._rope, self._check)
+        ids = lanes.rows.spread(self.target.decoder.image_ids[codes])
+        return lanes.read(ids, step=step, cache=lanes.cache, rope=self._rope, check=self._check)
 
     def _logits(self, features: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
         """Features [R, n, h] -> processed logits z of the tokens, [B, n, V]; depths [B, n] below the root, None for the root alone."""

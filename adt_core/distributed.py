@@ -1,8 +1,7 @@
 """Several engines on Ray, for more than one GPU or machine: ``--workers`` and ``--ray-address`` of ``generate`` and ``benchmark``.
 
 An engine is anything that takes the number of a prompt, or of a few that it draws in one go, and returns what came of it. Each
-lives in a process of its own, on this machine or another, with a
-GPU to itself where there are any. Ray places the engines, hands out the prompts, starts an engine anew that was lost, and gives it the prompt that it was at.
+lives in a process of its own, on this machine or another, with a GPU to itself where there are any. Ray places the engines, hands out the prompts, starts an engine anew that was lost, and gives it the prompt that it was at.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OBJECT_STORE = 128 * 2**20
 """Bytes. It holds one result per engine until it is fetched; Ray's own choice, a third of the memory, is more than /dev/shm has in many a container."""
 PATIENCE = 5.0
 """Seconds in which a cluster has to answer."""
-
 LONG = 30.0
 """Seconds after which a wait for engines is explained."""
 

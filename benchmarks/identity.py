@@ -15,20 +15,17 @@ import torch
 from torch import Tensor
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.benchmark import NETWORK, sources
-from adt_core.drafters.load import JACOBI, WITH_WINDOW
+from adt_core.benchmark import PRESETS, sources
 from adt_core.generation import choose_device
 from adt_core.lanes import Lanes
 from adt_core.models.decoder import Step
 from adt_core.models.graphs import repeat_first, stretched
+from adt_core.report import PLAIN
 
 from .harness import captions
 
 FIRST = 4200  # held-out caption of this benchmark
-PLAIN = Drafting(method="autoregressive")
-WINDOW, BOTH = JACOBI, NETWORK + WITH_WINDOW
-SPINE = Drafting(method="eagle2", depth=16, width=3, nodes=24)
-METHODS = {"ADT-Tree": (NETWORK, Drafting()), "Jacobi window": (WINDOW, SPINE), "both": (BOTH, SPINE)}
+METHODS = ("adt-tree", "jacobi", "merged")
 
 
 class OneShape(Decoding):
@@ -69,9 +66,9 @@ def main() -> None:
         drafters = sources(load_drafter(args.drafter, target))
         prompts = [target.encode_prompt(caption) for caption in captions(FIRST, args.prompts)]
         for said, kind in (("as they come", Decoding), ("one shape", OneShape)):
-            plain = drawn(kind, target, prompts, args.seed, PLAIN)
-            for name, (source, drafting) in METHODS.items():
-                same = drawn(kind, target, prompts, args.seed, drafting, drafters[source]) == plain
+            plain = drawn(kind, target, prompts, args.seed, PRESETS[PLAIN].drafting)
+            for name in METHODS:
+                same = drawn(kind, target, prompts, args.seed, PRESETS[name].drafting, drafters[PRESETS[name].source]) == plain
                 agreed = int(same.cumprod(1).sum())
                 different = len(same) - int(same.all(1).sum())
                 once = f"{agreed / different:,.0f}" if different else f"never, in {agreed:,}"

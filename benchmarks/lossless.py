@@ -69,12 +69,13 @@ def settings() -> list[Setting]:
 class Watched(Decoding):
     """Records, for every position, the gap between the two best perturbed logits of the plain run."""
 
-    gaps: dict[tuple[int, int], float]
+    def _begin(self) -> None:
+        super()._begin()
+        self.gaps: dict[tuple[int, int], float] = {}
 
     def _perturbed(self, z: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
         perturbed = super()._perturbed(z, depths, lanes)
         if depths is None:
-            self.gaps = getattr(self, "gaps", {})
             for image, position, (best, second) in zip(lanes.images, lanes.positions, perturbed[:, 0].topk(2, -1).values.tolist()):
                 self.gaps[image, position + 1] = best - second
         return perturbed

@@ -205,7 +205,7 @@ class EagleProposer:
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
-        return self._read(ids, features, step, self._cache, self._rope)
+        return self._read(ids, features, step=step, cache=self._cache, rope=self._rope)
 
     def children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, m or 1, V].

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .decoder import KVCache, Step
+from .decoder import Check, KVCache, Step
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
@@ -90,26 +90,23 @@ class Graphed:
         self._graphs: dict[tuple, _Graph] = {}
         self._met: Counter[tuple] = Counter()
 
-    def __call__(self, *arguments) -> Tensor:
-        """tokens [R, n, ...] (ids; for a drafter features too), then step, cache, rotary tables, and what else the network takes."""
-        at = next(i for i, argument in enumerate(arguments) if isinstance(argument, Step))
-        tokens, (step, cache, rope, *rest) = arguments[:at], arguments[at:]
+    def __call__(self, *tokens: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None) -> Tensor:
+        """tokens: what the network reads of them, [R, n, ...] each: ids, and for a drafter features."""
+        if check is not None:
+            check()
+        eager = partial(self.network, *tokens, step=step, cache=cache, rope=rope)
         n, slots = tokens[0].shape[1], cache.data.shape[4]
-        if _refused or n > SIZES[-1] or any(isinstance(extra, Tensor) for extra in rest):
-            return self.network(*arguments)
-        for check in rest:
-            if check is not None:
-                check()
+        if _refused or n > SIZES[-1]:
+            return eager()
         count, end = next(size for size in SIZES if size >= n), min(-(-step.end // COLUMNS) * COLUMNS, slots)
         weights = next(self.network.parameters())
         key = (count, end, len(tokens[0]), cache.data.data_ptr(), weights.data_ptr())
-        if key not in self._graphs:
-            self._met[key] += 1
-            if self._met[key] < WORTH:
-                return self.network(*tokens, step, cache, rope)
+        self._met[key] += 1
+        if self._met[key] < WORTH:
+            return eager()
         inputs = [*(repeat_first(values, count) for values in tokens), *stretched(step, count, end, slots - 1)]
         if key not in self._graphs and not self._capture(key, inputs, cache, rope):
-            return self.network(*tokens, step, cache, rope)
+            return eager()
         return self._graphs[key](inputs)[:, :n].clone()  # the next replay writes over it
 
     def _capture(self, key: tuple, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor]) -> bool:
@@ -130,7 +127,7 @@ class Graphed:
 
 
 def _forward(network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
-    return network(*inputs[:-3], Step(*inputs[-3:]), cache, rope)
+    return network(*inputs[:-3], step=Step(*inputs[-3:]), cache=cache, rope=rope)
 
 
 class _Graph:

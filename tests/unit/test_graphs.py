@@ -138,7 +138,7 @@ def forward_of(decoder, recorder, prompt, check=None):
     rows, read = Rows([list(prompt)], 60, decoder.embedding), Graphed(decoder, recorder)
     cache, rope = KVCache(decoder.config, 1, 60, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
-    return lambda: read(decoder.image_ids[:1][None], rows.causal_step([rows.length], 1), cache, rope, check)
+    return lambda: read(decoder.image_ids[:1][None], step=rows.causal_step([rows.length], 1), cache=cache, rope=rope, check=check)
 
 
 def test_weights_that_have_moved_are_captured_anew(target):
@@ -175,9 +175,9 @@ def test_long_forwards_and_other_devices_stay_eager(target, monkeypatch):
     monkeypatch.setenv(graphs.SWITCH, "1")
     assert graphed(target.decoder, CPU) is target.decoder
     calls = []
-    read = Graphed(lambda *arguments: calls.append(arguments), None)
+    read = Graphed(lambda *tokens, **others: calls.append(tokens), None)
     step = Step(torch.zeros(1, SIZES[-1] + 1), slice(0, 1), torch.zeros(1, 1, 1, 1))
-    read(torch.zeros(1, SIZES[-1] + 1), step, KVCache(target.decoder.config, 1, 4, target.decoder.embedding), None)
+    read(torch.zeros(1, SIZES[-1] + 1), step=step, cache=KVCache(target.decoder.config, 1, 4, target.decoder.embedding), rope=None)
     assert len(calls) == 1
 
 
