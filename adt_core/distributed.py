@@ -1,7 +1,8 @@
 """Several engines on Ray, for more than one GPU or machine: ``--workers`` and ``--ray-address`` of ``generate`` and ``benchmark``.
 
-An engine is anything that takes the number of a prompt, or of a few that it draws in one go, and returns what came of it. Each
-lives in a process of its own, on this machine or another, with a GPU to itself where there are any. Ray places the engines, hands out the prompts, starts an engine anew that was lost, and gives it the prompt that it was at.
+An engine is anything that takes the number of a prompt, or of a few that it draws in one go, and returns what came of it. Each lives in a process
+of its own, on this machine or another, with a GPU to itself where there are any. Ray places the engines, hands out the prompts, starts an engine
+anew that was lost, and gives it the prompt that it was at.
 """
 
 from __future__ import annotations

@@ -156,11 +156,11 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
     roomy = run(target, prompts, drafter=drafter, drafting=drafting)
     forward, calls = type(target.decoder).forward, []
 
-    def crowded(self, ids, *rest):
+    def crowded(self, ids, *rest, **named):
         calls.append(len(ids))
         if len(calls) >= at and len(ids) > 4:  # two rows for each image
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return forward(self, ids, *rest)
+        return forward(self, ids, *rest, **named)
 
     monkeypatch.setattr(type(target.decoder), "forward", crowded)
     decoding = run(target, prompts, drafter=drafter, drafting=drafting)
@@ -179,12 +179,12 @@ def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, draf
     options["sampling"] = Sampling(seed=5, guidance=guidance)
     roomy, forward, entered = run(target, **options), type(target.decoder).forward, []
 
-    def crowded(self, ids, step, *rest):
+    def crowded(self, ids, step, *rest, **named):
         if isinstance(step.slots, slice) and step.slots.start == 0:
             entered.append(len(ids))
             if len(entered) == 2:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return forward(self, ids, step, *rest)
+        return forward(self, ids, step, *rest, **named)
 
     monkeypatch.setattr(type(target.decoder), "forward", crowded)
     decoding = run(target, at_once=4, **options)
