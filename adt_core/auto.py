@@ -1,9 +1,12 @@
 """The cost-aware policy: as many drafts as pay for themselves on this device, from the source that pays best.
 
-A round with n drafts takes the time of c(n) plain steps, measured, and brings 1 + (sum of the drafts' acceptance probabilities) tokens, which
+A round with n drafts takes the time of c(n) plain steps and brings 1 + (sum of the drafts' acceptance probabilities) tokens, which
 calibrated drafters know beforehand. Over a whole image tokens per time are highest when every round maximises
 ``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management Science 13, 1967:
 the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1 and is the floor.
+
+c(n) is measured in passing: every round with drafts is set against the last plain step that was timed, of which there is one now and then, and the
+median of such ratios counts. So a machine that turns slower, for both alike, is not mistaken for drafts that have ceased to pay.
 
 Whether drafting pays at all shows only after a while: the first rows of a first image, where no window has learned anything, may lose what the
 rest brings back many times over. One account over all images bounds what finding out may cost: STAKE of an image once, ALLOWANCE of every later
@@ -14,92 +17,75 @@ differ, and gains carry over the one that drafting is no good for: to finish it 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+import statistics
+from collections import deque
 from weakref import WeakKeyDictionary
-
-import torch
 
 from .shape import AUTO_WIDTH, SIZES, TreeShape, spine
 from .trace import ImageRound
 
-MEASURED = (1, 9, 17, 33, 65)
-"""Nodes of the forwards that are timed; what lies between is interpolated."""
-REPEATS = 3
-"""Readings, of which the least counts: noise only adds, and a captured forward comes into its own with the third."""
-DEAR = 2.0
-"""Plain steps. Above a size that takes longer none is timed, since it would be a waste in a batch of many images: costs go on rising as they did."""
-STAKE = 0.08
-"""Plain decoding time, in images, that drafting may lose before it has gained any: enough for most slow starts, and with its overshoot below 3 % of eight."""
+STAKE = 0.16
+"""Plain decoding time, in images, that drafting may lose before it has gained any: enough for nearly all slow starts, and below 3 % of eight."""
 ALLOWANCE = 0.01
 """What every image thereafter gives back of a lost stake; once it is whole, there is another try."""
 RICHES = 1.0
 """Gains are remembered up to here, in images: enough for a few pictures that lose a quarter each, and drafting is still given up where it has ceased to pay."""
-FEW = 3
-"""Images drawn together that may lose a whole STAKE; of more, the share that keeps eight of them below 3 %, too."""
+FEW = 1.75
+"""Images drawn together that may lose a whole STAKE. Of more, far less: they fill a forward as well as drafts do, and a few prompts make fewer sets of them."""
 MODEST = 16
 """Drafts of a round at most while the account holds no gains."""
-CHAIN = 16
-"""Drafts of a chain."""
-OVERHEAD = 0.5
-"""Plain steps that drafting takes, before any was seen."""
-LEARNING = 0.2
+CHAIN, SHORTEST = 16, 4
+"""Drafts of a chain, and of that of many images drawn together, for which every draft costs more."""
+ROUNDS_BETWEEN = 8, 256
+"""Rounds from one timed plain step to the next: at first, when all that follows rests on a few, and later. What lies between doubles."""
+UNKNOWN = 1.5, 1 / 32
+"""Plain steps that a round with drafts takes, and every draft of every image in it, before any was seen."""
+ENOUGH, REMEMBERED = 3, 15
+"""Readings of a size, of which the median counts, and the least before there are enough."""
 MEMORY = 0.9
 """Weight of the past, per image, in how fast a source is."""
 CURIOSITY = 0.2
 """A source that was seen for one image may be this much faster than it seemed; for n images, 1 / sqrt(n) of it."""
 
-_measured: WeakKeyDictionary[torch.nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
 _experience: WeakKeyDictionary[object, dict[tuple, Experience]] = WeakKeyDictionary()
 
 
-class Costs(NamedTuple):
-    """plain: seconds of a plain step. steps: how many of those a target forward takes, by its nodes; the nodes are MEASURED."""
+class Costs:
+    """What rounds with drafts take, in plain steps, by their number of drafts."""
 
-    plain: float
-    steps: dict[int, float]
+    def __init__(self, images: int) -> None:
+        """images: those whose rounds are one."""
+        self._per_draft = UNKNOWN[1] * images
+        self._readings: dict[int, deque[float]] = {}
+        self._typical: dict[int, float] = {}
 
-    def of(self, nodes: int) -> float:
-        """Plain steps' time of a forward over 1 to 65 nodes."""
-        low, high = max(n for n in MEASURED if n <= nodes), min(n for n in MEASURED if n >= nodes)
-        share = (nodes - low) / (high - low) if high > low else 0.0
-        return self.steps[low] + share * (self.steps[high] - self.steps[low])
+    def saw(self, size: int, steps: float) -> None:
+        """A round of this size took so many plain steps. The first says nothing of the next, since much is done for the first time in it."""
+        if size not in self._readings:
+            self._readings[size] = deque(maxlen=REMEMBERED)
+            return
+        readings = self._readings[size]
+        readings.append(steps)
+        self._typical[size] = statistics.median(readings) if len(readings) >= ENOUGH else min(readings)
 
+    def knows(self, size: int) -> bool:
+        return size in self._typical
 
-def verify_costs(forward: Callable[[int], object], decoder: torch.nn.Module, rows: int) -> Costs:
-    """What target forwards cost. ``forward`` runs one over so many nodes and waits for it.
-
-    Measured once for a decoder on its device, in its dtype and with this number of rows.
-    """
-    key = (rows, str(decoder.embedding.device), decoder.embedding.dtype)
-    known = _measured.setdefault(decoder, {})
-    if key not in known:
-        plain = min(_timed(forward, 1) for _ in range(REPEATS))
-        steps = {1: 1.0}
-        for nodes in MEASURED[1:]:
-            last = max(steps)
-            if steps[last] > DEAR:
-                first = MEASURED[MEASURED.index(last) - 1]
-                steps[nodes] = steps[last] + (steps[last] - steps[first]) / (last - first) * (nodes - last)
-            else:
-                steps[nodes] = max(steps[last], min(_timed(forward, nodes) for _ in range(REPEATS)) / plain)
-        known[key] = Costs(plain, steps)
-    return known[key]
-
-
-def _timed(forward: Callable[[int], object], nodes: int) -> float:
-    started = time.perf_counter()
-    forward(nodes)
-    return time.perf_counter() - started
+    def of(self, size: int) -> float:
+        """That of the size, or of the nearest that was seen, as if every draft of that took the same time."""
+        if not self._typical:
+            return UNKNOWN[0] + self._per_draft * size
+        nearest = min(self._typical, key=lambda seen: abs(seen - size))
+        steps = self._typical[nearest]
+        return max(1.0, steps + max((steps - UNKNOWN[0]) / nearest, self._per_draft) * (size - nearest))
 
 
 class Source:
-    """What is remembered of one source of drafts: the tokens it brought, the plain steps' time that took, and what drafting costs beside the forward."""
+    """What is remembered of one source of drafts: the tokens it brought, the plain steps' time that took, and what its rounds cost."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 1) -> None:
         self.tokens = self.cost = 0.0
-        self.overhead: dict[int, float] = {}  # plain steps, by size
+        self.costs = Costs(together)
 
     @property
     def pace(self) -> float:
@@ -110,16 +96,6 @@ class Source:
         """The pace that it may well have."""
         return self.pace * (1 + CURIOSITY * math.sqrt(length / self.tokens)) if self.tokens else math.inf
 
-    def overhead_at(self, size: int) -> float:
-        """That of the size, or of the nearest one that has been tried."""
-        if not self.overhead:
-            return OVERHEAD
-        return self.overhead[min(self.overhead, key=lambda tried: abs(tried - size))]
-
-    def saw_overhead(self, size: int, steps: float) -> None:
-        known = self.overhead_at(size)
-        self.overhead[size] = known + LEARNING * (min(max(steps, 0.0), known + 1) - known)  # a slow round, as when warming up, costs one step at most
-
 
 class Experience:
     """What outlives an image: the account, in plain steps, and the sources.
@@ -128,14 +104,15 @@ class Experience:
     """
 
     def __init__(self, length: int, sources: int = 1, together: int = 1) -> None:
-        self._stake = STAKE * length * min(1.0, FEW / together)
-        self.length, self.sources = length, [Source() for _ in range(sources)]
+        self._stake = STAKE * length * min(1.0, (FEW / together) ** 2)
+        self.length, self.sources = length, [Source(together) for _ in range(sources)]
         self.balance, self.given_up = 0.0, False
+        self.plain, self._age, self._lasts = math.nan, 0, ROUNDS_BETWEEN[0]
 
-    def begin(self, images: float = 1) -> Source | None:
-        """The source of the next images' drafts; None while what was lost is not made up for. images: how many are drawn one after another."""
+    def begin(self) -> Source | None:
+        """The source of the next images' drafts; None while what was lost is not made up for."""
         if self.given_up:
-            self.balance += ALLOWANCE * self.length * images
+            self.balance += ALLOWANCE * self.length
             self.given_up = self.balance < 0
         if self.given_up:
             return None
@@ -149,6 +126,24 @@ class Experience:
         self.given_up |= self.balance < -self._stake
         return not self.given_up
 
+    @property
+    def wants_plain(self) -> bool:
+        """Is it time to time a plain step?"""
+        return math.isnan(self.plain) or self._age >= self._lasts
+
+    def saw_plain(self, seconds: float) -> None:
+        """A plain step took so long."""
+        if not math.isnan(self.plain):
+            self._lasts = min(2 * self._lasts, ROUNDS_BETWEEN[1])
+        self.plain, self._age = seconds, 0
+
+    def saw(self, source: Source, size: int, seconds: float) -> float:
+        """A round with so many drafts took so long. Returns what it has cost, in plain steps."""
+        self._age += 1
+        steps = seconds / self.plain
+        source.costs.saw(size, steps)
+        return source.costs.of(size) if source.costs.knows(size) else steps
+
 
 def experience(drafter: object, key: tuple, length: int, sources: int, together: int) -> Experience:
     """That of a drafter under settings ``key``."""
@@ -156,38 +151,37 @@ def experience(drafter: object, key: tuple, length: int, sources: int, together:
 
 
 class CostAware:
-    """One for all images of a batch, whose rounds cost what they cost together; prices and tokens are per image."""
+    """One for all images of a batch, whose rounds cost what they cost together; costs and tokens are per image."""
 
-    def __init__(self, costs: Costs, experience: Experience, source: Source, images: int, width: int = AUTO_WIDTH):
+    def __init__(self, experience: Experience, source: Source, images: int, width: int = AUTO_WIDTH):
         """width: candidates of a slot that the source may try. ``drafts``: False once they have not paid, for the rest of a decoding."""
-        self._costs, self._known, self._source, self._images, self._width = costs, experience, source, images, width
-        self._level, self.drafts = 1, True
+        self._known, self._source, self._images, self._width = experience, source, images, width
+        self._level, self._cost, self.drafts = int(images == 1), 1.0, True
 
     @property
     def pace(self) -> float:
         return max(1.0, self._source.pace)
 
-    def _cost(self, drafts: int) -> float:
-        """Plain steps' time of a round with ``drafts`` drafts, drafting included."""
-        return self._costs.of(drafts + 1) + self._source.overhead_at(drafts)
-
     def choose(self, position: int) -> TreeShape:
         """All sizes up to one above the last, and what each has to bring.
 
-        Of a chain it is not known beforehand what it will bring, so all are of one length.
+        Of a chain it is not known beforehand what it will bring, so all are of one length, but for the first ones, which tell whether drafts are dear.
         """
         if self._width == 1:
-            return TreeShape(CHAIN, 1)
+            return TreeShape(max(CHAIN // self._images, SHORTEST) if self._source.costs.knows(SHORTEST) else SHORTEST, 1)
         sizes = [size for size in SIZES[: self._level + 2] if size <= MODEST or self._known.balance > 0]
-        return TreeShape(spine(sizes[-1]), self._width, tuple((n, self.pace * self._cost(n)) for n in sizes))
+        return TreeShape(spine(sizes[-1]), self._width, tuple((n, self.pace * self._source.costs.of(n)) for n in sizes))
 
-    def update(self, share: ImageRound, seconds: float) -> None:
-        """Learn from an image's share of a round that took ``seconds``."""
-        source, cost = self._source, 1.0
-        if share.depth > 0:
-            size = next(size for size in SIZES if size >= share.nodes)
-            source.saw_overhead(size, seconds / self._costs.plain - self._costs.of(size + 1))
-            cost = self._cost(size)
-            self._level = SIZES.index(size)
-            self.drafts &= self._known.earned((share.accepted + 1 - cost) / self._images)
-        source.tokens, source.cost = source.tokens + share.accepted + 1, source.cost + cost
+    def took(self, nodes: int, seconds: float) -> None:
+        """A round took ``seconds``, and had so many drafts for an image."""
+        if nodes:
+            size = next(size for size in SIZES if size >= nodes)
+            self._cost = self._known.saw(self._source, size, seconds)
+            if self._source.costs.knows(size):  # what is dear is seen before the next is tried
+                self._level = SIZES.index(size)
+
+    def update(self, share: ImageRound) -> None:
+        """Learn from an image's share of the round."""
+        source, brought, cost = self._source, share.accepted + 1, self._cost if share.depth else 1.0
+        self.drafts &= self._known.earned((brought - cost) / self._images)
+        source.tokens, source.cost = source.tokens + brought, source.cost + cost

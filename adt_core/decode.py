@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from .auto import CostAware, experience, verify_costs
+from .auto import CostAware, experience
 from .drafters import Drafter, Verified
 from .drafters.load import for_method
 from .errors import AdtError
@@ -26,6 +26,9 @@ from .tree import DraftTree
 from .verify import exact_agreement, longest_path
 
 Check = Callable[[], None]
+
+WAIT = 0.05
+"""Share of the way that is left to a plain image for which it may wait for the others: what a forward over images in step is cheaper by."""
 
 
 class Decoding:
@@ -165,7 +168,6 @@ class Decoding:
         self._substituted = [0] * self.images
         if self.lantern is not None:
             self._neighbours = self.target.codec.neighbours(self.lantern.neighbours).padded(self.target.num_tokens).to(decoder.embedding.device)
-        self._drafter, self._cost_aware = self._choose_drafter(), None
         self._waiting = list(range(self.images))
 
     @torch.inference_mode()
@@ -174,21 +176,29 @@ class Decoding:
         if self._lanes is None:
             if not self._waiting:
                 return False
-            self._lanes = self._enter(self.at_once, self._slots)
+            self._lanes = self._enter_all()
         while finished := [lane for lane, position in enumerate(self._lanes.positions) if position == self.length - 1]:
-            if self._waiting:
+            if len(finished) == len(self._lanes) and not self._waiting:
+                return False
+            if self._waiting and self._lanes.proposer is not None:
                 lanes = finished[: len(self._waiting)]
                 self._lanes.admit(lanes, self._enter(len(lanes)))
             elif len(finished) == len(self._lanes):
-                return False
-            else:
+                self._lanes = None  # its memory goes first
+                self._lanes = self._enter_all()
+            else:  # without drafts images best go in step
                 self._lanes.keep([lane for lane in range(len(self._lanes)) if lane not in finished])
         return True
+
+    def _enter_all(self) -> Lanes:
+        """The next images in all lanes."""
+        self._drafter, self._cost_aware = self._choose_drafter(), None
+        return self._enter(self.at_once, self._slots)
 
     def _halve(self) -> None:
         """Memory ran out: what is not finished starts again, half as many images at once."""
         self.at_once //= 2
-        self._lanes = self._cost_aware = None
+        self._lanes = None
         self._waiting = [image for image in range(self.images) if self.codes[image, -1] < 0]
         self.codes[self._waiting, self.start :] = -1
         self._substituted = [0 if image in self._waiting else count for image, count in enumerate(self._substituted)]
@@ -230,25 +240,16 @@ class Decoding:
         groups, embedding = len(self._prompts) // self.images, self.target.decoder.embedding
         key = groups, replace(self.sampling, seed=0), self.drafting.proposal, self.lantern, self.start, embedding.device, embedding.dtype
         self._known = experience(self._given, key, self.length - self.start, len(self._drafters), self.at_once)
-        self._source = self._known.begin(self.images / self.at_once)
+        self._source = self._known.begin()
         return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
 
     def _policies_of(self, lanes: Lanes) -> list[FixedShape | AdtTree | CostAware]:
-        """One for each image; ``auto`` has one for all, which times some forwards when it meets a model or a device for the first time."""
+        """One for each image; ``auto`` has one for all."""
         if self.drafting.method != "auto" or self._drafter is None:
             return [make_policy(self.drafting, self.target.columns, self.sampling.seed, self._indices[image]) for image in lanes.images]
         if self._cost_aware is None:
-            costs = verify_costs(lambda nodes: self._read_nodes(lanes, nodes), self.target.decoder, lanes.rows.count)
-            self._cost_aware = CostAware(costs, self._known, self._source, len(lanes), self._drafter.width)
+            self._cost_aware = CostAware(self._known, self._source, len(lanes), self._drafter.width)
         return [self._cost_aware] * len(lanes)
-
-    def _read_nodes(self, lanes: Lanes, nodes: int) -> None:
-        """A target forward over so many nodes in mid-image, for its time."""
-        codes = torch.zeros(len(lanes), nodes, dtype=torch.long, device=lanes.rows.device)
-        middle = self._first_slot + max(self.length // 2, self.start)  # behind everything that the cache holds already
-        codes = codes[:, : self.target.decoder.config.max_positions - middle]
-        features = self._forward(codes, lanes.rows.causal_step([middle] * len(lanes), codes.shape[1]), lanes)
-        self._logits(features, None, lanes).argmax(-1).tolist()
 
     def _forward(self, codes: Tensor, step: Step, lanes: Lanes) -> Tensor:
         """Codes [B, n] through the target: features [R, n, h]."""
@@ -277,25 +278,30 @@ class Decoding:
     @torch.inference_mode()
     def _round(self, index: int) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
+        lanes, began = self._lanes, time.perf_counter()
+        starts = [self._first_slot + position for position in lanes.positions]
+        if self._cost_aware is not None and self._known.wants_plain:
+            self._known.saw_plain(min(self._time_plain_step(starts) for _ in range(2)))
         started = time.perf_counter()
-        lanes = self._lanes
         shapes = [self._shape(lane) for lane in range(len(lanes))]
         forwards_before = lanes.proposer.forwards if lanes.proposer else 0
         tree = None
-        starts = [self._first_slot + position for position in lanes.positions]
         if max(shape.depth for shape in shapes) > 0:
             tree = lanes.proposer.propose(lanes.root, starts, lanes.positions, shapes)
         drafted = time.perf_counter()
         shares = self._plain(starts, shapes) if tree is None else self._verify(tree, starts, shapes)
-        seconds = time.perf_counter() - started
-        for lane, share in enumerate(shares):
-            lanes.policies[lane].update(share, seconds)
+        ended = time.perf_counter()
+        if self._cost_aware is not None:
+            self._cost_aware.took(max(share.nodes for share in shares), ended - started)
+        for share in shares:
+            lane = lanes.images.index(share.image)
+            lanes.policies[lane].update(share)
             lanes.positions[lane] += share.accepted + 1
             self._substituted[share.image] += share.substituted
         forwards = (lanes.proposer.forwards if lanes.proposer else 0) - forwards_before
         if self._cost_aware is not None and not self._cost_aware.drafts:
             self._drafter = self._cost_aware = lanes.proposer = None  # what nobody drafts with need not be kept up to date
-        return Round(index, seconds, drafted - started, forwards, tuple(shares))
+        return Round(index, ended - began, drafted - started, forwards, tuple(shares))
 
     def _shape(self, lane: int) -> TreeShape:
         """The policy's choice, cut so that the last draft still leaves one token to emit."""
@@ -306,14 +312,32 @@ class Decoding:
         shape = self._lanes.policies[lane].choose(position)
         return shape._replace(depth=min(shape.depth, room))
 
-    def _plain(self, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
-        """One token per image, no drafts."""
+    def _step(self, starts: list[int]) -> Tensor:
+        """Read the roots alone: the codes [B] that follow them."""
         lanes = self._lanes
         features = self._forward(lanes.root[:, None], lanes.rows.step(starts, 0, 0, None), lanes)
-        lanes.root = self._perturbed(self._logits(features, None, lanes), None, lanes).argmax(-1)[:, 0]
-        for image, position, code in zip(lanes.images, lanes.positions, lanes.root.tolist()):
+        return self._perturbed(self._logits(features, None, lanes), None, lanes).argmax(-1)[:, 0]
+
+    def _time_plain_step(self, starts: list[int]) -> float:
+        """Seconds of a plain step. It decides nothing: the round reads the roots again, into the same place."""
+        started = time.perf_counter()
+        self._step(starts).tolist()
+        return time.perf_counter() - started
+
+    def _plain(self, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
+        """One token per image, no drafts. Images that are far ahead of none wait until all are in step: that makes forwards cheaper."""
+        lanes = self._lanes
+        following = self._step(starts)
+        first, last = min(lanes.positions), max(lanes.positions)
+        together = lanes.proposer is not None or last - first > WAIT * (self.length - last)
+        moving = [lane for lane, position in enumerate(lanes.positions) if together or first == last or position < last]
+        lanes.root[moving] = following[moving]
+        shares = []
+        for lane, code in zip(moving, following[moving].tolist()):
+            image, position, shape = lanes.images[lane], lanes.positions[lane], shapes[lane]
             self.codes[image, position + 1] = code
-        return [ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()) for image, position, shape in zip(lanes.images, lanes.positions, shapes)]
+            shares.append(ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()))
+        return shares
 
     def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
         """Check a whole tree in one forward and advance every image by its accepted path."""

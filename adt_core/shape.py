@@ -126,7 +126,7 @@ class FixedShape:
     def choose(self, position: int) -> TreeShape:
         return self._shape
 
-    def update(self, share: ImageRound, seconds: float) -> None:
+    def update(self, share: ImageRound) -> None:
         pass
 
 
@@ -173,7 +173,7 @@ class AdtTree:
             self._chosen = left
         return self._chosen
 
-    def update(self, share: ImageRound, seconds: float) -> None:
+    def update(self, share: ImageRound) -> None:
         """Learn from a round: write the next shape into the cells it emitted."""
         d, shape = self._drafting, self._chosen
         if share.depth > 0:

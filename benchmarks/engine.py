@@ -55,6 +55,14 @@ def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
         return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: product(square, square), device) for _ in range(8))
 
 
+def read_nodes(decoding: Decoding, nodes: int) -> None:
+    """A target forward over so many nodes in the middle of an image, and the choice of a token behind each."""
+    lanes, middle = decoding._lanes, decoding._first_slot + decoding.length // 2
+    codes = torch.zeros(len(lanes), nodes, dtype=torch.long, device=lanes.rows.device)
+    features = decoding._forward(codes, lanes.rows.causal_step([middle] * len(lanes), nodes), lanes)
+    decoding._logits(features, None, lanes).argmax(-1).tolist()
+
+
 def forwards(target: Target, batch: int) -> dict[int, list[float]]:
     """Seconds of target forwards over n nodes, with head, guidance, noise and choice, in the middle of an image."""
     decoding = Decoding(target, [target.encode_prompt(caption) for caption in captions(FIRST, batch)], sampling=Sampling(seed=1),
@@ -67,7 +75,7 @@ def forwards(target: Target, batch: int) -> dict[int, list[float]]:
     with torch.inference_mode():
         for reading in range(READINGS + 4):
             for nodes in rng.permutation(NODES).tolist():
-                seconds = seconds_of(lambda nodes=nodes: decoding._read_nodes(decoding._lanes, nodes), device)
+                seconds = seconds_of(lambda nodes=nodes: read_nodes(decoding, nodes), device)
                 if reading >= 4:  # the first are slow
                     taken[nodes].append(seconds)
     return taken

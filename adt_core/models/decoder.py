@@ -194,8 +194,7 @@ class Rows:
         the w uncommitted slots each token sees (itself included); None for a single token that sees them all.
         """
         if len(set(starts)) > 1:
-            every = torch.ones(len(starts), 1, first + 1, dtype=torch.bool, device=self.device) if own is None else own
-            return self._ragged_step(starts, first, offsets, every)
+            return self._ragged_step(self.spread(torch.tensor(starts, device=self.device)[:, None]), max(starts), first, offsets, own)
         start, n = starts[0], 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         slots = slice(start + first, start + first + n)
@@ -211,14 +210,17 @@ class Rows:
             return self.step(starts, 0, 0, None)
         return self.step(starts, 0, self.columns[:n].expand(len(starts), -1), _lower_triangle(n, self.device).expand(len(starts), -1, -1))
 
-    def _ragged_step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor) -> Step:
-        """The same when images have advanced unequally."""
-        n, width = own.shape[1:]
-        start = self.spread(torch.tensor(starts, device=self.device)[:, None])
+    def _ragged_step(self, start: Tensor, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
+        """The same when images have advanced unequally. start: [R, 1]; last: the greatest of them."""
         offsets = self.spread(offsets) if isinstance(offsets, Tensor) else offsets
+        if own is None:
+            columns, slots = self.columns[: last + first + 1], start + first
+            mask = torch.where((columns <= slots)[:, None, None], self._prompt_mask[..., : len(columns)], self._shut)
+            return Step(start + offsets - self.pads[:, None], slots, mask)
+        n, width = own.shape[1:]
         positions = (start + offsets - self.pads[:, None]).expand(-1, n)
         slots = start + first + torch.arange(n, device=self.device)
-        columns = self.columns[: max(starts) + width]
+        columns = self.columns[: last + width]
         distance = columns - start
         inside = (distance >= 0) & (distance < width)
         index = distance.clamp(0, width - 1)[:, None].expand(-1, n, -1)
@@ -300,11 +302,13 @@ class Layer(nn.Module):
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
         q, k = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
         keys, values = cache[0], cache[1]
-        for store, new in ((keys, k), (values, v.transpose(1, 2))):
-            if isinstance(step.slots, slice):
-                store.narrow(2, step.slots.start, n).copy_(new)
-            else:
-                store.scatter_(2, step.slots[:, None, :, None].expand_as(new), new)
+        if isinstance(step.slots, slice):
+            keys.narrow(2, step.slots.start, n).copy_(k)
+            values.narrow(2, step.slots.start, n).copy_(v.transpose(1, 2))
+        else:
+            slots = step.slots[:, None, :, None].expand_as(k)
+            keys.scatter_(2, slots, k)
+            values.scatter_(2, slots, v.transpose(1, 2))
         keys, values = keys.narrow(2, 0, step.end), values.narrow(2, 0, step.end)
         y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=config.num_kv_heads != config.num_heads)
         return y.transpose(1, 2).reshape(rows, n, -1)

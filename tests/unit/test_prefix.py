@@ -138,16 +138,3 @@ def test_memory_of_a_long_prefill_is_counted(models):
     target, _ = models
     row = [target.encode_prompt("x")]
     assert Decoding(target, row, drafting=PLAIN, prefix=strangers_codes(1, 15)).memory_required() > Decoding(target, row, drafting=PLAIN).memory_required()
-
-
-@pytest.mark.parametrize("start", [0, 9, 15])
-def test_timing_forwards_leaves_what_was_read_alone(models, start):
-    """``auto`` times forwards in mid-image: behind the prefix, whose keys and values are in the cache by then."""
-    target, network = models
-    decoding = Decoding(target, [target.encode_prompt("x")], drafting=Drafting(method="auto"), drafter=network, prefix=strangers_codes(1, start))
-    decoding._begin()
-    decoding._refill()
-    with torch.inference_mode():
-        before = decoding._lanes.cache.data[..., : decoding._lanes.rows.length, :].clone()
-        decoding._read_nodes(decoding._lanes, 65)
-        assert torch.equal(decoding._lanes.cache.data[..., : decoding._lanes.rows.length, :], before)

@@ -15,7 +15,7 @@ def policy(columns=8, **changes) -> AdtTree:
 
 def learn(policy, position: int, accepted: int, depth: int) -> None:
     """One round rooted at ``position``, over a tree of this realised depth."""
-    policy.update(ImageRound(0, position, depth, 1, depth, depth, accepted, (0,) * accepted), seconds=0.01)
+    policy.update(ImageRound(0, position, depth, 1, depth, depth, accepted, (0,) * accepted))
 
 
 def test_starts_from_the_configured_shape():
