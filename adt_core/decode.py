@@ -184,16 +184,22 @@ class Decoding:
                 lanes = finished[: len(self._waiting)]
                 self._lanes.admit(lanes, self._enter(len(lanes)))
             elif len(finished) == len(self._lanes):
-                self._lanes = None  # its memory goes first
                 self._lanes = self._enter_all()
             else:  # without drafts images best go in step
                 self._lanes.keep([lane for lane in range(len(self._lanes)) if lane not in finished])
         return True
 
     def _enter_all(self) -> Lanes:
-        """The next images in all lanes."""
+        """The next images in all lanes, in the memory of those before them if they are as many."""
         self._drafter, self._cost_aware = self._choose_drafter(), None
-        return self._enter(self.at_once, self._slots)
+        before, self._lanes = self._lanes, None
+        if before is None or len(before) != min(self.at_once, len(self._waiting)):
+            del before  # its memory goes first
+            return self._enter(self.at_once, self._slots)
+        lanes = self._enter(self.at_once)
+        before.cache.admit(torch.arange(lanes.rows.count, device=lanes.rows.device), lanes.cache)
+        lanes.cache, lanes.read = before.cache, before.read
+        return lanes
 
     def _halve(self) -> None:
         """Memory ran out: what is not finished starts again, half as many images at once."""
@@ -329,13 +335,16 @@ class Decoding:
         lanes = self._lanes
         following = self._step(starts)
         first, last = min(lanes.positions), max(lanes.positions)
-        together = lanes.proposer is not None or last - first > WAIT * (self.length - last)
-        moving = [lane for lane, position in enumerate(lanes.positions) if together or first == last or position < last]
-        lanes.root[moving] = following[moving]
+        if lanes.proposer is None and 0 < last - first <= WAIT * (self.length - last):
+            moving = [lane for lane, position in enumerate(lanes.positions) if position < last]
+            following = lanes.root.index_copy(0, torch.tensor(moving, device=following.device), following[moving])
+        else:
+            moving = list(range(len(lanes)))
+        lanes.root, codes = following, following.tolist()
         shares = []
-        for lane, code in zip(moving, following[moving].tolist()):
+        for lane in moving:
             image, position, shape = lanes.images[lane], lanes.positions[lane], shapes[lane]
-            self.codes[image, position + 1] = code
+            self.codes[image, position + 1] = codes[lane]
             shares.append(ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()))
         return shares
 

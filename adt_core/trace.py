@@ -66,7 +66,7 @@ class Trace:
 
         tau: tokens emitted per image and target forward after prefill. mean_depth: mean realised depth over
         rounds. substitution_rate: share of tokens that LANTERN took in place of the exact sample. seconds: decoding,
-        prefill included; loading excluded, and what ``auto`` does once for a model and device.
+        prefill included and loading excluded.
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
