@@ -32,12 +32,15 @@ RICHES = 1.0
 """Gains are remembered up to here, in images: enough for a few pictures that lose a quarter each, and drafting is still given up where it has ceased to pay."""
 FEW = 1.75
 """Images drawn together that may lose a whole STAKE. Of more, far less: they fill a forward as well as drafts do, and a few prompts make fewer sets of them."""
+LEAST = 4.0
+"""Plain steps that may be lost in any case: those that are timed, and a round or two."""
 MODEST = 16
 """Drafts of a round at most while the account holds no gains."""
 CHAIN, SHORTEST = 16, 4
 """Drafts of a chain, and of that of many images drawn together, for which every draft costs more."""
 ROUNDS_BETWEEN = 8, 256
-"""Rounds from one timed plain step to the next: at first, when all that follows rests on a few, and later. What lies between doubles."""
+"""Rounds from one timed plain step to the next: at first, when all that follows rests on a few, and later. What lies between doubles. Of images drawn
+together later means sooner, and every set of them begins with one, for the further they are the longer their steps take."""
 UNKNOWN = 1.5, 1 / 32
 """Plain steps that a round with drafts takes, and every draft of every image in it, before any was seen."""
 ENOUGH, REMEMBERED = 3, 15
@@ -104,8 +107,8 @@ class Experience:
     """
 
     def __init__(self, length: int, sources: int = 1, together: int = 1) -> None:
-        self._stake = STAKE * length * min(1.0, (FEW / together) ** 2)
-        self.length, self.sources = length, [Source(together) for _ in range(sources)]
+        self._stake = max(STAKE * length * min(1.0, (FEW / together) ** 2), LEAST)
+        self._together, self.length, self.sources = together, length, [Source(together) for _ in range(sources)]
         self.balance, self.given_up = 0.0, False
         self.plain, self._age, self._lasts = math.nan, 0, ROUNDS_BETWEEN[0]
 
@@ -116,6 +119,8 @@ class Experience:
             self.given_up = self.balance < 0
         if self.given_up:
             return None
+        if self._together > 1:
+            self._age = self._lasts
         for source in self.sources:
             source.tokens, source.cost = MEMORY * source.tokens, MEMORY * source.cost
         return max(self.sources, key=lambda source: source.promise(self.length))
@@ -131,11 +136,12 @@ class Experience:
         """Is it time to time a plain step?"""
         return math.isnan(self.plain) or self._age >= self._lasts
 
-    def saw_plain(self, seconds: float) -> None:
-        """A plain step took so long."""
+    def saw_plain(self, readings: list[float]) -> None:
+        """A plain step took so many seconds each time. The least counts, since noise only adds, and all are paid for."""
+        self.earned(-len(readings))
         if not math.isnan(self.plain):
-            self._lasts = min(2 * self._lasts, ROUNDS_BETWEEN[1])
-        self.plain, self._age = seconds, 0
+            self._lasts = min(2 * self._lasts, max(ROUNDS_BETWEEN[1] // self._together, ROUNDS_BETWEEN[0]))
+        self.plain, self._age = min(readings), 0
 
     def saw(self, source: Source, size: int, seconds: float) -> float:
         """A round with so many drafts took so long. Returns what it has cost, in plain steps."""

@@ -287,7 +287,7 @@ class Decoding:
         lanes, began = self._lanes, time.perf_counter()
         starts = [self._first_slot + position for position in lanes.positions]
         if self._cost_aware is not None and self._known.wants_plain:
-            self._known.saw_plain(min(self._time_plain_step(starts) for _ in range(2)))
+            self._known.saw_plain([self._time_plain_step(starts) for _ in range(2)])
         started = time.perf_counter()
         shapes = [self._shape(lane) for lane in range(len(lanes))]
         forwards_before = lanes.proposer.forwards if lanes.proposer else 0

@@ -56,7 +56,7 @@ def decode_images(known, device, images, accepts, together=1, width=AUTO_WIDTH):
         policy = source and auto.CostAware(known, source, together, width)
         while position < known.length:
             if policy and policy.drafts and known.wants_plain:
-                known.saw_plain(min(device.plain() for _ in range(2)))
+                known.saw_plain([device.plain() for _ in range(2)])
             shape = policy.choose(position) if policy and policy.drafts else TreeShape(0, 1)
             nodes = min(dict(shape.menu), default=shape.depth)
             accepted = min(nodes, accepts(known.sources.index(source), position)) if nodes else 0
@@ -94,7 +94,7 @@ def test_plain_steps_are_timed_often_at_first_and_rarely_later():
     for number in range(2000):
         if known.wants_plain:
             rounds.append(number)
-            known.saw_plain(PLAIN)
+            known.saw_plain([PLAIN])
         known.saw(known.sources[0], 8, 2 * PLAIN)
     assert rounds[:6] == [0, 8, 24, 56, 120, 248] and max(b - a for a, b in zip(rounds, rounds[1:])) == auto.ROUNDS_BETWEEN[1]
     assert known.sources[0].costs.of(8) == pytest.approx(2.0)
@@ -110,7 +110,7 @@ def test_a_machine_that_slows_down_is_not_mistaken_for_drafts_that_cost_more():
 def test_prices_follow_costs_and_pace_and_sizes_grow_one_by_one():
     known, device = auto.Experience(200), Device(0.125)
     policy = auto.CostAware(known, known.begin(), 1)
-    known.saw_plain(PLAIN)
+    known.saw_plain([PLAIN])
     assert list(dict(policy.choose(0).menu)) == list(SIZES[:3])
     for _ in range(300):
         policy.took(12, device.round(12))
@@ -122,7 +122,7 @@ def test_prices_follow_costs_and_pace_and_sizes_grow_one_by_one():
 def test_a_size_is_known_before_the_next_is_tried():
     known = auto.Experience(200)
     policy = auto.CostAware(known, known.begin(), 1)
-    known.saw_plain(PLAIN)
+    known.saw_plain([PLAIN])
     policy.took(12, 2 * PLAIN)
     policy.update(share(12, 9))
     assert max(dict(policy.choose(0).menu)) == SIZES[2], "its first reading doesn't count"
@@ -134,7 +134,7 @@ def test_a_size_is_known_before_the_next_is_tried():
 def test_trees_stay_modest_until_drafting_has_earned_something():
     known = auto.Experience(200)
     policy = auto.CostAware(known, known.begin(), 1)
-    known.saw_plain(PLAIN)
+    known.saw_plain([PLAIN])
     for accepted, over in ((0, False), (9, True)):
         for _ in range(5):
             policy.took(16, 1.5 * PLAIN)
