@@ -39,8 +39,8 @@ MODEST = 16
 CHAIN, SHORTEST = 16, 4
 """Drafts of a chain, and of that of many images drawn together, for which every draft costs more."""
 ROUNDS_BETWEEN = 8, 256
-"""Rounds from one timed plain step to the next: at first, when all that follows rests on a few, and later. What lies between doubles. Of images drawn
-together later means sooner, and every set of them begins with one, for the further they are the longer their steps take."""
+"""Rounds from one timed plain step to the next, beside that with which images begin: at first, when all that follows rests on a few, and later. What lies
+between doubles. Of images drawn together later means sooner, for the further they are the longer their steps take."""
 UNKNOWN = 1.5, 1 / 32
 """Plain steps that a round with drafts takes, and every draft of every image in it, before any was seen."""
 ENOUGH, REMEMBERED = 3, 15
@@ -119,8 +119,7 @@ class Experience:
             self.given_up = self.balance < 0
         if self.given_up:
             return None
-        if self._together > 1:
-            self._age = self._lasts
+        self._age = self._lasts
         for source in self.sources:
             source.tokens, source.cost = MEMORY * source.tokens, MEMORY * source.cost
         return max(self.sources, key=lambda source: source.promise(self.length))

@@ -35,15 +35,16 @@ def painted(tab, node, pane=0) -> list:
       })()""", pane)
 
 
-def settled(tab, node) -> list:
-    """The same once two looks agree: the last preview gives way to the picture that the history keeps."""
-    before = painted(tab, node)
-    for _ in range(20):
+def settled(tab, node, pane=0) -> list:
+    """The same once it hasn't changed for a second: the last preview, which is a JPEG, gives way to the picture that the history keeps."""
+    before, since = painted(tab, node, pane), time.monotonic()
+    for _ in range(40):
         time.sleep(0.25)
-        now = painted(tab, node)
-        if now == before:
+        now = painted(tab, node, pane)
+        if now != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > 1:
             return now
-        before = now
     raise AssertionError("the picture keeps changing")
 
 
@@ -311,7 +312,7 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
     tab.wait(node, "map.pictureShown()")
-    left, right = (settled(tab, node) and painted(tab, node, pane) for pane in range(2))
+    left, right = (settled(tab, node, pane) for pane in range(2))
     assert same_colours(left, right), "the picture is the same"
     before = values(tab, node)
     tab.load(tab.page.evaluate("app.graph.serialize()"))
