@@ -110,7 +110,8 @@ class Experience:
         self._stake = max(STAKE * length * min(1.0, (FEW / together) ** 2), LEAST)
         self._together, self.length, self.sources = together, length, [Source(together) for _ in range(sources)]
         self.balance, self.given_up = 0.0, False
-        self.plain, self._age, self._lasts = math.nan, 0, ROUNDS_BETWEEN[0]
+        self.plain = math.nan
+        self._age = self._lasts = ROUNDS_BETWEEN[0] // 2
 
     def begin(self) -> Source | None:
         """The source of the next images' drafts; None while what was lost is not made up for."""
@@ -133,13 +134,12 @@ class Experience:
     @property
     def wants_plain(self) -> bool:
         """Is it time to time a plain step?"""
-        return math.isnan(self.plain) or self._age >= self._lasts
+        return self._age >= self._lasts
 
     def saw_plain(self, readings: list[float]) -> None:
         """A plain step took so many seconds each time. The least counts, since noise only adds, and all are paid for."""
         self.earned(-len(readings))
-        if not math.isnan(self.plain):
-            self._lasts = min(2 * self._lasts, max(ROUNDS_BETWEEN[1] // self._together, ROUNDS_BETWEEN[0]))
+        self._lasts = min(2 * self._lasts, max(ROUNDS_BETWEEN[1] // self._together, ROUNDS_BETWEEN[0]))
         self.plain, self._age = min(readings), 0
 
     def saw(self, source: Source, size: int, seconds: float) -> float:

@@ -178,12 +178,13 @@ class Decoding:
                 return False
             self._lanes = self._enter_all()
         while finished := [lane for lane, position in enumerate(self._lanes.positions) if position == self.length - 1]:
-            if len(finished) == len(self._lanes) and not self._waiting:
+            everyone = len(finished) == len(self._lanes)
+            if everyone and not self._waiting:
                 return False
             if self._waiting and self._lanes.proposer is not None:
                 lanes = finished[: len(self._waiting)]
                 self._lanes.admit(lanes, self._enter(len(lanes)))
-            elif len(finished) == len(self._lanes):
+            elif everyone:
                 self._lanes = self._enter_all()
             else:  # without drafts images best go in step
                 self._lanes.keep([lane for lane in range(len(self._lanes)) if lane not in finished])

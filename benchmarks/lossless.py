@@ -83,7 +83,7 @@ class Watched(Decoding):
 
 def restless():
     """A context in which ``auto`` never gives up nor holds back: where drafts don't pay it would rightly make next to none, and prove nothing."""
-    return patch.multiple(auto, STAKE=math.inf, MODEST=SIZES[-1])
+    return patch.multiple(auto, STAKE=math.inf, MODEST=SIZES[-1], SHORTEST=auto.CHAIN)
 
 
 @dataclass

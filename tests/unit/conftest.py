@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adt_core import load_drafter, load_target
+from adt_core import auto, load_drafter, load_target
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -21,3 +21,9 @@ def models(tiny):
     """The same, loaded in float64: the target, and its drafter."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
+
+
+@pytest.fixture
+def nothing_learned(monkeypatch):
+    """``auto`` starts without experience."""
+    monkeypatch.setattr(auto, "_experience", type(auto._experience)())

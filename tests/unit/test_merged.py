@@ -13,11 +13,7 @@ from adt_core.drafters.window import NEVER, STALE_AFTER, Window, best_size, bran
 from adt_core.shape import SIZES
 
 PROMPTS = ("a cat", "three small dogs", "x")
-
-
-@pytest.fixture(autouse=True)
-def nothing_learned(monkeypatch):
-    monkeypatch.setattr(auto, "_experience", type(auto._experience)())
+pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 
 def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS, at_once=None):
