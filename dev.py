@@ -25,7 +25,17 @@ READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
-TESTS = ["pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "scipy", "playwright", "ftfy", "beautifulsoup4", "ray"]  # the extra "test" of pyproject.toml
+TESTS = [
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+    "hypothesis",
+    "scipy",
+    "playwright",
+    "ftfy",
+    "beautifulsoup4",
+    "ray",
+]  # the extra "test" of pyproject.toml
 
 CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 PICTURE = Path("output") / "demo.png"
@@ -72,7 +82,9 @@ class SetUpError(Exception):
 
 def requirements() -> list[str]:
     """The packages of requirements.txt."""
-    lines = (line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines())
+    lines = (
+        line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    )
     return [line for line in lines if line]
 
 
@@ -114,7 +126,9 @@ def _quietly(*arguments: str, python: str = sys.executable) -> None:
     """Run Python: on a terminal its output passes by in one line, and the end of it is shown if it fails."""
     command = [python, *arguments]
     said: deque[str] = deque(maxlen=12)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
         for line in process.stdout:
             said.append(line.rstrip())
             _passing(said[-1])

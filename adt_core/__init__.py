@@ -8,12 +8,12 @@ from importlib import import_module
 
 _HOME = {
     "AdtError": "errors",
-    "Sampling": "sampling",
-    "Drafting": "shape",
-    "Lantern": "lantern",
-    "Decoding": "decode",
-    "Trace": "trace",
-    "Round": "trace",
+    "Sampling": "rules.sampling",
+    "Drafting": "policies.shape",
+    "Lantern": "rules.verify",
+    "Decoding": "engine.decoding",
+    "Trace": "rules.trace",
+    "Round": "rules.trace",
     "load_target": "models.load",
     "Target": "models.target",
     "Prompt": "models.target",

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 import adt_core
-from adt_core.images import to_uint8
+from adt_core.app.images import to_uint8
 
 HERE = Path(__file__).parent
 CAPTION, SEED = "A red house on the left of a grassy field under a cloudy sky.", 2
@@ -20,17 +20,33 @@ VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209
 DARK, LINE, REJECTED = (24, 27, 38), (44, 49, 66), (120, 126, 148)
 DECIDED = 10
 """Rows of the icon that are shown as drawn."""
-TREE = {"": (0.0, 0.0), "0": (1.6, -1.5), "1": (1.6, 1.6), "00": (3.4, -2.4), "01": (3.4, -0.6), "10": (3.4, 1.6),
-        "010": (5.2, -1.3), "011": (5.2, 0.3), "0100": (7.0, -1.3)}
+TREE = {
+    "": (0.0, 0.0),
+    "0": (1.6, -1.5),
+    "1": (1.6, 1.6),
+    "00": (3.4, -2.4),
+    "01": (3.4, -0.6),
+    "10": (3.4, 1.6),
+    "010": (5.2, -1.3),
+    "011": (5.2, 0.3),
+    "0100": (7.0, -1.3),
+}
 ACCEPTED = ("", "0", "01", "010", "0100")
-THUMBNAILS = {"anole_7b": "Anole 7B", "lumina_mgpt": "Lumina-mGPT 7B", "llamagen": "LlamaGen", "upscale_with_model": "with an upscale model"}
+THUMBNAILS = {
+    "anole_7b": "Anole 7B",
+    "lumina_mgpt": "Lumina-mGPT 7B",
+    "llamagen": "LlamaGen",
+    "upscale_with_model": "with an upscale model",
+}
 
 
 def picture() -> tuple[Image.Image, list[list[int]]]:
     """A picture of the bundled model and its acceptance map."""
     target = adt_core.load_target()
     drafter = adt_core.load_drafter("bundled", target)
-    decoding = adt_core.Decoding(target, [target.encode_prompt(CAPTION)], sampling=adt_core.Sampling(seed=SEED), drafter=drafter)
+    decoding = adt_core.Decoding(
+        target, [target.encode_prompt(CAPTION)], sampling=adt_core.Sampling(seed=SEED), drafter=drafter
+    )
     for _ in decoding:
         pass
     with torch.inference_mode():
@@ -45,7 +61,9 @@ def tokens(image: Image.Image, cells: list[list[int]], size: int, rows: int, opa
     draw = ImageDraw.Draw(overlay)
     for y, row in enumerate(cells[:rows]):
         for x, brought in enumerate(row):
-            draw.rectangle((x * side, y * side, (x + 1) * side, (y + 1) * side), fill=VIRIDIS[min(brought, len(VIRIDIS)) - 1])
+            draw.rectangle(
+                (x * side, y * side, (x + 1) * side, (y + 1) * side), fill=VIRIDIS[min(brought, len(VIRIDIS)) - 1]
+            )
     shown = Image.blend(shown, overlay, opacity)
     draw = ImageDraw.Draw(shown)
     draw.rectangle((0, rows * side, size, size), fill=DARK)
@@ -67,7 +85,9 @@ def grow(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
             draw.line((*places[path[:-1]], *places[path]), fill=colour, width=round(0.16 * unit))
     for path, (px, py) in places.items():
         colour = VIRIDIS[-1] if path in ACCEPTED else REJECTED
-        draw.ellipse((px - radius, py - radius, px + radius, py + radius), fill=colour, outline=DARK, width=round(0.08 * unit))
+        draw.ellipse(
+            (px - radius, py - radius, px + radius, py + radius), fill=colour, outline=DARK, width=round(0.08 * unit)
+        )
 
 
 def icon(image: Image.Image, cells: list[list[int]]) -> Image.Image:

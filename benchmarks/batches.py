@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, Target, load_drafter, load_target
-from adt_core.generation import choose_device
-from adt_core.report import PLAIN
+from adt_core.app.generation import choose_device
+from adt_core.app.report import PLAIN
 
 from .harness import captions
 
@@ -29,8 +29,14 @@ FIRST = 3000  # held-out caption of this benchmark
 
 def decode(target: Target, drafter, prompts: list[str], drafting: Drafting, at_once: int) -> tuple[float, torch.Tensor]:
     """Seconds and codes [prompts, T]."""
-    decoding = Decoding(target, [target.encode_prompt(prompt) for prompt in prompts], sampling=Sampling(seed=1), drafting=drafting, drafter=drafter,
-                        at_once=at_once)
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt) for prompt in prompts],
+        sampling=Sampling(seed=1),
+        drafting=drafting,
+        drafter=drafter,
+        at_once=at_once,
+    )
     for _ in decoding:
         pass
     return decoding.trace.report()["seconds"], decoding.codes
@@ -59,14 +65,23 @@ def main() -> None:
         for method, size in (cells[i] for i in rng.permutation(len(cells))):
             taken, codes[method, size] = decode(target, drafter, prompts, methods[method], size)
             seconds[method, size].append(taken)
-    print(f"{args.prompts} prompts, {args.repeats} repeats, {target.decoder.embedding.device}, {args.threads} threads, torch {torch.__version__}\n")
-    print("| method | at once | images a minute (least to most) | times one by one | times plain | identical |\n|---|---|---|---|---|---|")
+    print(
+        f"{args.prompts} prompts, {args.repeats} repeats, {target.decoder.embedding.device}, {args.threads} threads, torch {torch.__version__}\n"
+    )
+    print(
+        "| method | at once | images a minute (least to most) | times one by one | times plain | identical |\n|---|---|---|---|---|---|"
+    )
     for method, size in cells:
         rates = [60 * args.prompts / taken for taken in seconds[method, size]]
-        alone, plain = ([a / b for a, b in zip(seconds[other], seconds[method, size])] for other in ((method, sizes[0]), (PLAIN, size)))
+        alone, plain = (
+            [a / b for a, b in zip(seconds[other], seconds[method, size])]
+            for other in ((method, sizes[0]), (PLAIN, size))
+        )
         same = (codes[method, size] == codes[PLAIN, sizes[0]]).all(1).double().mean().item()
-        print(f"| {method} | {size} | {statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f}) | {statistics.median(alone):.2f} "
-              f"({min(alone):.2f} to {max(alone):.2f}) | {statistics.median(plain):.2f} | {same:.0%} |")
+        print(
+            f"| {method} | {size} | {statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f}) | {statistics.median(alone):.2f} "
+            f"({min(alone):.2f} to {max(alone):.2f}) | {statistics.median(plain):.2f} | {same:.0%} |"
+        )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from adt_core.report import COLORS, Bar, draw_bars
+from adt_core.app.report import COLORS, Bar, draw_bars
 
 
 def bars(path: Path, rows: list[Bar], title: str) -> None:

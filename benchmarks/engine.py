@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.benchmark import PRESETS, RELAXED, Preset, sources
-from adt_core.generation import choose_device
-from adt_core.models.decoder import product
-from adt_core.report import PLAIN
+from adt_core.app.benchmark import PRESETS, RELAXED, Preset, sources
+from adt_core.app.generation import choose_device
+from adt_core.app.report import PLAIN
+from adt_core.models.layers import product
 
 from .harness import captions
 
@@ -68,8 +68,13 @@ def read_nodes(decoding: Decoding, nodes: int) -> None:
 
 def forwards(target: Target, batch: int) -> dict[int, list[float]]:
     """Seconds of target forwards over n nodes, with head, guidance, noise and choice, in the middle of an image."""
-    decoding = Decoding(target, [target.encode_prompt(caption) for caption in captions(FIRST, batch)], sampling=Sampling(seed=1),
-                        drafting=Drafting(method="eagle2", nodes=NODES[-1], depth=1, width=1), drafter=load_drafter("jacobi", target))
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(caption) for caption in captions(FIRST, batch)],
+        sampling=Sampling(seed=1),
+        drafting=Drafting(method="eagle2", nodes=NODES[-1], depth=1, width=1),
+        drafter=load_drafter("jacobi", target),
+    )
     begun = iter(decoding)
     next(begun)
     device = target.decoder.embedding.device
@@ -98,10 +103,15 @@ def timers(target: Target, drafter):
         def record(*_):
             synchronise(device)
             spent[name] += time.perf_counter() - open_calls.pop()
+
         return record
 
     networks = [(target.decoder, "target"), *([(drafter, "drafter")] if isinstance(drafter, nn.Module) else [])]
-    hooks = [hook for module, name in networks for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after(name)))]
+    hooks = [
+        hook
+        for module, name in networks
+        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after(name)))
+    ]
     logits = target.decoder.logits
 
     def timed(*arguments):
@@ -123,8 +133,15 @@ def rounds(target: Target, drafter, preset: Preset, prompts: list[str], batch: i
     """Milliseconds a round by component, and the rounds' figures, over whole images."""
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
-        decoding = Decoding(target, [target.encode_prompt(prompt)] * batch, sampling=Sampling(seed=1), drafting=preset.drafting, drafter=drafter,
-                            lantern=preset.lantern, image_indices=list(range(batch)))
+        decoding = Decoding(
+            target,
+            [target.encode_prompt(prompt)] * batch,
+            sampling=Sampling(seed=1),
+            drafting=preset.drafting,
+            drafter=drafter,
+            lantern=preset.lantern,
+            image_indices=list(range(batch)),
+        )
         with timers(target, getattr(drafter, "network", drafter)) as spent:
             iterator = iter(decoding)
             next(iterator)
@@ -161,18 +178,27 @@ def main() -> None:
     bandwidth, rate = limits(device, dtype)
     layers = sum(p.numel() for p in target.decoder.layers.parameters())
     stored = sum(p.numel() * p.element_size() for p in (*target.decoder.layers.parameters(), target.decoder.head))
-    print(f"{device}, {args.threads} threads, {args.weights or args.dtype}, batch {args.batch} with guidance, torch {torch.__version__}; "
-          f"{bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s multiplied, {stored / 1e6:.1f} MB of weights\n")
+    print(
+        f"{device}, {args.threads} threads, {args.weights or args.dtype}, batch {args.batch} with guidance, torch {torch.__version__}; "
+        f"{bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s multiplied, {stored / 1e6:.1f} MB of weights\n"
+    )
     print("| nodes | rows | ms (middle half) | plain steps | share of the limit |\n|---|---|---|---|---|")
     taken = forwards(target, args.batch)
     plain = statistics.median(taken[1])
-    node = 2 * args.batch * (2 * layers + target.decoder.head.numel()) / rate  # guidance: two rows through the layers, one through the head
+    node = (
+        2 * args.batch * (2 * layers + target.decoder.head.numel()) / rate
+    )  # guidance: two rows through the layers, one through the head
     for nodes, seconds in taken.items():
         low, median, high = np.percentile(seconds, (25, 50, 75))
         limit = max(stored / bandwidth, nodes * node)
-        print(f"| {nodes} | {2 * args.batch * nodes} | {1000 * median:.2f} ({1000 * low:.2f} to {1000 * high:.2f}) | {median / plain:.2f} "
-              f"| {limit / median:.0%} |")
-    print("\n| method | ms a round | target | head | drafter | rest | nodes | tau | ms a token | times plain | at most |\n|" + "---|" * 11)
+        print(
+            f"| {nodes} | {2 * args.batch * nodes} | {1000 * median:.2f} ({1000 * low:.2f} to {1000 * high:.2f}) | {median / plain:.2f} "
+            f"| {limit / median:.0%} |"
+        )
+    print(
+        "\n| method | ms a round | target | head | drafter | rest | nodes | tau | ms a token | times plain | at most |\n|"
+        + "---|" * 11
+    )
     for name in METHODS:
         preset = PRESETS[name.removesuffix(RELAXED)]
         if name.endswith(RELAXED):
@@ -181,9 +207,12 @@ def main() -> None:
         if name == PLAIN:
             step = per["round"]
         at_least = step + 1000 * node * (per["nodes"] - 1)
-        print(f"| {name} | {per['round']:.2f} | " + " | ".join(f"{per[part]:.2f}" for part in ("target", "head", "drafter", "rest"))
-              + f" | {per['nodes']:.1f} | {per['tau']:.2f} | {per['round'] / per['tau'] / args.batch:.2f} | {step * per['tau'] / per['round']:.2f} "
-              f"| {step * per['tau'] / at_least:.2f} |")
+        print(
+            f"| {name} | {per['round']:.2f} | "
+            + " | ".join(f"{per[part]:.2f}" for part in ("target", "head", "drafter", "rest"))
+            + f" | {per['nodes']:.1f} | {per['tau']:.2f} | {per['round'] / per['tau'] / args.batch:.2f} | {step * per['tau'] / per['round']:.2f} "
+            f"| {step * per['tau'] / at_least:.2f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.benchmark import PRESETS, sources
-from adt_core.generation import choose_device
-from adt_core.lanes import Lanes
-from adt_core.models.decoder import Step
+from adt_core.app.benchmark import PRESETS, sources
+from adt_core.app.generation import choose_device
+from adt_core.app.report import PLAIN
+from adt_core.engine.lanes import Lanes
 from adt_core.models.graphs import repeat_first, stretched
-from adt_core.report import PLAIN
+from adt_core.models.rows import Step
 
 from .harness import captions
 
@@ -60,7 +60,9 @@ def main() -> None:
     args = parser.parse_args()
     device = choose_device("auto")
     print(f"{device}, torch {torch.__version__}, {args.prompts} prompts, guidance 3, temperature 1\n")
-    print("| dtype | forwards | method | identical images | equal tokens | another token once in |\n|---|---|---|---|---|---|")
+    print(
+        "| dtype | forwards | method | identical images | equal tokens | another token once in |\n|---|---|---|---|---|---|"
+    )
     for dtype in args.dtypes:
         target = load_target(args.model, device, getattr(torch, dtype))
         drafters = sources(load_drafter(args.drafter, target))
@@ -68,11 +70,17 @@ def main() -> None:
         for said, kind in (("as they come", Decoding), ("one shape", OneShape)):
             plain = drawn(kind, target, prompts, args.seed, PRESETS[PLAIN].drafting)
             for name in METHODS:
-                same = drawn(kind, target, prompts, args.seed, PRESETS[name].drafting, drafters[PRESETS[name].source]) == plain
+                same = (
+                    drawn(kind, target, prompts, args.seed, PRESETS[name].drafting, drafters[PRESETS[name].source])
+                    == plain
+                )
                 agreed = int(same.cumprod(1).sum())
                 different = len(same) - int(same.all(1).sum())
                 once = f"{agreed / different:,.0f}" if different else f"never, in {agreed:,}"
-                print(f"| {dtype} | {said} | {name} | {len(same) - different} of {len(same)} | {same.float().mean():.1%} | {once} |", flush=True)
+                print(
+                    f"| {dtype} | {said} | {name} | {len(same) - different} of {len(same)} | {same.float().mean():.1%} | {once} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from adt_core import Decoding, Drafting, Sampling, auto, load_drafter, load_target
-from adt_core.benchmark import NETWORK, sources
-from adt_core.drafters import Drafter
+from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.app.benchmark import NETWORK, sources
+from adt_core.drafters.base import Drafter
 from adt_core.drafters.load import JACOBI, WITH_WINDOW
-from adt_core.lanes import Lanes
-from adt_core.shape import SIZES
-from adt_core.static import STATIC_TREES
+from adt_core.engine.lanes import Lanes
+from adt_core.policies import auto
+from adt_core.policies.shape import SIZES
+from adt_core.policies.static_trees import STATIC_TREES
 
 from .harness import captions
 
@@ -35,7 +36,7 @@ WINDOW, BOTH = JACOBI, NETWORK + WITH_WINDOW
 
 
 class Setting(NamedTuple):
-    """What drafts, by the names of :func:`adt_core.benchmark.sources`, and how."""
+    """What drafts, by the names of :func:`adt_core.app.benchmark.sources`, and how."""
 
     source: str
     drafting: Drafting
@@ -43,27 +44,42 @@ class Setting(NamedTuple):
     @property
     def name(self) -> str:
         d = self.drafting
-        shape = "" if d.static or d.method == "auto" else f" d{d.depth} k{d.width} N{d.nodes}" + (" pruned" if d.keep_above else "")
+        shape = (
+            ""
+            if d.static or d.method == "auto"
+            else f" d{d.depth} k{d.width} N{d.nodes}" + (" pruned" if d.keep_above else "")
+        )
         return f"{self.source} {d.method} {d.proposal}{shape}"
 
 
 _SPINE = Drafting(method="eagle2", depth=16, width=3, nodes=24)
 _BOTH_PROPOSALS = [
-    Setting(NETWORK, Drafting()), Setting(WINDOW, _SPINE), Setting(BOTH, _SPINE), Setting(NETWORK, Drafting(method="eagle2", depth=4, width=3, nodes=10)),
-    *(Setting(NETWORK, Drafting(method=f"static:{name}")) for name in STATIC_TREES)]
+    Setting(NETWORK, Drafting()),
+    Setting(WINDOW, _SPINE),
+    Setting(BOTH, _SPINE),
+    Setting(NETWORK, Drafting(method="eagle2", depth=4, width=3, nodes=10)),
+    *(Setting(NETWORK, Drafting(method=f"static:{name}")) for name in STATIC_TREES),
+]
 _COUPLED = [
-    Setting(NETWORK, Drafting(method="eagle2", depth=3, width=1, nodes=3)), Setting(NETWORK, Drafting(method="eagle2", depth=5, width=8, nodes=40)),
+    Setting(NETWORK, Drafting(method="eagle2", depth=3, width=1, nodes=3)),
+    Setting(NETWORK, Drafting(method="eagle2", depth=5, width=8, nodes=40)),
     Setting(NETWORK, Drafting(nodes=24, width_max=6, init="vertical", wrap="vertical")),
     Setting(NETWORK, Drafting(method="eagle2", depth=6, width=2, nodes=8, expand_above=0.3, keep_above=0.05)),
     Setting(WINDOW, Drafting(method="eagle2", depth=16, width=1, nodes=16)),
     # A window of one slot is never read twice, so its guesses stay poor and ADT-Tree would keep it that short.
     Setting(WINDOW, Drafting(depth=8, width=3, nodes=16, depth_min=4, depth_max=16, width_max=4)),
-    Setting(NETWORK, Drafting(method="auto")), Setting(WINDOW, Drafting(method="auto"))]
+    Setting(NETWORK, Drafting(method="auto")),
+    Setting(WINDOW, Drafting(method="auto")),
+]
 
 
 def settings() -> list[Setting]:
     """The matrix: every method and drafter, and each kind of tree with both proposals."""
-    return _BOTH_PROPOSALS + _COUPLED + [Setting(source, replace(drafting, proposal="top-k")) for source, drafting in _BOTH_PROPOSALS]
+    return (
+        _BOTH_PROPOSALS
+        + _COUPLED
+        + [Setting(source, replace(drafting, proposal="top-k")) for source, drafting in _BOTH_PROPOSALS]
+    )
 
 
 class Watched(Decoding):
@@ -76,7 +92,9 @@ class Watched(Decoding):
     def _perturbed(self, z: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
         perturbed = super()._perturbed(z, depths, lanes)
         if depths is None:
-            for image, position, (best, second) in zip(lanes.images, lanes.positions, perturbed[:, 0].topk(2, -1).values.tolist()):
+            for image, position, (best, second) in zip(
+                lanes.images, lanes.positions, perturbed[:, 0].topk(2, -1).values.tolist()
+            ):
                 self.gaps[image, position + 1] = best - second
         return perturbed
 
@@ -108,8 +126,14 @@ class Cell:
         return self.tau > 1 and len(self.depths) > 1
 
 
-def run_matrix(target, drafters: dict[str, Drafter], prompts: list[str], seeds: list[int], temperatures: list[float],
-               grid: list[Setting]) -> dict[str, Cell]:
+def run_matrix(
+    target,
+    drafters: dict[str, Drafter],
+    prompts: list[str],
+    seeds: list[int],
+    temperatures: list[float],
+    grid: list[Setting],
+) -> dict[str, Cell]:
     """Decode everything, the prompts of one seed as one batch; maps a description of the setting to its :class:`Cell`."""
     cells: dict[str, Cell] = {}
     rows = [target.encode_prompt(prompt) for prompt in prompts]
@@ -122,7 +146,13 @@ def run_matrix(target, drafters: dict[str, Drafter], prompts: list[str], seeds: 
             for setting in grid:
                 cell = cells.setdefault(f"T{temperature:g} {setting.name}", Cell())
                 with restless():
-                    _compare(cell, plain, Decoding(target, rows, sampling=sampling, drafting=setting.drafting, drafter=drafters[setting.source]))
+                    _compare(
+                        cell,
+                        plain,
+                        Decoding(
+                            target, rows, sampling=sampling, drafting=setting.drafting, drafter=drafters[setting.source]
+                        ),
+                    )
     return cells
 
 
@@ -149,7 +179,9 @@ def main() -> None:
     target = load_target(dtype=getattr(torch, args.dtype))
     drafters = sources(load_drafter("bundled", target))
     cells = run_matrix(target, drafters, captions(3000, args.captions), list(range(args.seeds)), [0.0, 1.0], settings())
-    print("| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |\n|---|---|---|---|---|---|---|")
+    print(
+        "| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |\n|---|---|---|---|---|---|---|"
+    )
     good = True
     for name, cell in cells.items():
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)

@@ -57,8 +57,13 @@ def main() -> None:
                 seconds[watched] = sampler_seconds(comfy, graph, watched)
             if number:  # the first loads the model
                 ratios.append(seconds[True] / seconds[False])
-                print(f"watched {seconds[True]:.2f} s, not watched {seconds[False]:.2f} s: {100 * (ratios[-1] - 1):+.1f} %", flush=True)
-    print(f"Watching costs {100 * (np.median(ratios) - 1):+.1f} % (median of {count} pairs; mean {100 * (np.mean(ratios) - 1):+.1f} %).")
+                print(
+                    f"watched {seconds[True]:.2f} s, not watched {seconds[False]:.2f} s: {100 * (ratios[-1] - 1):+.1f} %",
+                    flush=True,
+                )
+    print(
+        f"Watching costs {100 * (np.median(ratios) - 1):+.1f} % (median of {count} pairs; mean {100 * (np.mean(ratios) - 1):+.1f} %)."
+    )
 
 
 if __name__ == "__main__":

@@ -42,9 +42,11 @@ def per_token(decoding: Decoding, name: str) -> np.ndarray:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Rank correlation, ties at their mean rank."""
+
     def ranks(x: np.ndarray) -> np.ndarray:
         _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
         return (counts.cumsum() - (counts - 1) / 2)[inverse]
+
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
 
 
@@ -61,11 +63,23 @@ def main() -> None:
             busy = detail(target.codec.decode(decoding.grid_codes())[0], target.downsample)[1:]
         depth, accepted = per_token(decoding, "depth")[1:], per_token(decoding, "accepted")[1:]
         smooth, rough = busy <= np.quantile(busy, 0.25), busy >= np.quantile(busy, 0.75)
-        rows.append((spearman(depth, busy), spearman(accepted, busy), depth.std(), depth.min(), depth.max(), depth[smooth].mean(), depth[rough].mean()))
+        rows.append(
+            (
+                spearman(depth, busy),
+                spearman(accepted, busy),
+                depth.std(),
+                depth.min(),
+                depth.max(),
+                depth[smooth].mean(),
+                depth[rough].mean(),
+            )
+        )
     table = np.array(rows)
     mean, negative = table.mean(0), (table[:, :2] < 0).sum(0)
-    print(f"{args.prompts} images, Spearman against detail, mean over images: depth {mean[0]:.2f} (negative in {negative[0]}), "
-          f"accepted {mean[1]:.2f} (negative in {negative[1]})")
+    print(
+        f"{args.prompts} images, Spearman against detail, mean over images: depth {mean[0]:.2f} (negative in {negative[0]}), "
+        f"accepted {mean[1]:.2f} (negative in {negative[1]})"
+    )
     print(f"mean depth in the smoothest quarter of an image {mean[5]:.2f}, in the busiest {mean[6]:.2f}")
     print(f"depth inside an image: standard deviation {mean[2]:.2f}, from {mean[3]:.1f} to {mean[4]:.1f} on average")
 

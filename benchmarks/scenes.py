@@ -1,8 +1,8 @@
-"""Do the pictures of the bundled model show what its captions name? A metric for ``adt_core.benchmark``, in place of CLIP's.
+"""Do the pictures of the bundled model show what its captions name? A metric for ``adt_core.app.benchmark``, in place of CLIP's.
 
     Benchmark(..., metrics={SCENES: scene_metric()})
 
-adds the share of the captions' attributes that ``training.attributes`` finds in a method's pictures.
+adds the share of the captions' attributes that ``model_making.attributes`` finds in a method's pictures.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from adt_core.quality import PictureMetric, Scores
-from training.attributes import check
-from training.data import example
+from adt_core.app.quality import PictureMetric, Scores
+from model_making.attributes import check
+from model_making.data import example
 
 from .harness import HELD_OUT_SEED
 
@@ -27,4 +27,5 @@ def scene_metric(first: int = FIRST, count: int = COUNT) -> PictureMetric:
     def metric(picture: Image.Image, prompt: str) -> Scores:
         found = check(np.asarray(picture), scenes[prompt])
         return {SCENES: (sum(found.values()), len(found))}
+
     return metric

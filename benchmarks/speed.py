@@ -16,9 +16,9 @@ import torch
 from transformers import ChameleonForConditionalGeneration
 
 from adt_core import Drafting, Sampling, Target, load_drafter, load_target
+from adt_core.app.report import PLAIN, ratios, summary, table
 from adt_core.models.checkpoint import resolve
-from adt_core.report import PLAIN, ratios, summary, table
-from adt_core.sampling import noise_table, process_logits
+from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions, interleaved, runner
 
@@ -28,9 +28,15 @@ METHODS = {
     "eagle2 top-k": Drafting(method="eagle2", proposal="top-k"),
     "adt-tree coupled": Drafting(method="adt-tree"),
     "adt-tree top-k": Drafting(method="adt-tree", proposal="top-k"),
-    "eagle2 best fixed": Drafting(method="eagle2", depth=2, width=1, nodes=2),  # the sweep's choice; the first is the default shape
-    "eagle2 pruned": Drafting(method="eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05),  # the sweep's choice
-    "adt-tree pruned": Drafting(method="adt-tree", depth=4, width=3, nodes=8, depth_max=8, expand_above=0.5, keep_above=0.1),
+    "eagle2 best fixed": Drafting(
+        method="eagle2", depth=2, width=1, nodes=2
+    ),  # the sweep's choice; the first is the default shape
+    "eagle2 pruned": Drafting(
+        method="eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05
+    ),  # the sweep's choice
+    "adt-tree pruned": Drafting(
+        method="adt-tree", depth=4, width=3, nodes=8, depth_max=8, expand_above=0.5, keep_above=0.1
+    ),
 }
 EVALUATION = 1000  # first held-out caption of the evaluation set; sweeps use another set
 
@@ -40,7 +46,9 @@ class TransformersDecoding:
 
     def __init__(self, target: Target):
         self.target = target
-        self.model = ChameleonForConditionalGeneration.from_pretrained(resolve("bundled", "target"), dtype=torch.float32).eval()
+        self.model = ChameleonForConditionalGeneration.from_pretrained(
+            resolve("bundled", "target"), dtype=torch.float32
+        ).eval()
 
     @torch.inference_mode()
     def __call__(self, prompt: str, sampling: Sampling) -> tuple[dict, torch.Tensor]:
@@ -55,7 +63,9 @@ class TransformersDecoding:
         cache, codes = None, []
         for at in range(length):
             positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -x.shape[1] :]
-            out = self.model.model(input_ids=x, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+            out = self.model.model(
+                input_ids=x, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            )
             cache = out.past_key_values
             c, u = self.model.lm_head(out.last_hidden_state[:, -1])[:, ids].chunk(2)
             z = process_logits(u + sampling.guidance * (c - u), sampling)
@@ -63,8 +73,15 @@ class TransformersDecoding:
             x = ids[codes[-1]].expand(2, 1)
             mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
         seconds = time.perf_counter() - started
-        return {"seconds": seconds, "tau": 1.0, "mean_depth": 0.0, "target_forwards": length - 1, "drafter_forwards": 0, "verified_nodes": 0,
-                "substitution_rate": 0.0}, torch.cat(codes)
+        return {
+            "seconds": seconds,
+            "tau": 1.0,
+            "mean_depth": 0.0,
+            "target_forwards": length - 1,
+            "drafter_forwards": 0,
+            "verified_nodes": 0,
+            "substitution_rate": 0.0,
+        }, torch.cat(codes)
 
 
 def main() -> None:

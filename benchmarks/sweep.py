@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.report import PLAIN, median_interval, ratios, summary, table
+from adt_core.app.report import PLAIN, median_interval, ratios, summary, table
 
 from .harness import captions, interleaved, runner
 from .speed import EVALUATION
@@ -26,15 +26,47 @@ TUNING = 2000
 
 def families() -> dict[str, list[Drafting]]:
     """The candidates of each family."""
-    fixed = [Drafting(method="eagle2", depth=d, width=k, nodes=n) for d, k, n in
-             [(2, 1, 2), (3, 1, 3), (4, 1, 4), (5, 1, 5), (6, 1, 6), (3, 2, 4), (3, 2, 6), (4, 2, 6), (5, 2, 8), (5, 3, 10)]]
-    adt = [Drafting(depth=3, width=w, nodes=n, beta=b, depth_max=d, width_max=k, init=i) for w, n, b, d, k, i in
-           [(1, 6, 0.5, 6, 1, "horizontal"), (1, 8, 0.6, 8, 1, "horizontal"), (1, 8, 0.8, 8, 1, "horizontal"), (1, 6, 0.6, 6, 1, "vertical"),
-            (2, 6, 0.6, 6, 2, "horizontal"), (2, 6, 0.8, 6, 2, "horizontal"), (2, 8, 0.6, 8, 2, "horizontal"),
-            (2, 6, 0.6, 6, 3, "horizontal"), (2, 6, 0.6, 6, 3, "vertical"), (2, 10, 0.6, 8, 4, "horizontal")]]
-    shapes = [("eagle2", 8, 1, 8), ("eagle2", 8, 2, 8), ("eagle2", 8, 3, 8), ("adt-tree", 4, 2, 8), ("adt-tree", 4, 3, 8)]
-    pruned = [Drafting(method=m, depth=d, width=k, nodes=n, depth_max=8, width_max=k, expand_above=e, keep_above=q)
-              for (m, d, k, n), (e, q) in itertools.product(shapes, [(0.35, 0.1), (0.5, 0.1), (0.6, 0.05)])]
+    fixed = [
+        Drafting(method="eagle2", depth=d, width=k, nodes=n)
+        for d, k, n in [
+            (2, 1, 2),
+            (3, 1, 3),
+            (4, 1, 4),
+            (5, 1, 5),
+            (6, 1, 6),
+            (3, 2, 4),
+            (3, 2, 6),
+            (4, 2, 6),
+            (5, 2, 8),
+            (5, 3, 10),
+        ]
+    ]
+    adt = [
+        Drafting(depth=3, width=w, nodes=n, beta=b, depth_max=d, width_max=k, init=i)
+        for w, n, b, d, k, i in [
+            (1, 6, 0.5, 6, 1, "horizontal"),
+            (1, 8, 0.6, 8, 1, "horizontal"),
+            (1, 8, 0.8, 8, 1, "horizontal"),
+            (1, 6, 0.6, 6, 1, "vertical"),
+            (2, 6, 0.6, 6, 2, "horizontal"),
+            (2, 6, 0.8, 6, 2, "horizontal"),
+            (2, 8, 0.6, 8, 2, "horizontal"),
+            (2, 6, 0.6, 6, 3, "horizontal"),
+            (2, 6, 0.6, 6, 3, "vertical"),
+            (2, 10, 0.6, 8, 4, "horizontal"),
+        ]
+    ]
+    shapes = [
+        ("eagle2", 8, 1, 8),
+        ("eagle2", 8, 2, 8),
+        ("eagle2", 8, 3, 8),
+        ("adt-tree", 4, 2, 8),
+        ("adt-tree", 4, 3, 8),
+    ]
+    pruned = [
+        Drafting(method=m, depth=d, width=k, nodes=n, depth_max=8, width_max=k, expand_above=e, keep_above=q)
+        for (m, d, k, n), (e, q) in itertools.product(shapes, [(0.35, 0.1), (0.5, 0.1), (0.6, 0.05)])
+    ]
     return {"fixed": fixed, "adt": adt, "pruned": pruned}
 
 
@@ -59,7 +91,9 @@ def main() -> None:
 
     def measure(candidates: list[Drafting], prompts: list[str]) -> list[dict]:
         runs = {PLAIN: Drafting(method="autoregressive"), **{label(c): c for c in candidates}}
-        return interleaved({name: runner(target, drafter, sampling, drafting) for name, drafting in runs.items()}, prompts)
+        return interleaved(
+            {name: runner(target, drafter, sampling, drafting) for name, drafting in runs.items()}, prompts
+        )
 
     best = {}
     for family, candidates in families().items():
@@ -70,7 +104,9 @@ def main() -> None:
     print(f"\n## the winners, evaluation set\n\n{table(summary(records), args.evaluate)}")
     against = ratios(records, label(best["fixed"]), label(best["adt"]))
     low, high = median_interval(against)
-    print(f"\nADT-Tree against the best fixed tree: {np.median(against):.3f} times as fast, 95 % interval {low:.3f} to {high:.3f}")
+    print(
+        f"\nADT-Tree against the best fixed tree: {np.median(against):.3f} times as fast, 95 % interval {low:.3f} to {high:.3f}"
+    )
 
 
 if __name__ == "__main__":

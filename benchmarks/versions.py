@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adt_core.report import median_interval
+from adt_core.app.report import median_interval
 
 HERE = Path(__file__).resolve().parents[1]
 FIRST = 4100  # held-out caption of this benchmark
@@ -24,7 +24,7 @@ import os, sys, time
 sys.path.insert(0, os.getcwd())
 import torch
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.benchmark import sources
+from adt_core.app.benchmark import sources
 from benchmarks.harness import captions
 
 torch.set_num_threads(int(sys.argv[1]))
@@ -58,7 +58,13 @@ class Worker:
     """One checkout at work."""
 
     def __init__(self, checkout: Path, threads: int):
-        self._process = subprocess.Popen([sys.executable, "-c", WORKER, str(threads)], cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(threads)],
+            cwd=checkout,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.methods = self._answer().split("|")
 
     def _answer(self) -> str:
@@ -91,7 +97,9 @@ def main() -> None:
                 taken[method][which].append(workers[which].seconds(method, number))
     for worker in workers:
         worker.close()
-    print("| method | seconds an image, before | now | before / now | times plain, before | now |\n|---|---|---|---|---|---|")
+    print(
+        "| method | seconds an image, before | now | before / now | times plain, before | now |\n|---|---|---|---|---|---|"
+    )
     plain = taken[methods[0]]
     for method, both in taken.items():
         before, now = map(np.array, both)

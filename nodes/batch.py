@@ -14,13 +14,22 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from .. import adt_core
-from ..adt_core.batch import STRETCH, Batch, Picture
+from ..adt_core.app.batch import STRETCH, Batch, Picture
 from ..adt_core.errors import AdtError
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
 from .sampler import preview
 from .sampling import choose_drafting, patchers, sampling_inputs
-from .sockets import BatchResults, DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, ResultsSocket, SettingsSocket
+from .sockets import (
+    BatchResults,
+    DrafterSocket,
+    LanternSocket,
+    LoadedDrafter,
+    LoadedModel,
+    ModelSocket,
+    ResultsSocket,
+    SettingsSocket,
+)
 from .stock import encode, to_image
 
 FOLDER = "adt_tree_batches"
@@ -56,7 +65,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
                     optional=True,
                     tooltip="What guesses ahead. Without one the settings' method has to be 'autoregressive'.",
                 ),
-                SettingsSocket.Input("settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."),
+                SettingsSocket.Input(
+                    "settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."
+                ),
                 LanternSocket.Input(
                     "lantern",
                     optional=True,
@@ -89,7 +100,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
                     "parts, by the start and count of ADT-Tree Prompts.",
                 ),
                 io.String.Output(display_name="ids", is_output_list=True, tooltip="The id of each image, as a list."),
-                ResultsSocket.Output(display_name="results", tooltip="Images, figures and files, for the ADT-Tree Collector."),
+                ResultsSocket.Output(
+                    display_name="results", tooltip="Images, figures and files, for the ADT-Tree Collector."
+                ),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo],
             is_output_node=True,
@@ -109,8 +122,13 @@ class ADTTreeBatchSampler(io.ComfyNode):
         _check(prompts, ids, model)
         batch = _batch(model, texts=_metadata(cls.hidden), **single)
         folder = Path(folder_paths.get_output_directory()) / FOLDER / batch.key()
-        found, images = _make(batch, model, single.get("drafter"), list(dict.fromkeys(prompts)), folder, chunk_size, cls.hidden.unique_id)
-        rows = [{"id": id, "prompt": text, **found[text].figures, "file": found[text].path.name} for id, text in zip(ids, prompts)]
+        found, images = _make(
+            batch, model, single.get("drafter"), list(dict.fromkeys(prompts)), folder, chunk_size, cls.hidden.unique_id
+        )
+        rows = [
+            {"id": id, "prompt": text, **found[text].figures, "file": found[text].path.name}
+            for id, text in zip(ids, prompts)
+        ]
         settings = {name: value for name, value in batch.settings("").items() if name != "prompt"}
         results = BatchResults(torch.cat([images[text] for text in prompts]), rows, settings, folder)
         subfolder = f"{FOLDER}/{folder.name}"
@@ -121,14 +139,18 @@ class ADTTreeBatchSampler(io.ComfyNode):
 def _one(name: str, values: Sequence) -> Any:
     """The value of an input that is no list; lists of one are how ComfyUI hands it to a node that takes lists."""
     if len(values) != 1:
-        raise AdtError(f"{name}: {len(values)} values arrived, and all images of a batch share one; connect a node that gives a single value.")
+        raise AdtError(
+            f"{name}: {len(values)} values arrived, and all images of a batch share one; connect a node that gives a single value."
+        )
     return values[0]
 
 
 def _check(prompts: list[str], ids: list[str], model: LoadedModel) -> None:
     """What would otherwise be found after an hour. AdtError that names the prompt."""
     if len(ids) != len(prompts):
-        raise AdtError(f"ids: {len(ids)} ids arrived for {len(prompts)} prompts; connect both from the same ADT-Tree Prompts node, or no ids.")
+        raise AdtError(
+            f"ids: {len(ids)} ids arrived for {len(prompts)} prompts; connect both from the same ADT-Tree Prompts node, or no ids."
+        )
     for id, prompt in zip(ids, prompts):
         try:
             encode(model, prompt)
@@ -147,7 +169,9 @@ def _batch(
 ) -> Batch:
     drafting = choose_drafting(settings, drafter, model)
     named = {"drafter": drafter.drafter, "drafter_name": drafter.name} if drafter is not None else {}
-    return Batch(model.target, adt_core.Sampling(**sampling), drafting, **named, lantern=lantern, negative=negative, texts=texts)
+    return Batch(
+        model.target, adt_core.Sampling(**sampling), drafting, **named, lantern=lantern, negative=negative, texts=texts
+    )
 
 
 def _metadata(hidden: Any) -> dict[str, str]:
@@ -159,7 +183,13 @@ def _metadata(hidden: Any) -> dict[str, str]:
 
 
 def _make(
-    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, prompts: list[str], folder: Path, chunk_size: int, node_id: str
+    batch: Batch,
+    model: LoadedModel,
+    drafter: LoadedDrafter | None,
+    prompts: list[str],
+    folder: Path,
+    chunk_size: int,
+    node_id: str,
 ) -> tuple[dict[str, Picture], dict[str, Tensor]]:
     """Make what is not in the folder yet. For each prompt, in their order: the finished picture, and its IMAGE [1, H, W, 3]."""
     found = {text: picture for text in prompts if (picture := batch.find(folder, text)) is not None}
@@ -178,11 +208,15 @@ def _make(
                     found[picture.prompt] = picture
                     images[picture.prompt] = to_image(pixels).to(mm.intermediate_device())
                 done = (kept + first) * length + decoding.done_tokens
-                progress.update(done, f"{len(found)} of {len(prompts)} images, {done} of {len(prompts) * length} tokens")
+                progress.update(
+                    done, f"{len(found)} of {len(prompts)} images, {done} of {len(prompts) * length} tokens"
+                )
     if kept:
         side = model.target.downsample
         device = load([model.codec], memory_required=model.target.codec.working_bytes(length * side**2))
         for text in found.keys() - images.keys():
-            images[text] = to_image(model.target.codec.decode(found[text].codes[None].to(device), check=check_cancelled)).to(mm.intermediate_device())
+            images[text] = to_image(
+                model.target.codec.decode(found[text].codes[None].to(device), check=check_cancelled)
+            ).to(mm.intermediate_device())
     progress.say(f"{len(prompts)} images, {kept} of them made before; they are in output/{FOLDER}/{folder.name}")
     return {text: found[text] for text in prompts}, images

@@ -7,11 +7,11 @@ from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
 from .. import adt_core
-from ..adt_core import benchmark as bench
-from ..adt_core import report
+from ..adt_core.app import benchmark as bench
+from ..adt_core.app import report
+from ..adt_core.app.images import digest
+from ..adt_core.app.prompts import sample
 from ..adt_core.errors import AdtError
-from ..adt_core.images import digest
-from ..adt_core.prompts import sample
 from .loaders import CATEGORY
 from .prompts import fingerprint, read
 from .runtime import Progress, check_cancelled, load, refusal
@@ -35,8 +35,16 @@ class ADTTreeBenchmark(io.ComfyNode):
             search_aliases=["compare speed", "speculative decoding"],
             inputs=[
                 ModelSocket.Input("model", tooltip="The model that makes the images."),
-                DrafterSocket.Input("drafter", optional=True, tooltip="The network of the methods that need one; those named jacobi do without."),
-                LanternSocket.Input("lantern", optional=True, tooltip="Of the methods that end in +lantern; without it, LANTERN with its defaults."),
+                DrafterSocket.Input(
+                    "drafter",
+                    optional=True,
+                    tooltip="The network of the methods that need one; those named jacobi do without.",
+                ),
+                LanternSocket.Input(
+                    "lantern",
+                    optional=True,
+                    tooltip="Of the methods that end in +lantern; without it, LANTERN with its defaults.",
+                ),
                 io.String.Input(
                     "prompts",
                     default="",
@@ -44,24 +52,57 @@ class ADTTreeBenchmark(io.ComfyNode):
                     tooltip="One prompt per line. Or the name of a file in ComfyUI's input folder, or its path: text, MS-COCO captions (.json), "
                     "PartiPrompts (.tsv) or .jsonl. Empty: the captions that come with the pack.",
                 ),
-                io.Int.Input("count", default=4, min=1, max=100000, tooltip="Prompts to take from them, at most; which ones does not depend on the seed."),
+                io.Int.Input(
+                    "count",
+                    default=4,
+                    min=1,
+                    max=100000,
+                    tooltip="Prompts to take from them, at most; which ones does not depend on the seed.",
+                ),
                 io.String.Input(
                     "methods",
                     default=bench.COMPARED,
                     tooltip=f"What is set against plain decoding, with commas between: {', '.join(list(bench.PRESETS)[1:])}; +lantern behind a name "
                     "relaxes its acceptance.",
                 ),
-                io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=False, tooltip="Decides the noise of all images."),
-                io.Float.Input("guidance", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="How strongly the images follow the prompts; 1 is off."),
-                io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05, tooltip="Variety; 0 always takes the likeliest token."),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=2**64 - 1,
+                    control_after_generate=False,
+                    tooltip="Decides the noise of all images.",
+                ),
+                io.Float.Input(
+                    "guidance",
+                    default=3.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    tooltip="How strongly the images follow the prompts; 1 is off.",
+                ),
+                io.Float.Input(
+                    "temperature",
+                    default=1.0,
+                    min=0.0,
+                    max=10.0,
+                    step=0.05,
+                    tooltip="Variety; 0 always takes the likeliest token.",
+                ),
             ],
-            outputs=[io.String.Output(display_name="table", tooltip="The figures as a Markdown table, for a Preview as Text node.")],
+            outputs=[
+                io.String.Output(
+                    display_name="table", tooltip="The figures as a Markdown table, for a Preview as Text node."
+                )
+            ],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 
     @classmethod
-    def validate_inputs(cls, prompts: str = None, methods: str = None, guidance: float = None, temperature: float = None) -> bool | str:
+    def validate_inputs(
+        cls, prompts: str = None, methods: str = None, guidance: float = None, temperature: float = None
+    ) -> bool | str:
         return refusal(_plan, prompts=prompts, methods=methods, guidance=guidance, temperature=temperature)
 
     @classmethod
@@ -87,17 +128,25 @@ class ADTTreeBenchmark(io.ComfyNode):
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
         load(
             patchers(model, drafter),
-            memory_required=max(plan.start(name, longest, model.target, drafters).memory_required() for name in plan.names),
+            memory_required=max(
+                plan.start(name, longest, model.target, drafters).memory_required() for name in plan.names
+            ),
         )
         settings = plan.settings(model.target)
         name = digest(settings)
         folder = Path(folder_paths.get_output_directory()) / FOLDER / name
         records: list[dict] = []
-        progress = Progress(len(plan.prompts), cls.hidden.unique_id, lambda: Image.open(folder / records[-1]["runs"][bench.PLAIN]["picture"]))
+        progress = Progress(
+            len(plan.prompts),
+            cls.hidden.unique_id,
+            lambda: Image.open(folder / records[-1]["runs"][bench.PLAIN]["picture"]),
+        )
         progress.say(f"0 of {len(plan.prompts)} prompts, {len(plan.names)} methods each")
         for record in bench.measure(plan, settings, model.target, drafters, folder, check_cancelled):
             records.append(record)
-            progress.update(len(records), f"{len(records)} of {len(plan.prompts)} prompts, {len(plan.names)} methods each")
+            progress.update(
+                len(records), f"{len(records)} of {len(plan.prompts)} prompts, {len(plan.names)} methods each"
+            )
         table, _ = report.write(records, settings, folder)
         progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{name}")
         return io.NodeOutput(table, ui=ui.PreviewText(table))
@@ -124,7 +173,9 @@ def _plan(
 def _drafters(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter | None) -> dict:
     """What drafts, by source. AdtError if a method needs a network and none is connected."""
     if drafter is not None and drafter.target.decoder is not model.target.decoder:
-        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Benchmark.")
+        raise AdtError(
+            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Benchmark."
+        )
     try:
         return plan.choose(drafter.drafter if drafter is not None and drafter.patcher is not None else None)
     except AdtError as error:

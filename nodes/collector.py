@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.collect import contact_sheet, summary, write_report
 from ..adt_core.errors import AdtError
 from .batch import FOLDER
+from .contact_sheet import contact_sheet, summary, write_report
 from .loaders import CATEGORY
 from .runtime import refusal
 from .sockets import BatchResults, ResultsSocket
@@ -29,16 +29,38 @@ class ADTTreeCollector(io.ComfyNode):
             search_aliases=["contact sheet", "report", "statistics", "csv"],
             inputs=[
                 ResultsSocket.Input("results", tooltip="What an ADT-Tree Batch Sampler made."),
-                io.String.Input("name", default="report", tooltip="Of the files, without an ending; those of this name beside the images are replaced."),
-                io.Int.Input("columns", default=0, min=0, max=256, tooltip="Images in a row of the contact sheet; 0: about as many as there are rows."),
-                io.Int.Input(
-                    "thumbnail", default=192, min=16, max=2048, tooltip="Width of an image on the sheet, in pixels; less where the sheet would get too large."
+                io.String.Input(
+                    "name",
+                    default="report",
+                    tooltip="Of the files, without an ending; those of this name beside the images are replaced.",
                 ),
-                io.Combo.Input("label", options=list(_LABELS), default=next(iter(_LABELS)), tooltip="What stands below each image on the sheet."),
+                io.Int.Input(
+                    "columns",
+                    default=0,
+                    min=0,
+                    max=256,
+                    tooltip="Images in a row of the contact sheet; 0: about as many as there are rows.",
+                ),
+                io.Int.Input(
+                    "thumbnail",
+                    default=192,
+                    min=16,
+                    max=2048,
+                    tooltip="Width of an image on the sheet, in pixels; less where the sheet would get too large.",
+                ),
+                io.Combo.Input(
+                    "label",
+                    options=list(_LABELS),
+                    default=next(iter(_LABELS)),
+                    tooltip="What stands below each image on the sheet.",
+                ),
             ],
             outputs=[
                 io.Image.Output(display_name="sheet", tooltip="The contact sheet."),
-                io.String.Output(display_name="figures", tooltip="The figures of the whole batch as JSON, for a Preview as Text node."),
+                io.String.Output(
+                    display_name="figures",
+                    tooltip="The figures of the whole batch as JSON, for a Preview as Text node.",
+                ),
             ],
             is_output_node=True,
         )
@@ -55,7 +77,9 @@ class ADTTreeCollector(io.ComfyNode):
         try:
             *_, path = write_report(results.rows, results.settings, sheet, results.folder, name)
         except OSError as error:
-            raise AdtError(f"name: the report can't be written to '{results.folder}' ({error.strerror}); make room or give access, and queue again.") from error
+            raise AdtError(
+                f"name: the report can't be written to '{results.folder}' ({error.strerror}); make room or give access, and queue again."
+            ) from error
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
         return io.NodeOutput(image, json.dumps(summary(results.rows), indent=1), ui=ui.SavedImages([saved]))
@@ -63,5 +87,9 @@ class ADTTreeCollector(io.ComfyNode):
 
 def _check_name(name: str) -> None:
     """Raises AdtError for what is no plain file name."""
-    if not name.strip() or name.startswith(".") or any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name):
+    if (
+        not name.strip()
+        or name.startswith(".")
+        or any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name)
+    ):
         raise AdtError(f"name: '{name}' can't be the name of a file; use letters, digits, spaces and hyphens.")

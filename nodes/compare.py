@@ -7,7 +7,7 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from .. import adt_core
-from ..adt_core.generation import WARM_UP
+from ..adt_core.app.generation import WARM_UP
 from .live_map import LiveMap
 from .loaders import CATEGORY
 from .runtime import Progress, check_cancelled, load, refusal
@@ -33,21 +33,45 @@ class ADTTreeCompare(io.ComfyNode):
             search_aliases=["compare speed", "side by side", "a/b test", "difference"],
             inputs=[
                 ModelSocket.Input("model", tooltip="The model that makes both images."),
-                io.Conditioning.Input("positive", tooltip="What to draw: a CLIP Text Encode node fed by this model's CLIP."),
-                io.Conditioning.Input("negative", optional=True, tooltip="What guidance leads away from; usually left empty, as at the ADT-Tree Sampler."),
-                DrafterSocket.Input("drafter", optional=True, tooltip="What guesses ahead, for both. Not needed where both are 'autoregressive'."),
-                SettingsSocket.Input("settings_a", optional=True, tooltip="How A drafts; without it, the drafter's defaults."),
-                SettingsSocket.Input(
-                    "settings_b", optional=True, tooltip="How B drafts; without it, not at all: plain decoding, one token per pass of the model."
+                io.Conditioning.Input(
+                    "positive", tooltip="What to draw: a CLIP Text Encode node fed by this model's CLIP."
                 ),
-                LanternSocket.Input("lantern", optional=True, tooltip="Relaxed acceptance for A alone, whose image then differs from B's."),
+                io.Conditioning.Input(
+                    "negative",
+                    optional=True,
+                    tooltip="What guidance leads away from; usually left empty, as at the ADT-Tree Sampler.",
+                ),
+                DrafterSocket.Input(
+                    "drafter",
+                    optional=True,
+                    tooltip="What guesses ahead, for both. Not needed where both are 'autoregressive'.",
+                ),
+                SettingsSocket.Input(
+                    "settings_a", optional=True, tooltip="How A drafts; without it, the drafter's defaults."
+                ),
+                SettingsSocket.Input(
+                    "settings_b",
+                    optional=True,
+                    tooltip="How B drafts; without it, not at all: plain decoding, one token per pass of the model.",
+                ),
+                LanternSocket.Input(
+                    "lantern",
+                    optional=True,
+                    tooltip="Relaxed acceptance for A alone, whose image then differs from B's.",
+                ),
                 *sampling_inputs("Decides the noise of both images."),
             ],
             outputs=[
                 io.Image.Output(display_name="image_a", tooltip="The image as A makes it."),
                 io.Image.Output(display_name="image_b", tooltip="The image as B makes it."),
-                io.Image.Output(display_name="difference", tooltip="How far each colour of A is from that of B; black where they are the same."),
-                io.String.Output(display_name="report", tooltip="Seconds, tokens per pass and speed-up of A over B, for a Preview as Text node."),
+                io.Image.Output(
+                    display_name="difference",
+                    tooltip="How far each colour of A is from that of B; black where they are the same.",
+                ),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="Seconds, tokens per pass and speed-up of A over B, for a Preview as Text node.",
+                ),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
@@ -74,7 +98,10 @@ class ADTTreeCompare(io.ComfyNode):
     ) -> io.NodeOutput:
         row, opposite = read_rows(model, positive, negative)
         sampling = adt_core.Sampling(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, guidance=guidance)
-        methods = [(choose_drafting(settings_a, drafter, model), lantern), (choose_drafting(settings_b or PLAIN, drafter, model), None)]
+        methods = [
+            (choose_drafting(settings_a, drafter, model), lantern),
+            (choose_drafting(settings_b or PLAIN, drafter, model), None),
+        ]
 
         def start() -> list[adt_core.Decoding]:
             return [
@@ -95,8 +122,13 @@ class ADTTreeCompare(io.ComfyNode):
         load(patchers(model, drafter), memory_required=sum(decoding.memory_required() for decoding in both))
         for decoding in start():
             list(islice(decoding, WARM_UP))
-        progress = Progress(sum(decoding.total_tokens for decoding in both), cls.hidden.unique_id, lambda: _side_by_side(model, both))
-        maps = [LiveMap(decoding.trace, model.target.name, cls.hidden, part, len(both)) for part, decoding in enumerate(both)]
+        progress = Progress(
+            sum(decoding.total_tokens for decoding in both), cls.hidden.unique_id, lambda: _side_by_side(model, both)
+        )
+        maps = [
+            LiveMap(decoding.trace, model.target.name, cls.hidden, part, len(both))
+            for part, decoding in enumerate(both)
+        ]
         _take_turns(both, progress, maps)
         report = _report(*both)
         progress.say(report.splitlines()[-1])

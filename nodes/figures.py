@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.colours import scale
 from ..adt_core.errors import AdtError
-from ..adt_core.trace import FIGURES, Trace
+from ..adt_core.rules.trace import FIGURES, Trace
+from .colours import scale
 from .loaders import CATEGORY
 from .sockets import TraceSocket
 
@@ -26,25 +26,44 @@ class ADTTreeMapImage(io.ComfyNode):
             search_aliases=["acceptance map", "heatmap", "trace"],
             inputs=[
                 TraceSocket.Input("trace", tooltip="What an ADT-Tree Sampler drafted and accepted."),
-                io.Image.Input("images", optional=True, tooltip="The run's images, in any size: the map is laid over them. Without them, the map alone."),
+                io.Image.Input(
+                    "images",
+                    optional=True,
+                    tooltip="The run's images, in any size: the map is laid over them. Without them, the map alone.",
+                ),
                 io.Combo.Input(
                     "show",
                     options=list(FIGURES),
                     default=FIGURES[0],
                     tooltip="acceptance: tokens that the round emitted. depth, width: of the tree that it checked. time: milliseconds per token.",
                 ),
-                io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05, tooltip="How much of the map covers the images; 1 hides them."),
+                io.Float.Input(
+                    "opacity",
+                    default=0.6,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="How much of the map covers the images; 1 hides them.",
+                ),
             ],
             outputs=[
-                io.Image.Output(display_name="IMAGE", tooltip="The maps in colour, from dark for low values to yellow for high ones, one per image."),
-                io.Mask.Output(display_name="MASK", tooltip="The maps as numbers: 0 for the lower end of the scale, 1 for the upper."),
+                io.Image.Output(
+                    display_name="IMAGE",
+                    tooltip="The maps in colour, from dark for low values to yellow for high ones, one per image.",
+                ),
+                io.Mask.Output(
+                    display_name="MASK",
+                    tooltip="The maps as numbers: 0 for the lower end of the scale, 1 for the upper.",
+                ),
             ],
         )
 
     @classmethod
     def execute(cls, trace: Trace, show: str, opacity: float, images: torch.Tensor | None = None) -> io.NodeOutput:
         if images is not None and len(images) != trace.images:
-            raise AdtError(f"images: {len(images)} were given, but the trace is of {trace.images}; connect the images of the same run.")
+            raise AdtError(
+                f"images: {len(images)} were given, but the trace is of {trace.images}; connect the images of the same run."
+            )
         values = torch.tensor([trace.token_map(show, image) for image in range(trace.images)], dtype=torch.float32)
         low, high = _ends(values, show)
         shares = (values - low) / (high - low)

@@ -46,7 +46,9 @@ def drafters() -> dict[str, str]:
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
     """The path behind a chosen name; an :class:`AdtError` if it has gone since the list was made."""
     if name not in choices:
-        raise AdtError(f"{what}: '{name}' is no longer in any folder registered for '{key}'; put it back, or press R and choose another.")
+        raise AdtError(
+            f"{what}: '{name}' is no longer in any folder registered for '{key}'; put it back, or press R and choose another."
+        )
     return choices[name]
 
 

@@ -2,7 +2,7 @@
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.lantern import Lantern
+from ..adt_core.rules.verify import Lantern
 from .loaders import CATEGORY
 from .runtime import refusal
 from .sockets import LanternSocket
@@ -28,9 +28,24 @@ class ADTTreeLantern(io.ComfyNode):
                     tooltip="What bounds the look-alikes of a guess: a fixed share of probability per token (LANTERN), or a multiple of "
                     "the guess's own (LANTERN++).",
                 ),
-                io.Int.Input("neighbours", default=100, min=1, max=65536, tooltip="Nearest tokens of the codebook that count as look-alikes."),
-                io.Float.Input("delta", default=0.1, min=0.0, max=1.0, step=0.01, tooltip="LANTERN: probability moved per token; 0 is exact."),
-                io.Float.Input("factor", default=2.0, min=1.0, max=1000.0, step=0.1, tooltip="LANTERN++: lambda; 1 is exact."),
+                io.Int.Input(
+                    "neighbours",
+                    default=100,
+                    min=1,
+                    max=65536,
+                    tooltip="Nearest tokens of the codebook that count as look-alikes.",
+                ),
+                io.Float.Input(
+                    "delta",
+                    default=0.1,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="LANTERN: probability moved per token; 0 is exact.",
+                ),
+                io.Float.Input(
+                    "factor", default=2.0, min=1.0, max=1000.0, step=0.1, tooltip="LANTERN++: lambda; 1 is exact."
+                ),
                 io.Float.Input(
                     "max_substitution",
                     default=1.0,
@@ -40,7 +55,9 @@ class ADTTreeLantern(io.ComfyNode):
                     tooltip="Share of an image's tokens that may be replaced at most; 1 sets no limit.",
                 ),
             ],
-            outputs=[LanternSocket.Output(display_name="lantern", tooltip="Relaxed acceptance, for the ADT-Tree Sampler.")],
+            outputs=[
+                LanternSocket.Output(display_name="lantern", tooltip="Relaxed acceptance, for the ADT-Tree Sampler.")
+            ],
         )
 
     @classmethod

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
-from ..adt_core.continuation import kept_tokens
+from ..adt_core.app.continuation import kept_tokens
 from ..adt_core.errors import AdtError
 from .sockets import LoadedModel
 
 
-def read_latent(latent: dict, model: LoadedModel, keep: float, keep_left: float, copies: int) -> tuple[Tensor, list[int]]:
+def read_latent(
+    latent: dict, model: LoadedModel, keep: float, keep_left: float, copies: int
+) -> tuple[Tensor, list[int]]:
     """What is kept of the images of a LATENT, each of them ``copies`` times: codes [B, P], and the index of every image's noise.
 
     An image that was taken out of a batch (``batch_index``) keeps the noise that it had there. Raises AdtError for a LATENT that isn't of this

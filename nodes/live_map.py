@@ -15,7 +15,7 @@ import folder_paths
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core.trace import ImageRound, Round, Trace
+from ..adt_core.rules.trace import ImageRound, Round, Trace
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")

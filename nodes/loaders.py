@@ -36,7 +36,16 @@ class ADTTreeModelLoader(io.ComfyNode):
             category=CATEGORY,
             description="Loads a visual autoregressive model. Its CLIP goes into CLIP Text Encode, its VAE into VAE Decode "
             "and VAE Encode, and the model itself into the ADT-Tree Drafter Loader and Sampler.",
-            search_aliases=["anole", "chameleon", "lumina", "llamagen", "janus", "emu3", "autoregressive", "load model"],
+            search_aliases=[
+                "anole",
+                "chameleon",
+                "lumina",
+                "llamagen",
+                "janus",
+                "emu3",
+                "autoregressive",
+                "load model",
+            ],
             inputs=[
                 io.Combo.Input(
                     "model",
@@ -56,9 +65,16 @@ class ADTTreeModelLoader(io.ComfyNode):
                 ),
             ],
             outputs=[
-                ModelSocket.Output(display_name="model", tooltip="The model, for the ADT-Tree Drafter Loader and Sampler."),
-                io.Clip.Output(display_name="CLIP", tooltip="The model's tokenizer, for the stock CLIP Text Encode node."),
-                io.Vae.Output(display_name="VAE", tooltip="The model's image tokenizer, for the stock VAE Decode and VAE Encode nodes."),
+                ModelSocket.Output(
+                    display_name="model", tooltip="The model, for the ADT-Tree Drafter Loader and Sampler."
+                ),
+                io.Clip.Output(
+                    display_name="CLIP", tooltip="The model's tokenizer, for the stock CLIP Text Encode node."
+                ),
+                io.Vae.Output(
+                    display_name="VAE",
+                    tooltip="The model's image tokenizer, for the stock VAE Decode and VAE Encode nodes.",
+                ),
             ],
         )
 
@@ -77,7 +93,12 @@ class ADTTreeModelLoader(io.ComfyNode):
             weights=_WEIGHTS.get(dtype),
         )
         codec = manage(target.codec)
-        loaded = LoadedModel(target, manage(target.decoder), codec, manage(target.text_encoder) if target.text_encoder is not None else None)
+        loaded = LoadedModel(
+            target,
+            manage(target.decoder),
+            codec,
+            manage(target.text_encoder) if target.text_encoder is not None else None,
+        )
         return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import folder_paths
 from comfy_api.v0_0_2 import io
 
+from ..adt_core.app.prompts import BUNDLED_CAPTIONS, CAPTIONS, FILES, Prompt, file_stems, read_list, select, typed
 from ..adt_core.errors import AdtError
-from ..adt_core.prompts import BUNDLED_CAPTIONS, CAPTIONS, FILES, Prompt, file_stems, read_list, select, typed
 from .loaders import CATEGORY
 from .runtime import refusal
 
@@ -44,8 +44,18 @@ class ADTTreePrompts(io.ComfyNode):
                     default=CAPTIONS[0],
                     tooltip="Which captions of an MS-COCO image are prompts: its first or its longest, under the id of the image, or all, under their own ids.",
                 ),
-                io.String.Input("filter", default="", tooltip="Keep only prompts that contain this, in upper or lower case. Empty keeps all."),
-                io.Int.Input("start", default=0, min=0, max=10**7, tooltip="How many prompts to pass over, counted after filter and shuffle."),
+                io.String.Input(
+                    "filter",
+                    default="",
+                    tooltip="Keep only prompts that contain this, in upper or lower case. Empty keeps all.",
+                ),
+                io.Int.Input(
+                    "start",
+                    default=0,
+                    min=0,
+                    max=10**7,
+                    tooltip="How many prompts to pass over, counted after filter and shuffle.",
+                ),
                 io.Int.Input("count", default=8, min=1, max=10**7, tooltip="How many prompts to take, at most."),
                 io.Int.Input(
                     "shuffle",
@@ -81,9 +91,13 @@ class ADTTreePrompts(io.ComfyNode):
         return fingerprint(_source(file or TYPED, text or ""))
 
     @classmethod
-    def execute(cls, file: str, text: str, caption: str, filter: str, start: int, count: int, shuffle: int) -> io.NodeOutput:
+    def execute(
+        cls, file: str, text: str, caption: str, filter: str, start: int, count: int, shuffle: int
+    ) -> io.NodeOutput:
         prompts = select(_read(file, text, caption), filter, shuffle, start, count)
-        return io.NodeOutput([prompt.text for prompt in prompts], [prompt.id for prompt in prompts], file_stems(prompts))
+        return io.NodeOutput(
+            [prompt.text for prompt in prompts], [prompt.id for prompt in prompts], file_stems(prompts)
+        )
 
 
 def _files() -> list[str]:
@@ -124,4 +138,6 @@ def fingerprint(text: str) -> str:
 def _path(text: str) -> Path | None:
     """The file that a text names: in ComfyUI's input folder, or anywhere by its path."""
     name = text.strip()
-    return Path(folder_paths.get_input_directory()) / name if name.lower().endswith(FILES) and "\n" not in name else None
+    return (
+        Path(folder_paths.get_input_directory()) / name if name.lower().endswith(FILES) and "\n" not in name else None
+    )

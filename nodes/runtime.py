@@ -46,7 +46,9 @@ def manage(module: torch.nn.Module) -> ModelPatcher:
 
     A plain ``ModelPatcher``: the newer dynamic one streams the layers of ``comfy.ops``, which these are not.
     """
-    return ModelPatcher(ADTTreeWeights(module), load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
+    return ModelPatcher(
+        ADTTreeWeights(module), load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device()
+    )
 
 
 def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.device:
@@ -92,7 +94,9 @@ class Progress:
             return
         self._next_bar = now + self._BAR
         image = None
-        if self._wants_preview and (done >= self._total or now >= self._next_preview and not self._soon_over(now, done)):
+        if self._wants_preview and (
+            done >= self._total or now >= self._next_preview and not self._soon_over(now, done)
+        ):
             picture = self._preview()
             self.last = picture if done >= self._total else None
             image = ("JPEG", picture, args.preview_size)

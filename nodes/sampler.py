@@ -8,7 +8,7 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from .. import adt_core
-from ..adt_core.continuation import KEEP, kept_tokens
+from ..adt_core.app.continuation import KEEP, kept_tokens
 from .latent import read_latent
 from .live_map import LiveMap
 from .loaders import CATEGORY
@@ -19,7 +19,9 @@ from .stock import encode, read_prompt, to_image, to_picture
 
 
 class ADTTreeSampler(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # the map is shown again with a result from ComfyUI's cache; older versions know no such thing
+    HAS_INTERMEDIATE_OUTPUT = (
+        True  # the map is shown again with a result from ComfyUI's cache; older versions know no such thing
+    )
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -32,7 +34,9 @@ class ADTTreeSampler(io.ComfyNode):
             search_aliases=["autoregressive sampler", "speculative decoding", "generate image"],
             inputs=[
                 ModelSocket.Input("model", tooltip="The model that makes the image."),
-                io.Conditioning.Input("positive", tooltip="What to draw: a CLIP Text Encode node fed by this model's CLIP."),
+                io.Conditioning.Input(
+                    "positive", tooltip="What to draw: a CLIP Text Encode node fed by this model's CLIP."
+                ),
                 io.Conditioning.Input(
                     "negative",
                     optional=True,
@@ -44,7 +48,9 @@ class ADTTreeSampler(io.ComfyNode):
                     optional=True,
                     tooltip="What guesses ahead. Without one the settings' method has to be 'autoregressive'.",
                 ),
-                SettingsSocket.Input("settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."),
+                SettingsSocket.Input(
+                    "settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."
+                ),
                 *sampling_inputs("Decides the noise, and with the prompt the image."),
                 io.Int.Input(
                     "batch_size",
@@ -53,7 +59,9 @@ class ADTTreeSampler(io.ComfyNode):
                     max=64,
                     tooltip="Images of this prompt. Each has its own noise, and the first is the same whatever the number.",
                 ),
-                LanternSocket.Input("lantern", optional=True, tooltip="Relaxed acceptance, which changes the image; without it, exact."),
+                LanternSocket.Input(
+                    "lantern", optional=True, tooltip="Relaxed acceptance, which changes the image; without it, exact."
+                ),
                 io.Latent.Input(
                     "latent_image",
                     optional=True,
@@ -81,14 +89,24 @@ class ADTTreeSampler(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Latent.Output(display_name="LATENT", tooltip="The images as codebook vectors, for VAE Decode with this model's VAE."),
+                io.Latent.Output(
+                    display_name="LATENT",
+                    tooltip="The images as codebook vectors, for VAE Decode with this model's VAE.",
+                ),
                 TraceSocket.Output(display_name="trace", tooltip="What was drafted and accepted in each round."),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
-    def validate_inputs(cls, guidance: float = None, temperature: float = None, top_p: float = None, keep: float = None, keep_left: float = None) -> bool | str:
+    def validate_inputs(
+        cls,
+        guidance: float = None,
+        temperature: float = None,
+        top_p: float = None,
+        keep: float = None,
+        keep_left: float = None,
+    ) -> bool | str:
         return refusal(_check, guidance=guidance, temperature=temperature, top_p=top_p, keep=keep, keep_left=keep_left)
 
     @classmethod
@@ -132,8 +150,14 @@ class ADTTreeSampler(io.ComfyNode):
         progress = Progress(decoding.total_tokens, cls.hidden.unique_id, lambda: preview(model.target, decoding))
         _decode(decoding, progress, live_map)
         vectors = model.target.codec.lookup(decoding.grid_codes())
-        whole = live_map.whole(lambda image: progress.last if image == 0 and progress.last else preview(model.target, decoding, image))
-        return io.NodeOutput({"samples": vectors.to(mm.intermediate_device(), torch.float32)}, decoding.trace, ui={"adt_tree_map": [whole]})
+        whole = live_map.whole(
+            lambda image: progress.last if image == 0 and progress.last else preview(model.target, decoding, image)
+        )
+        return io.NodeOutput(
+            {"samples": vectors.to(mm.intermediate_device(), torch.float32)},
+            decoding.trace,
+            ui={"adt_tree_map": [whole]},
+        )
 
 
 def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
@@ -141,7 +165,9 @@ def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
     kept_tokens((1, 1), keep, keep_left)
 
 
-def read_rows(model: LoadedModel, positive: list, negative: list | None) -> "tuple[adt_core.Prompt, adt_core.Prompt | None]":
+def read_rows(
+    model: LoadedModel, positive: list, negative: list | None
+) -> "tuple[adt_core.Prompt, adt_core.Prompt | None]":
     """The prompt's row, and the negative prompt's if there is one."""
     row = encode(model, read_prompt(positive, "positive").text)
     opposite = read_prompt(negative, "negative").text if negative is not None else ""

@@ -40,7 +40,9 @@ def sampling_inputs(seed: str) -> list[io.Input]:
     ]
 
 
-def choose_drafting(settings: "adt_core.Drafting | None", drafter: LoadedDrafter | None, model: LoadedModel) -> "adt_core.Drafting":
+def choose_drafting(
+    settings: "adt_core.Drafting | None", drafter: LoadedDrafter | None, model: LoadedModel
+) -> "adt_core.Drafting":
     """The settings, or what suits the drafter without them. AdtError if these don't go together."""
     drafting = settings or (drafter.drafter.default if drafter is not None else adt_core.Drafting())
     if drafter is None and drafting.method != "autoregressive":
@@ -49,10 +51,16 @@ def choose_drafting(settings: "adt_core.Drafting | None", drafter: LoadedDrafter
             "node with the method 'autoregressive'."
         )
     if drafter is not None and drafter.target.decoder is not model.target.decoder:
-        raise AdtError("drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler.")
+        raise AdtError(
+            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler."
+        )
     return drafting
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:
     """All weights that work when images are made."""
-    return [model.patcher, model.codec, *([drafter.patcher] if drafter is not None and drafter.patcher is not None else [])]
+    return [
+        model.patcher,
+        model.codec,
+        *([drafter.patcher] if drafter is not None and drafter.patcher is not None else []),
+    ]

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
+from ..adt_core.policies.shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
 from .loaders import CATEGORY
 from .runtime import refusal
 from .sockets import SettingsSocket
@@ -52,14 +52,19 @@ class ADTTreeSettings(io.ComfyNode):
                     "above (vertical), or the depth and width set here (reset).",
                     advanced=True,
                 ),
-                _share("beta", "ADT-Tree: when at least this share of a tree's levels was accepted, the next one is deeper and narrower."),
+                _share(
+                    "beta",
+                    "ADT-Tree: when at least this share of a tree's levels was accepted, the next one is deeper and narrower.",
+                ),
                 _whole("depth_step", "ADT-Tree: levels added or taken away at a time.", advanced=True),
                 _whole("width_step", "ADT-Tree: branches added or taken away at a time.", advanced=True),
                 _whole("depth_min", "ADT-Tree: levels of the shallowest tree.", advanced=True),
                 _whole("depth_max", "ADT-Tree: levels of the deepest tree.", advanced=True),
                 _whole("width_min", "ADT-Tree: branches of the narrowest tree.", advanced=True),
                 _whole("width_max", "ADT-Tree: branches of the widest tree.", advanced=True),
-                _share("expand_above", "Guess no further below a node that is less probable than this; 0 switches it off."),
+                _share(
+                    "expand_above", "Guess no further below a node that is less probable than this; 0 switches it off."
+                ),
                 _share("keep_above", "Do not check a guess that is less probable than this; 0 switches it off."),
             ],
             outputs=[SettingsSocket.Output(display_name="settings", tooltip="The settings, for the ADT-Tree Sampler.")],

@@ -20,8 +20,22 @@ class ADTTreeImageSize(io.ComfyNode):
             search_aliases=["resolution", "width", "height", "aspect ratio"],
             inputs=[
                 ModelSocket.Input("model", tooltip="The model whose images get another size."),
-                io.Int.Input("width", default=768, min=16, max=8192, step=16, tooltip="Pixels; Lumina-mGPT takes multiples of 32."),
-                io.Int.Input("height", default=768, min=16, max=8192, step=16, tooltip="Pixels; width times height is bounded by what the model was made for."),
+                io.Int.Input(
+                    "width",
+                    default=768,
+                    min=16,
+                    max=8192,
+                    step=16,
+                    tooltip="Pixels; Lumina-mGPT takes multiples of 32.",
+                ),
+                io.Int.Input(
+                    "height",
+                    default=768,
+                    min=16,
+                    max=8192,
+                    step=16,
+                    tooltip="Pixels; width times height is bounded by what the model was made for.",
+                ),
             ],
             outputs=[ModelSocket.Output(display_name="model", tooltip="The same weights, for images of this size.")],
         )

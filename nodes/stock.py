@@ -31,7 +31,9 @@ class Prompt:
     ids: tuple[int, ...]
 
     def __getitem__(self, stream):
-        raise AdtError(f"CLIP: an ADT-Tree prompt has no '{stream}' stream of tokens; use the plain CLIP Text Encode (Prompt) node.")
+        raise AdtError(
+            f"CLIP: an ADT-Tree prompt has no '{stream}' stream of tokens; use the plain CLIP Text Encode (Prompt) node."
+        )
 
 
 class PromptTensor(torch.Tensor):
@@ -93,7 +95,9 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
     if not conditioning or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
         raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_NOT_OURS}")
     if len(conditioning) > 1:
-        raise AdtError(f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_NOT_OURS}")
+        raise AdtError(
+            f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_NOT_OURS}"
+        )
     changes = sorted(set(conditioning[0][1]) - {_PROMPT})
     if changes:
         raise AdtError(

@@ -1,4 +1,4 @@
-"""What tests can import: ``adt_core``, ``training`` and ``tests`` from this repository, and nothing else.
+"""What tests can import: ``adt_core``, ``model_making`` and ``tests`` from this repository, and nothing else.
 
 ComfyUI has a top-level module of its own called ``nodes``. With the repository root on ``sys.path``, ``import nodes``
 would find our folder of that name instead, so the root is taken off the path (``python -m pytest`` puts it there) and
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class _Ours:
     """A meta-path finder for the packages of the repository root that may be imported by their plain names."""
 
-    NAMES = {"adt_core", "training", "benchmarks", "tests"}
+    NAMES = {"adt_core", "model_making", "benchmarks", "tests"}
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):

@@ -33,21 +33,46 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     c, generator = target.decoder.config, torch.Generator().manual_seed(seed)
     h = c.hidden_size
-    tensors = {"embed_tokens.weight": target.decoder.embedding.float(), "fc.weight": torch.randn(h, 2 * h, generator=generator) * (2 * h) ** -0.5,
-               "fc.bias": torch.zeros(h)}
+    tensors = {
+        "embed_tokens.weight": target.decoder.embedding.float(),
+        "fc.weight": torch.randn(h, 2 * h, generator=generator) * (2 * h) ** -0.5,
+        "fc.bias": torch.zeros(h),
+    }
     tensors |= layer_tensors(generator, "layers.0", h, c.intermediate_size, c.num_heads, c.num_kv_heads)
-    save_file({name: value.contiguous() for name, value in tensors.items() if c.qk_norm or "_norm." not in name or "self_attn" not in name},
-              folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({
-        "vocab_size": c.vocab_size, "hidden_size": h, "intermediate_size": c.intermediate_size, "num_hidden_layers": 1, "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads, "rms_norm_eps": c.rms_norm_eps, "rope_theta": c.rope_theta, "max_position_embeddings": c.max_positions}))
+    save_file(
+        {
+            name: value.contiguous()
+            for name, value in tensors.items()
+            if c.qk_norm or "_norm." not in name or "self_attn" not in name
+        },
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "vocab_size": c.vocab_size,
+                "hidden_size": h,
+                "intermediate_size": c.intermediate_size,
+                "num_hidden_layers": 1,
+                "num_attention_heads": c.num_heads,
+                "num_key_value_heads": c.num_kv_heads,
+                "rms_norm_eps": c.rms_norm_eps,
+                "rope_theta": c.rope_theta,
+                "max_position_embeddings": c.max_positions,
+            }
+        )
+    )
     return folder
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
     """A finished decoding, plain unless something else is asked for."""
-    decoding = Decoding(target, [target.encode_prompt(prompt) for prompt in prompts], drafter=drafter,
-                        **{"drafting": Drafting(method="autoregressive"), **options})
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt) for prompt in prompts],
+        drafter=drafter,
+        **{"drafting": Drafting(method="autoregressive"), **options},
+    )
     for _ in decoding:
         pass
     return decoding

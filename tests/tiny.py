@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from adt_core.models.vq import VQConfig, VQModel
-from training.sequences import build_vocabulary
+from model_making.sequences import build_vocabulary
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -23,32 +23,78 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tiny_checkpoint(folder: Path, *, hidden: int = 64, layers: int = 2, heads: int = 4, kv_heads: int | None = None,
-                          intermediate: int = 96, codes: int = 40, resolution: int = 32, max_positions: int = 160,
-                          scale: float = 1.0, seed: int = 0, downsample: int = 8) -> Path:
+def write_tiny_checkpoint(
+    folder: Path,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    intermediate: int = 96,
+    codes: int = 40,
+    resolution: int = 32,
+    max_positions: int = 160,
+    scale: float = 1.0,
+    seed: int = 0,
+    downsample: int = 8,
+) -> Path:
     """A random target with a (resolution / downsample) square token grid. ``scale`` sharpens its distributions."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     text = tokenizer.get_vocab()
     vocabulary = build_vocabulary(text, codes)
-    vq = {"embed_dim": 6, "num_embeddings": codes, "latent_channels": 32, "resolution": resolution, "in_channels": 3, "base_channels": 32,
-          "channel_multiplier": [1] * downsample.bit_length(),
-          "num_res_blocks": 1, "double_latent": False, "attn_type": "vanilla", "model_type": "chameleon_vqgan"}
-    config = {"architectures": ["ChameleonForConditionalGeneration"], "model_type": "chameleon", "vocab_size": len(vocabulary), "hidden_size": hidden,
-              "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
-              "num_key_value_heads": kv_heads or heads, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": max_positions,
-              "hidden_act": "silu", "model_parallel_size": 1, "swin_norm": False, "vocabulary_map": vocabulary, "vq_config": vq,
-              "bos_token_id": vocabulary["<s>"], "pad_token_id": vocabulary["<pad>"], "eos_token_id": vocabulary["</s>"], "tie_word_embeddings": False}
+    vq = {
+        "embed_dim": 6,
+        "num_embeddings": codes,
+        "latent_channels": 32,
+        "resolution": resolution,
+        "in_channels": 3,
+        "base_channels": 32,
+        "channel_multiplier": [1] * downsample.bit_length(),
+        "num_res_blocks": 1,
+        "double_latent": False,
+        "attn_type": "vanilla",
+        "model_type": "chameleon_vqgan",
+    }
+    config = {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "model_type": "chameleon",
+        "vocab_size": len(vocabulary),
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": max_positions,
+        "hidden_act": "silu",
+        "model_parallel_size": 1,
+        "swin_norm": False,
+        "vocabulary_map": vocabulary,
+        "vq_config": vq,
+        "bos_token_id": vocabulary["<s>"],
+        "pad_token_id": vocabulary["<pad>"],
+        "eos_token_id": vocabulary["</s>"],
+        "tie_word_embeddings": False,
+    }
     generator = torch.Generator().manual_seed(seed)
-    tensors = {"model.embed_tokens.weight": _normal(generator, len(vocabulary), hidden), "model.norm.weight": 1 + 0.1 * _normal(generator, hidden),
-               "lm_head.weight": _normal(generator, len(vocabulary), hidden) * scale * hidden**-0.5}
+    tensors = {
+        "model.embed_tokens.weight": _normal(generator, len(vocabulary), hidden),
+        "model.norm.weight": 1 + 0.1 * _normal(generator, hidden),
+        "lm_head.weight": _normal(generator, len(vocabulary), hidden) * scale * hidden**-0.5,
+    }
     for i in range(layers):
         tensors |= layer_tensors(generator, f"model.layers.{i}", hidden, intermediate, heads, kv_heads or heads)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         codec = VQModel(VQConfig.from_dict(vq))
     tensors |= {f"model.vqmodel.{name}": value.clone() for name, value in codec.state_dict().items()}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -65,20 +111,42 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
     embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
     if hidden:
         embedding = _normal(generator, config["vocab_size"], width)
-    tensors = {"embed_tokens.weight": embedding, "fc.weight": _normal(generator, width, 2 * width) * (2 * width) ** -0.5,
-               "fc.bias": 0.1 * _normal(generator, width)}
-    tensors |= layer_tensors(generator, "layers.0", width, config["intermediate_size"], config["num_attention_heads"], config["num_key_value_heads"])
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = {
+        "embed_tokens.weight": embedding,
+        "fc.weight": _normal(generator, width, 2 * width) * (2 * width) ** -0.5,
+        "fc.bias": 0.1 * _normal(generator, width),
+    }
+    tensors |= layer_tensors(
+        generator,
+        "layers.0",
+        width,
+        config["intermediate_size"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+    )
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": width, "num_hidden_layers": 1}))
     return folder
 
 
-def layer_tensors(generator: torch.Generator, prefix: str, hidden: int, intermediate: int, heads: int, kv_heads: int) -> dict[str, torch.Tensor]:
+def layer_tensors(
+    generator: torch.Generator, prefix: str, hidden: int, intermediate: int, heads: int, kv_heads: int
+) -> dict[str, torch.Tensor]:
     """Random tensors of one Chameleon decoder layer under Hugging Face names."""
     dim = hidden // heads
-    sizes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv_heads * dim, hidden), "self_attn.v_proj": (kv_heads * dim, hidden),
-             "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (intermediate, hidden), "mlp.up_proj": (intermediate, hidden),
-             "mlp.down_proj": (hidden, intermediate)}
+    sizes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv_heads * dim, hidden),
+        "self_attn.v_proj": (kv_heads * dim, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+    }
     tensors = {f"{prefix}.{name}.weight": _normal(generator, *size) * size[1] ** -0.5 for name, size in sizes.items()}
     for norm, n in (("q", heads), ("k", kv_heads)):
         tensors[f"{prefix}.self_attn.{norm}_norm.weight"] = 1 + 0.1 * _normal(generator, n, dim)

@@ -19,15 +19,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
+from ..models.cache import KVCache
 from ..models.checkpoint import Check, Checkpoint, Entry, check_entries, fill, read_json, resolve, same
-from ..models.decoder import DecoderConfig, KVCache, Layer, Rows, Step, product, rope_tables
+from ..models.config import DecoderConfig
 from ..models.graphs import graphed
+from ..models.layers import Layer, product, rope_tables
 from ..models.layout import decoder_config, layer_entries, unpaired
+from ..models.rows import Rows, Step
 from ..models.target import Target
-from ..sampling import Sampling
-from ..shape import Drafting, TreeShape
-from ..tree import CandidatePool, DraftTree, chain
-from . import Verified
+from ..policies.shape import Drafting, TreeShape
+from ..rules.sampling import Sampling
+from ..rules.tree import CandidatePool, DraftTree, chain
+from .base import Verified
 from .static import static_tree
 
 PAIRING_FILE = "pairing.json"
@@ -67,14 +70,18 @@ class EagleDrafter(nn.Module):
         cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
         return self.layer(x, cos, sin, step, cache.data[0])
 
-    def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> EagleProposer:
+    def proposer(
+        self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None
+    ) -> EagleProposer:
         return EagleProposer(self, target, rows, sampling, drafting, noise)
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
         return KVCache.num_bytes(self.config, rows, slots, itemsize)
 
 
-def load_eagle(path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None) -> EagleDrafter:
+def load_eagle(
+    path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
+) -> EagleDrafter:
     """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, in its dtype and on ``device``, or where the target is.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
@@ -84,18 +91,26 @@ def load_eagle(path: str | Path, target: Target, check: Check | None = None, dev
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
     width, tokens = checkpoint.shape("fc.weight")[0], checkpoint.shape("embed_tokens.weight")[0]
     if width != ours.hidden_size or tokens != ours.vocab_size:
-        raise AdtError(f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
-                       f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target.")
+        raise AdtError(
+            f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
+            f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target."
+        )
     drafter, entries = describe(checkpoint, ours)
     if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
-        raise AdtError(f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
-                       "choose the drafter that was trained for this target.")
+        raise AdtError(
+            f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
+            "choose the drafter that was trained for this target."
+        )
     check_entries(entries, checkpoint)
-    drafter.to(target.decoder.dtype).to_empty(device=device or target.decoder.embedding.device).requires_grad_(False).eval()
+    drafter.to(target.decoder.dtype).to_empty(device=device or target.decoder.embedding.device).requires_grad_(
+        False
+    ).eval()
     fill(_entries(drafter, checkpoint), checkpoint, check)
     recorded = checkpoint.folder / PAIRING_FILE
     if recorded.is_file():
-        drafter.pairing = Pairing(**{name: bool(value) for name, value in read_json(recorded).items() if name in Pairing._fields})
+        drafter.pairing = Pairing(
+            **{name: bool(value) for name, value in read_json(recorded).items() if name in Pairing._fields}
+        )
     return drafter
 
 
@@ -107,12 +122,24 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     said, names = checkpoint.config, checkpoint.names
     grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and grid_of_pairs(target))
     if target is not None:
-        said = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "intermediate_size": target.intermediate_size, "num_hidden_layers": 1,
-                "num_attention_heads": target.num_heads, "num_key_value_heads": target.num_kv_heads, "rms_norm_eps": target.rms_norm_eps,
-                "rope_theta": target.rope_theta, **said}
+        said = {
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "intermediate_size": target.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": target.num_heads,
+            "num_key_value_heads": target.num_kv_heads,
+            "rms_norm_eps": target.rms_norm_eps,
+            "rope_theta": target.rope_theta,
+            **said,
+        }
     config = decoder_config(said, checkpoint.path)
-    config = replace(config, qk_norm="layers.0.self_attn.q_norm.weight" in names, max_positions=(target or config).max_positions,
-                     grid_rope=grid)
+    config = replace(
+        config,
+        qk_norm="layers.0.self_attn.q_norm.weight" in names,
+        max_positions=(target or config).max_positions,
+        grid_rope=grid,
+    )
     with torch.device("meta"):
         drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
     return drafter, _entries(drafter, checkpoint)
@@ -124,8 +151,17 @@ def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
 
 
 def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
-    return [same(drafter.embedding, "embed_tokens.weight"), same(drafter.fc, "fc.weight", transpose=True), same(drafter.fc_bias, "fc.bias"),
-            *layer_entries(drafter.layer, checkpoint, "layers.0", unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None)]
+    return [
+        same(drafter.embedding, "embed_tokens.weight"),
+        same(drafter.fc, "fc.weight", transpose=True),
+        same(drafter.fc_bias, "fc.bias"),
+        *layer_entries(
+            drafter.layer,
+            checkpoint,
+            "layers.0",
+            unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None,
+        ),
+    ]
 
 
 def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
@@ -140,18 +176,31 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 class EagleProposer:
     """Grows one draft tree per round for a batch of images: EAGLE-2 expansion over keyed noise."""
 
-    def __init__(self, drafter: EagleDrafter, target: Target, rows: Rows, sampling: Sampling, drafting: Drafting, noise: Tensor | None):
+    def __init__(
+        self,
+        drafter: EagleDrafter,
+        target: Target,
+        rows: Rows,
+        sampling: Sampling,
+        drafting: Drafting,
+        noise: Tensor | None,
+    ):
         """noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
         self._drafter, self._decoder = drafter, target.decoder
         self._read = graphed(drafter, drafter.embedding.device)
         self._sees_padding = drafter.config.grid_rope is not None
         self._see(rows)
-        self._grammar, self._length = target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)), target.length
+        self._grammar, self._length = (
+            target.grammar(torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)),
+            target.length,
+        )
         self._sampling, self._drafting = sampling, drafting
         self._noise = noise if drafting.proposal == "coupled" else None
         self._cache = KVCache(drafter.config, rows.count, len(rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        self._pending: tuple[Tensor, Tensor, list[int], list[int]]  # features, ids; first slot, and index of the last pair, of each image
+        self._pending: tuple[
+            Tensor, Tensor, list[int], list[int]
+        ]  # features, ids; first slot, and index of the last pair, of each image
         self.forwards = 0
 
     def _see(self, rows: Rows) -> None:
@@ -163,7 +212,11 @@ class EagleProposer:
         ids = paired_ids(self._drafter.pairing, torch.cat([self._rows.ids[:, :1], ids], 1), self._decoder.image_ids)
         last = ids.shape[1] - 1
         if last > 0:
-            self._run(ids[:, :last], features[:, :last], Step(step.positions[:, :last], slice(0, last), step.mask[..., :last, :last]))
+            self._run(
+                ids[:, :last],
+                features[:, :last],
+                Step(step.positions[:, :last], slice(0, last), step.mask[..., :last, :last]),
+            )
         self._pending = (features[:, last:], ids[:, last:], [last] * len(z), [0] * len(z))
 
     def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
@@ -264,12 +317,16 @@ class EagleProposer:
         out = self._run(ids, pairs, self._rows.step(verified.starts, 0, offsets, own))
         kept = (verdict.path[:, 1 : max(verified.accepted) + 2] - 1).clamp_min(0)
         kept = F.pad(kept, (0, max(verified.accepted) + 1 - kept.shape[1])).scatter(1, accepted, tree.size - 1)
-        self._cache.compact(self._rows.spread(torch.tensor(verified.starts, device=kept.device)), self._rows.spread(kept))
+        self._cache.compact(
+            self._rows.spread(torch.tensor(verified.starts, device=kept.device)), self._rows.spread(kept)
+        )
         return out
 
     def read_ahead(self, tokens: Tensor, features: Tensor, starts: list[int]) -> Tensor:
         """Feed the features [R, m, h] of m successive tokens, with the m that follow the first of tokens [B, m + 1], without keeping them: [R, m, h]."""
-        return self._run(self._fed(tokens[:, 1:], tokens[:, :-1]), features, self._rows.causal_step(starts, tokens.shape[1] - 1))
+        return self._run(
+            self._fed(tokens[:, 1:], tokens[:, :-1]), features, self._rows.causal_step(starts, tokens.shape[1] - 1)
+        )
 
     def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
         depth, width = max(s.depth for s in shapes), max(s.width for s in shapes)
@@ -281,7 +338,9 @@ class EagleProposer:
             return self._grow_chain(root, starts, noise[: self._drafting.nodes], out, limits)
         return self._grow_tree(root, starts, noise, out, limits, width)
 
-    def _grow_chain(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, limits: _Limits) -> DraftTree:
+    def _grow_chain(
+        self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, limits: _Limits
+    ) -> DraftTree:
         """Width 1: no beam, no candidates to rank, no mask to build."""
         tokens, scores, total = [root[:, None]], [], None
         for level, perturbation in enumerate(noise, start=1):
@@ -295,7 +354,9 @@ class EagleProposer:
             out = self._run(ids, out, self._rows.step(starts, level - 1, level - 1, None))
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
-    def _grow_tree(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, limits: _Limits, width: int) -> DraftTree:
+    def _grow_tree(
+        self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, limits: _Limits, width: int
+    ) -> DraftTree:
         """Level by level: the best ``width`` nodes of a level get ``width`` children each; then the best nodes of all are kept."""
         pool, beam_scores, parents = CandidatePool(), None, torch.zeros_like(root)[:, None]
         batch = torch.arange(len(root), device=root.device)[:, None]
@@ -320,7 +381,9 @@ class EagleProposer:
             out = self._run(self._fed(fed, before), features, step)
         return pool.rerank(root, self._drafting.nodes)
 
-    def _grow_static(self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, shapes: list[TreeShape]) -> DraftTree:
+    def _grow_static(
+        self, root: Tensor, starts: list[int], noise: list[Tensor | None], out: Tensor, shapes: list[TreeShape]
+    ) -> DraftTree:
         """A published tree: a node of sibling rank r holds its parent's r-th best child."""
         tree, batch = static_tree(self._drafting.static, root.device), len(root)
         tokens, scores = [root[:, None]], [torch.zeros(batch, 1, dtype=self._decoder.wide_dtype, device=root.device)]
@@ -335,10 +398,21 @@ class EagleProposer:
             tokens.append(token[:, plan.parent, plan.rank])
             scores.append(scores[-1][:, plan.fed][:, plan.parent] + score[:, plan.parent, plan.rank])
         tokens, scores = torch.cat(tokens, 1), torch.cat(scores, 1)
-        parents, depths, ranks = (values[:, : tokens.shape[1]].expand(batch, -1) for values in (tree.parents, tree.depths, tree.ranks))
+        parents, depths, ranks = (
+            values[:, : tokens.shape[1]].expand(batch, -1) for values in (tree.parents, tree.depths, tree.ranks)
+        )
         valid = depths <= torch.tensor([[shape.depth] for shape in shapes], device=root.device)
         ancestors = tree.ancestors[:, : tokens.shape[1], : tokens.shape[1]].expand(batch, -1, -1)
-        return DraftTree(tokens, parents * valid, depths * valid, ranks, scores.masked_fill(~valid, -math.inf), valid, ancestors, len(noise))
+        return DraftTree(
+            tokens,
+            parents * valid,
+            depths * valid,
+            ranks,
+            scores.masked_fill(~valid, -math.inf),
+            valid,
+            ancestors,
+            len(noise),
+        )
 
 
 class _Limits:
@@ -346,11 +420,15 @@ class _Limits:
 
     def __init__(self, shapes: list[TreeShape], drafting: Drafting, device: torch.device):
         self._nodes = drafting.nodes
-        self._keep, self._expand = (math.log(p) if p > 0 else -math.inf for p in (drafting.keep_above, drafting.expand_above))
+        self._keep, self._expand = (
+            math.log(p) if p > 0 else -math.inf for p in (drafting.keep_above, drafting.expand_above)
+        )
         self._on_cpu = device.type == "cpu"
         self._depths = self._widths = None
         if len(set(shapes)) > 1:
-            self._depths, self._widths = (torch.tensor([s[i] for s in shapes], device=device)[:, None, None] for i in range(2))
+            self._depths, self._widths = (
+                torch.tensor([s[i] for s in shapes], device=device)[:, None, None] for i in range(2)
+            )
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         """scores [B, m, k] of one level, with -inf where a candidate may not be used."""

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ..errors import AdtError
-from ..models.decoder import Rows, Step
+from ..models.rows import Rows, Step
 from ..models.target import Target
-from ..sampling import Sampling
-from ..shape import AUTO_WIDTH, Drafting, TreeShape, spine
-from ..tree import DraftTree, chain
-from . import Verified
+from ..policies.shape import AUTO_WIDTH, Drafting, TreeShape, spine
+from ..rules.sampling import Sampling
+from ..rules.tree import DraftTree, chain
+from .base import Verified
 from .window import NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
 
 
@@ -30,19 +30,36 @@ class JacobiDrafter:
     """Needs no weights: the target's own forwards are the drafter. width: what ``auto`` may try at a slot; 1 makes chains, which take less to build."""
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
-    default = Drafting(method="eagle2", depth=16, width=3, nodes=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_min=2, width_max=4)
+    default = Drafting(
+        method="eagle2",
+        depth=16,
+        width=3,
+        nodes=24,
+        beta=0.25,
+        depth_step=4,
+        depth_min=8,
+        depth_max=20,
+        width_min=2,
+        width_max=4,
+    )
 
     def __init__(self, width: int = AUTO_WIDTH):
         self.width = width
 
-    def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> JacobiProposer:
+    def proposer(
+        self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None
+    ) -> JacobiProposer:
         self.check(drafting)
-        return JacobiProposer(target, images, drafting, noise, self.width if drafting.method == "auto" else drafting.largest.width)
+        return JacobiProposer(
+            target, images, drafting, noise, self.width if drafting.method == "auto" else drafting.largest.width
+        )
 
     def check(self, drafting: Drafting) -> None:
         """AdtError for a method that the window can't draft."""
         if drafting.static:
-            raise AdtError(f"method {drafting.method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'.")
+            raise AdtError(
+                f"method {drafting.method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'."
+            )
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
         return 0
@@ -84,7 +101,9 @@ class JacobiProposer:
 
     def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
         """Where nothing is decided above, the first drawn token's distribution stands in for it."""
-        self._above = z[:, -1:].repeat(1, self._columns + 1, 1)  # [B, columns + spare, V]: logits z of a column's last decided cell
+        self._above = z[:, -1:].repeat(
+            1, self._columns + 1, 1
+        )  # [B, columns + spare, V]: logits z of a column's last decided cell
         self._above[:, torch.arange(position - z.shape[1] + 1, position + 1, device=z.device) % self._columns] = z
 
     def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
@@ -102,7 +121,9 @@ class JacobiProposer:
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""
-        return perturbed if self._noise is None else perturbed - self._noise[self._images, at.clamp_max(self.length - 1)]
+        return (
+            perturbed if self._noise is None else perturbed - self._noise[self._images, at.clamp_max(self.length - 1)]
+        )
 
     def _best(self, perturbed: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, K] that go into the slots ``at``."""
@@ -120,11 +141,15 @@ class JacobiProposer:
         for forecast in self.forecasts:
             self.calibration.learn(forecast, verified)
         self._decide(verified, root)
-        slots = torch.arange(verified.verdict.path.shape[1] + 1, device=root.device)  # the root and every slot that some node speaks of
+        slots = torch.arange(
+            verified.verdict.path.shape[1] + 1, device=root.device
+        )  # the root and every slot that some node speaks of
         at = root + slots
         # For every slot: the node before it whose path has agreed longest with the tokens that are now known or guessed.
         last_change = self._last_change(tree, at)
-        rank = torch.where(tree.valid, last_change * tree.size + torch.arange(tree.size, device=root.device), tree.size**2)
+        rank = torch.where(
+            tree.valid, last_change * tree.size + torch.arange(tree.size, device=root.device), tree.size**2
+        )
         best = torch.full_like(at, tree.size**2).scatter_reduce_(1, tree.depths + 1, rank, "amin")
         refreshed = (best < tree.size**2) & (slots > accepted + 1)
         at_or_spare = torch.where(refreshed & (at < self.length), at, self.length)
@@ -148,7 +173,9 @@ class JacobiProposer:
         """Write the emitted tokens over the guesses, and remember their logits for the row below."""
         emitted = verified.following()
         steps = torch.arange(1, emitted.shape[1] + 1, device=root.device)
-        at = torch.where(steps <= verified.verdict.accepted[:, None] + 1, root + steps, self.length).clamp_max(self.length)
+        at = torch.where(steps <= verified.verdict.accepted[:, None] + 1, root + steps, self.length).clamp_max(
+            self.length
+        )
         self._codes.scatter_(1, at, emitted)
         index = verified.verdict.path[:, : emitted.shape[1], None]
         perturbed = verified.perturbed.gather(1, index.expand(-1, -1, verified.perturbed.shape[-1]))
@@ -175,8 +202,15 @@ class JacobiProposer:
         at = (torch.tensor(positions, device=root.device)[:, None] + 1 + slots).clamp_max(self.length)
         spread = at[..., None].expand(-1, -1, self.width)
         live = slots < torch.tensor([shape.depth for shape in shapes], device=root.device)[:, None]
-        return Window(at, torch.cat([root[:, None], self._codes.gather(1, at)], 1), self._candidates.gather(1, spread),
-                      self._scores.gather(1, spread), self._distance.gather(1, at), torch.zeros_like(live), live)
+        return Window(
+            at,
+            torch.cat([root[:, None], self._codes.gather(1, at)], 1),
+            self._candidates.gather(1, spread),
+            self._scores.gather(1, spread),
+            self._distance.gather(1, at),
+            torch.zeros_like(live),
+            live,
+        )
 
     def close(self, window: Window, shapes: list[TreeShape]) -> DraftTree:
         """The tree of the window: its spine, and branches as far as the budget goes."""

@@ -8,8 +8,8 @@ import torch
 
 from ..models.checkpoint import Check
 from ..models.target import Target
-from ..shape import Drafting
-from . import Drafter
+from ..policies.shape import Drafting
+from .base import Drafter
 from .eagle import EagleDrafter, load_eagle
 from .jacobi import JacobiDrafter
 from .merged import MergedDrafter
@@ -25,7 +25,9 @@ def has_window(name: str) -> bool:
     return name == JACOBI or name.endswith(WITH_WINDOW)
 
 
-def load_drafter(path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None) -> Drafter:
+def load_drafter(
+    path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
+) -> Drafter:
     """The drafter at ``path`` for ``target``: "bundled", a folder, "jacobi" for the training-free one, or a network's path with "+jacobi" behind it.
 
     device: for its weights, if not the target's. Raises AdtError if files are missing or damaged, or the drafter was made for another target.

@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models.decoder import Rows, Step
+from ..models.rows import Rows, Step
 from ..models.target import Target
-from ..sampling import Sampling
-from ..shape import AUTO_WIDTH, Drafting, TreeShape
-from ..tree import DraftTree
-from . import Verified
+from ..policies.shape import AUTO_WIDTH, Drafting, TreeShape
+from ..rules.sampling import Sampling
+from ..rules.tree import DraftTree
+from .base import Verified
 from .eagle import EagleDrafter, EagleProposer
 from .jacobi import JacobiDrafter, JacobiProposer
 from .window import CLASSES, NEVER, Forecast, Window
@@ -36,13 +36,20 @@ class MergedDrafter:
     def __init__(self, network: EagleDrafter):
         self.network = network
 
-    def proposer(self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None) -> MergedProposer:
+    def proposer(
+        self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None
+    ) -> MergedProposer:
         JacobiDrafter().check(drafting)
-        return MergedProposer(JacobiProposer(target, images, drafting, noise, max(drafting.largest.width, CANDIDATES)),
-                              self.network.proposer(target, rows, images, sampling, drafting, noise), rows)
+        return MergedProposer(
+            JacobiProposer(target, images, drafting, noise, max(drafting.largest.width, CANDIDATES)),
+            self.network.proposer(target, rows, images, sampling, drafting, noise),
+            rows,
+        )
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        features = 2 * rows * slots * self.network.config.hidden_size * max(itemsize, 4)  # what was read and what had been expected
+        features = (
+            2 * rows * slots * self.network.config.hidden_size * max(itemsize, 4)
+        )  # what was read and what had been expected
         return self.network.cache_bytes(rows, slots, itemsize) + features
 
 
@@ -63,7 +70,9 @@ class MergedProposer:
     def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
         self._window.begin(features, ids, step, z, position)
         self._network.begin(features, ids, step, z, position)
-        self._root = self._network.catch_up().to(features.dtype)  # [R, 1, h]: the feature that the network expects of the root
+        self._root = self._network.catch_up().to(
+            features.dtype
+        )  # [R, 1, h]: the feature that the network expects of the root
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
 
@@ -108,7 +117,10 @@ class MergedProposer:
         out = out + CORRECTION * seen * (self._at(self._read, at) - self._at(self._drafted, at))
         scores, codes = self._network.children(out, None if noise is None else noise[:, slots], self._window.width)
         classes, calibration = staleness + CLASSES, self._window.calibration
-        expected = [calibration.expect(staleness, window.candidates[:, slots], window.scores[:, slots])[0], calibration.expect(classes, codes, scores)[0]]
+        expected = [
+            calibration.expect(staleness, window.candidates[:, slots], window.scores[:, slots])[0],
+            calibration.expect(classes, codes, scores)[0],
+        ]
         window.replace(first, calibration.hit_rate(classes) > calibration.hit_rate(staleness), codes, scores)
         return expected
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..static import STATIC_TREES
-from ..tree import ancestor_matrix
+from ..policies.static_trees import STATIC_TREES
+from ..rules.tree import ancestor_matrix
 
 
 class Level(NamedTuple):
@@ -49,10 +49,23 @@ def static_tree(name: str, device: torch.device) -> StaticTree:
         fed = [path for path in level if path + "0" in nodes]
         fed_so_far += [path for path in fed if path]  # the root's own pair is fed by the catch-up
         seen = [[path.startswith(other) for other in fed_so_far] for path in fed]
-        levels.append(Level(*(torch.tensor(values, device=device) for values in (
-            [level.index(path) for path in fed], [fed.index(path[:-1]) for path in nodes], [int(path[-1]) for path in nodes],
-            seen, [above.index(path[:-1]) for path in fed]))))
+        levels.append(
+            Level(
+                *(
+                    torch.tensor(values, device=device)
+                    for values in (
+                        [level.index(path) for path in fed],
+                        [fed.index(path[:-1]) for path in nodes],
+                        [int(path[-1]) for path in nodes],
+                        seen,
+                        [above.index(path[:-1]) for path in fed],
+                    )
+                )
+            )
+        )
         above = fed
     parents = torch.tensor([[number[path[:-1]] for path in paths]], device=device)
-    depths, ranks = (torch.tensor([values], device=device) for values in ([len(p) for p in paths], [int(p[-1:] or 0) for p in paths]))
+    depths, ranks = (
+        torch.tensor([values], device=device) for values in ([len(p) for p in paths], [int(p[-1:] or 0) for p in paths])
+    )
     return StaticTree(levels, parents, depths, ranks, ancestor_matrix(parents, len(by_depth) - 1))

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..shape import spine
-from ..tree import DraftTree, ancestor_matrix
-from . import Verified
+from ..policies.shape import spine
+from ..rules.tree import DraftTree, ancestor_matrix
+from .base import Verified
 
 FOLLOW = 4
 """Spine tokens that a branch may carry on with after its deviation."""
@@ -132,7 +132,9 @@ class Window:
         changed = self.tokens[:, 1:] != spine
         self.tokens[:, 1:] = spine
         slot = torch.arange(self.depth, device=spine.device)
-        last = F.pad(torch.where(changed, slot, -NEVER).cummax(1).values, (1, -1), value=-NEVER)  # the last change before each slot
+        last = F.pad(
+            torch.where(changed, slot, -NEVER).cummax(1).values, (1, -1), value=-NEVER
+        )  # the last change before each slot
         self.distance = torch.where((last >= 0) & ~self.network, nearer(self.distance, slot - last), self.distance)
 
 
@@ -141,24 +143,31 @@ def branch_scores(log_p: Tensor) -> Tensor:
     cumulative = log_p[..., 0].cumsum(1)
     before = F.pad(cumulative, (1, 0))[:, :-1]
     carried = F.pad(cumulative, (0, FOLLOW), value=-math.inf).unfold(1, FOLLOW + 1, 1) - cumulative[..., None]
-    return (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(nan=-math.inf, neginf=-math.inf)
+    return (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(
+        nan=-math.inf, neginf=-math.inf
+    )
 
 
 def best_size(log_p: Tensor, branches: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
     """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most. log_p: [B, M, k]. branches: their scores."""
     chance = log_p[..., 0].cumsum(1).exp().mean(0)
     steps = min(1 + round(float(chance.sum())), len(chance))  # the next round starts about here
-    worth = chance + REFRESH * sum(F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, ROUNDS + 1))
+    worth = chance + REFRESH * sum(
+        F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, ROUNDS + 1)
+    )
     spines = [0.0, *worth.cumsum(0).tolist()]
     sides = [0.0, *branches.flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0).tolist()]
 
     def gain(nodes: int, price: float) -> float:
         depth = min(spine(nodes), len(spines) - 1)
         return spines[depth] + sides[min(nodes - depth, len(sides) - 1)] - price
+
     return max(menu, key=lambda entry: gain(*entry))[0]
 
 
-def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int, branches: Tensor | None = None) -> DraftTree:
+def spine_and_branches(
+    tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int, branches: Tensor | None = None
+) -> DraftTree:
     """A spine and the best single deviations from it, ``nodes`` drafts in all.
 
     tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. branches:
@@ -176,7 +185,9 @@ def spine_and_branches(tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int
     kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget].sort(1).values
     scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)
     slot, m = kept // ((width - 1) * (FOLLOW + 1)), kept % (FOLLOW + 1)
-    number = torch.arange(length, length + budget, device=kept.device)  # the node before; a continued branch hangs on it
+    number = torch.arange(
+        length, length + budget, device=kept.device
+    )  # the node before; a continued branch hangs on it
     line = torch.arange(length + 1, device=kept.device).expand(batch, -1)
     valid = scores.isfinite()
     parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, slot, number)], 1) * valid

@@ -25,7 +25,9 @@ def resolve(path: str | Path, role: str) -> Path:
     """The folder or file a user means by ``path``; ``role`` is "target" or "drafter"."""
     found = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(path).expanduser()
     if not found.exists():
-        raise AdtError(f"{role} {str(path)!r} does not exist; give 'bundled', a folder with config.json and weights, or a weights file.")
+        raise AdtError(
+            f"{role} {str(path)!r} does not exist; give 'bundled', a folder with config.json and weights, or a weights file."
+        )
     return found
 
 
@@ -67,13 +69,17 @@ class _Pickle:
         try:
             loaded = _unpickle(file)
         except Exception as error:  # torch raises many types; none of them may run what the file asks for
-            raise AdtError(f"{file} holds more than tensors or is damaged, and was refused; use a safetensors version of it.") from error
+            raise AdtError(
+                f"{file} holds more than tensors or is damaged, and was refused; use a safetensors version of it."
+            ) from error
         for key in _WRAPPERS:
             loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
         if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
             raise AdtError(f"{file} is not a flat dictionary of tensors; use a safetensors version of it.")
         self._tensors = loaded
-        self.headers = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in loaded.items()}
+        self.headers = {
+            name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in loaded.items()
+        }
 
     def get(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -99,7 +105,9 @@ class Checkpoint:
         self.files: list[Path] = []
         self._where: dict[str, tuple[_SafeFile | _Pickle, str]] = {}
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+        files = (
+            [path] if path.is_file() else sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+        )
         self._missing_shards(files)
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
@@ -116,7 +124,12 @@ class Checkpoint:
 
     def beside(self, patterns: tuple[str, ...]) -> Path | None:
         """The first file or folder that one of ``patterns`` finds in the checkpoint's folder, then in the one above."""
-        found = (match for folder in (self.folder, self.folder.parent) for pattern in patterns for match in sorted(folder.glob(pattern)))
+        found = (
+            match
+            for folder in (self.folder, self.folder.parent)
+            for pattern in patterns
+            for match in sorted(folder.glob(pattern))
+        )
         return next(found, None)
 
     @property
@@ -150,7 +163,9 @@ class Checkpoint:
             wanted = set(read_json(index).get("weight_map", {}).values())
             missing = sorted(wanted - {file.name for file in files})
             if missing:
-                raise AdtError(f"{self.path} lacks {', '.join(missing)}, named in its index; download the missing files.")
+                raise AdtError(
+                    f"{self.path} lacks {', '.join(missing)}, named in its index; download the missing files."
+                )
 
 
 @dataclass(frozen=True)
@@ -191,7 +206,9 @@ def missing_tensors(entries: list[Entry], checkpoint: Checkpoint) -> list[str]:
     return [name for entry in entries for name in entry.names if name not in there]
 
 
-def check_entries(entries: list[Entry], checkpoint: Checkpoint, remedies: Mapping[str, str] = MappingProxyType({})) -> None:
+def check_entries(
+    entries: list[Entry], checkpoint: Checkpoint, remedies: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """AdtError, naming the tensor and both shapes, unless all that is wanted is there and of its shape. Reads headers only.
 
     remedies: what to do when tensors are missing whose names begin so.
@@ -199,12 +216,17 @@ def check_entries(entries: list[Entry], checkpoint: Checkpoint, remedies: Mappin
     missing = missing_tensors(entries, checkpoint)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        remedy = next((remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix)), "it is incomplete or of another architecture")
+        remedy = next(
+            (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix)),
+            "it is incomplete or of another architecture",
+        )
         raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
     for entry in entries:
         for name, shape in zip(entry.names, entry.shapes):
             if checkpoint.shape(name) != shape:
-                raise AdtError(f"{checkpoint.path}: {name} has shape {checkpoint.shape(name)}, but {shape} was expected; the file belongs to another model.")
+                raise AdtError(
+                    f"{checkpoint.path}: {name} has shape {checkpoint.shape(name)}, but {shape} was expected; the file belongs to another model."
+                )
 
 
 @torch.no_grad()

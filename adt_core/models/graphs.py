@@ -19,7 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .decoder import Check, KVCache, Step
+from .cache import Check, KVCache
+from .rows import Step
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
@@ -53,12 +54,19 @@ def record(run: Callable[[], Tensor], pool: object, device: torch.device) -> tup
 
 def wanted(device: torch.device) -> bool:
     """Are forwards on this device captured? Not with an allocator of CUDA's own, which knows no private pools."""
-    return device.type == "cuda" and os.environ.get(SWITCH) == "1" and not _refused and torch.cuda.get_allocator_backend() == "native"
+    return (
+        device.type == "cuda"
+        and os.environ.get(SWITCH) == "1"
+        and not _refused
+        and torch.cuda.get_allocator_backend() == "native"
+    )
 
 
 def graphed(network: nn.Module, device: torch.device) -> nn.Module | Graphed:
     """A decoder or drafter as it is to be called on this device."""
-    return Graphed(network, partial(record, device=device), torch.cuda.graph_pool_handle()) if wanted(device) else network
+    return (
+        Graphed(network, partial(record, device=device), torch.cuda.graph_pool_handle()) if wanted(device) else network
+    )
 
 
 def stretched(step: Step, count: int, end: int, spare: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +98,9 @@ class Graphed:
         self._graphs: dict[tuple, _Graph] = {}
         self._met: Counter[tuple] = Counter()
 
-    def __call__(self, *tokens: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None) -> Tensor:
+    def __call__(
+        self, *tokens: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None
+    ) -> Tensor:
         """tokens: what the network reads of them, [R, n, ...] each: ids, and for a drafter features."""
         if check is not None:
             check()
@@ -120,7 +130,9 @@ class Graphed:
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
             _refused.append(str(error).split("\n")[0].rstrip("."))
             self._graphs.clear()
-            logging.getLogger(__name__).warning("No CUDA graphs, which costs speed but changes nothing else: %s.", _refused[0])
+            logging.getLogger(__name__).warning(
+                "No CUDA graphs, which costs speed but changes nothing else: %s.", _refused[0]
+            )
             return False
         self._graphs[key] = graph
         return True
@@ -133,7 +145,15 @@ def _forward(network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tup
 class _Graph:
     """One captured forward and the memory that it reads."""
 
-    def __init__(self, network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor], recorder: Recorder, pool: object):
+    def __init__(
+        self,
+        network: nn.Module,
+        inputs: list[Tensor],
+        cache: KVCache,
+        rope: tuple[Tensor, Tensor],
+        recorder: Recorder,
+        pool: object,
+    ):
         self._inputs = [values.clone() for values in inputs]
         self._replay, self._result = recorder(partial(_forward, network, self._inputs, cache, rope), pool)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry, same
-from .decoder import Decoder, DecoderConfig, Layer
+from .config import DecoderConfig
+from .layers import Decoder, Layer
 from .quantised import store
 
 Turn = Callable[[Tensor], Tensor]
@@ -30,31 +31,38 @@ def whole_number(config: dict, name: str, source: Path | str, default: object = 
     """A size in a ``config.json``. AdtError if it is none."""
     value = config.get(name) or default
     if type(value) is not int or value < 1:
-        raise AdtError(f"{source}: config.json says {name} is {value!r}, but a positive whole number was expected; download it again.")
+        raise AdtError(
+            f"{source}: config.json says {name} is {value!r}, but a positive whole number was expected; download it again."
+        )
     return value
 
 
 def decoder_config(config: dict, source: Path | str, **changes) -> DecoderConfig:
     """Shape of a decoder from a ``config.json`` (also a drafter's, with one layer). AdtError if it has none."""
+
     def size(name: str, default: object = None) -> int:
         return whole_number(config, name, source, default)
 
     heads = size("num_attention_heads")
     if size("hidden_size") % heads:
-        raise AdtError(f"{source}: config.json's hidden_size {config['hidden_size']} is not a multiple of num_attention_heads {heads}; download it again.")
+        raise AdtError(
+            f"{source}: config.json's hidden_size {config['hidden_size']} is not a multiple of num_attention_heads {heads}; download it again."
+        )
     rope = config.get("rope_parameters") or {}
-    return DecoderConfig(**{
-        "vocab_size": size("vocab_size"),
-        "hidden_size": size("hidden_size"),
-        "intermediate_size": size("intermediate_size"),
-        "num_layers": size("num_hidden_layers"),
-        "num_heads": heads,
-        "num_kv_heads": size("num_key_value_heads", heads),
-        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-5)),
-        "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        "max_positions": size("max_position_embeddings", 4096),
-        **changes,
-    })
+    return DecoderConfig(
+        **{
+            "vocab_size": size("vocab_size"),
+            "hidden_size": size("hidden_size"),
+            "intermediate_size": size("intermediate_size"),
+            "num_layers": size("num_hidden_layers"),
+            "num_heads": heads,
+            "num_kv_heads": size("num_key_value_heads", heads),
+            "rms_norm_eps": float(config.get("rms_norm_eps", 1e-5)),
+            "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            "max_positions": size("max_position_embeddings", 4096),
+            **changes,
+        }
+    )
 
 
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Turn | None = None) -> list[Entry]:
@@ -75,16 +83,31 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Turn 
         return None if scale is None else partial(store, getattr(layer, name), scale)
 
     entries = [
-        Entry(layer.qkv, tuple(f"{attention}.{x}_proj.weight" for x in "qkv"), ((h, h), (kv, h), (kv, h)), make=fused_qkv, put=put("qkv")),
+        Entry(
+            layer.qkv,
+            tuple(f"{attention}.{x}_proj.weight" for x in "qkv"),
+            ((h, h), (kv, h), (kv, h)),
+            make=fused_qkv,
+            put=put("qkv"),
+        ),
         same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
-        Entry(layer.gate_up, (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), ((wide, h), (wide, h)), True, put=put("gate_up")),
+        Entry(
+            layer.gate_up,
+            (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
+            ((wide, h), (wide, h)),
+            True,
+            put=put("gate_up"),
+        ),
         same(layer.down, f"{mlp}.down_proj.weight", True, put("down")),
         same(layer.mlp_norm, f"{prefix}.post_attention_layernorm.weight"),
     ]
     if layer.input_norm is not None:
         entries.append(same(layer.input_norm, f"{prefix}.input_layernorm.weight"))
     if layer.qk_norm_weight is not None:
-        entries += [_qk_norm(parameter, c, checkpoint, attention, kind) for parameter, kind in ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))]
+        entries += [
+            _qk_norm(parameter, c, checkpoint, attention, kind)
+            for parameter, kind in ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
+        ]
     return entries
 
 
@@ -114,15 +137,34 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
 
 def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str, turn: Turn | None = None) -> list[Entry]:
     """Layers and final norm under ``prefix``; ``turn`` as for :func:`layer_entries`."""
-    layers = [entry for i, layer in enumerate(decoder.layers) for entry in layer_entries(layer, checkpoint, f"{prefix}layers.{i}", turn)]
+    layers = [
+        entry
+        for i, layer in enumerate(decoder.layers)
+        for entry in layer_entries(layer, checkpoint, f"{prefix}layers.{i}", turn)
+    ]
     return [*layers, same(decoder.norm, f"{prefix}norm.weight")]
 
 
-def decoder_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", turn: Turn | None = None) -> list[Entry]:
+def decoder_entries(
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    prefix: str = "model.",
+    head: str = "lm_head.weight",
+    turn: Turn | None = None,
+) -> list[Entry]:
     """Embedding, layers and final norm under ``prefix``, and the image rows of ``head``."""
     c, codes = decoder.config, decoder.head.shape[1]
-    rows = Entry(decoder.head, (head,), ((c.vocab_size, c.hidden_size),), make=lambda parts: parts[0][decoder.image_ids[:codes].cpu()].T)
-    return [same(decoder.embedding, f"{prefix}embed_tokens.weight"), rows, *body_entries(decoder, checkpoint, prefix, turn)]
+    rows = Entry(
+        decoder.head,
+        (head,),
+        ((c.vocab_size, c.hidden_size),),
+        make=lambda parts: parts[0][decoder.image_ids[:codes].cpu()].T,
+    )
+    return [
+        same(decoder.embedding, f"{prefix}embed_tokens.weight"),
+        rows,
+        *body_entries(decoder, checkpoint, prefix, turn),
+    ]
 
 
 def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int | None = None) -> dict[str, int]:
@@ -130,10 +172,14 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int |
     vocabulary = checkpoint.config.get("vocabulary_map") or {}
     missing = [name for name in needed if name not in vocabulary]
     if missing:
-        raise AdtError(f"{checkpoint.path}: config.json's vocabulary_map lacks {', '.join(missing)}; use the checkpoint's own config.json.")
+        raise AdtError(
+            f"{checkpoint.path}: config.json's vocabulary_map lacks {', '.join(missing)}; use the checkpoint's own config.json."
+        )
     size = size or checkpoint.config.get("vocab_size") or 0
     if not all(type(i) is int and 0 <= i < size for i in vocabulary.values()):
-        raise AdtError(f"{checkpoint.path}: config.json's vocabulary_map names ids outside its vocab_size {size}; download it again.")
+        raise AdtError(
+            f"{checkpoint.path}: config.json's vocabulary_map names ids outside its vocab_size {size}; download it again."
+        )
     return vocabulary
 
 

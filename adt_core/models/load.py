@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from ..errors import AdtError
-from . import chameleon, emu3, janus, llamagen, lumina
 from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
+from .families import chameleon, emu3, janus, llamagen, lumina
 from .quantised import quantise
 from .target import Family, Target
 
@@ -29,11 +29,20 @@ def family_of(checkpoint: Checkpoint) -> Family:
 def names_target(config: dict) -> bool:
     """Does a ``config.json`` say that it is a target's? Reads nothing else, so a damaged checkpoint may pass."""
     kind = str(config.get("model_type")).lower()
-    return kind in ("chameleon", "janus", "multi_modality", "emu3") or "XLLMX" in str(config.get("architectures")) or "cls_token_num" in config
+    return (
+        kind in ("chameleon", "janus", "multi_modality", "emu3")
+        or "XLLMX" in str(config.get("architectures"))
+        or "cls_token_num" in config
+    )
 
 
-def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
-                check: Check | None = None, weights: str | None = None) -> Target:
+def load_target(
+    path: str | Path = BUNDLED,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    check: Check | None = None,
+    weights: str | None = None,
+) -> Target:
     """Load a target from ``"bundled"``, a checkpoint folder or a weights file.
 
     dtype is the transformer's; the codec works in float32, and a text encoder in ``dtype``, or in bfloat16 for float16, which T5 overflows. weights: "int8"
@@ -52,7 +61,9 @@ def load_target(path: str | Path = BUNDLED, device: torch.device | str = "cpu", 
     target.decoder.to_empty(device=device).requires_grad_(False).eval()
     target.codec.to_empty(device=device).requires_grad_(False).eval()
     if target.text_encoder is not None:
-        target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype).to_empty(device=device).requires_grad_(False).eval()
+        target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype).to_empty(
+            device=device
+        ).requires_grad_(False).eval()
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
     fill(family.entries(target, checkpoint), checkpoint, check)

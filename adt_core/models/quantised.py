@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .decoder import MATRICES, Decoder
+from .layers import MATRICES, Decoder
 
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -21,7 +21,9 @@ def quantise(decoder: Decoder, kind: str) -> None:
         for name in MATRICES:
             weight = getattr(layer, name)
             setattr(layer, name, nn.Parameter(torch.empty_like(weight, dtype=dtype), requires_grad=False))
-            setattr(layer, f"{name}_scale", torch.empty(weight.shape[1], dtype=decoder.wide_dtype, device=weight.device))
+            setattr(
+                layer, f"{name}_scale", torch.empty(weight.shape[1], dtype=decoder.wide_dtype, device=weight.device)
+            )
 
 
 def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:

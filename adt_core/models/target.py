@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry
-from .decoder import Decoder
+from .layers import Decoder
 from .vq import Codec
 
 
@@ -133,7 +133,11 @@ class Target:
         if not self.row_end:
             return cells
         whole = cells.shape[1] // self.grid[1] * self.grid[1]
-        rows = F.pad(cells[:, :whole].unflatten(1, (-1, self.grid[1])), (0, 1), value=self.num_codes) if whole else cells[:, :0]
+        rows = (
+            F.pad(cells[:, :whole].unflatten(1, (-1, self.grid[1])), (0, 1), value=self.num_codes)
+            if whole
+            else cells[:, :0]
+        )
         return torch.cat([rows.flatten(1), cells[:, whole:]], 1)
 
     def grammar(self, like: Tensor) -> Tensor | None:

@@ -8,7 +8,6 @@ level and a codebook on the unit sphere it is VQ-16 of LlamaGen (arXiv 2406.0652
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -16,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..rules.verify import Neighbours
+
 Check = Callable[[], None]
-_ROWS = 1024  # of the distance matrix at a time
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,14 @@ def coarsest_first(name: str, config: VQConfig) -> str:
     return ".".join(parts)
 
 
-_AUTHORS = ((".down.", ".conv_blocks."), (".up.", ".conv_blocks."), (".block.", ".res."), ("mid.block_1.", "mid.0."), ("mid.attn_1.", "mid.1."),
-            ("mid.block_2.", "mid.2."))
+_AUTHORS = (
+    (".down.", ".conv_blocks."),
+    (".up.", ".conv_blocks."),
+    (".block.", ".res."),
+    ("mid.block_1.", "mid.0."),
+    ("mid.attn_1.", "mid.1."),
+    ("mid.block_2.", "mid.2."),
+)
 
 
 def authors_name(name: str, config: VQConfig) -> str:
@@ -126,7 +132,11 @@ def authors_name(name: str, config: VQConfig) -> str:
 
 def _middle(channels: int) -> nn.Module:
     mid = nn.Module()
-    mid.block_1, mid.attn_1, mid.block_2 = ResBlock(channels, channels), AttnBlock(channels), ResBlock(channels, channels)
+    mid.block_1, mid.attn_1, mid.block_2 = (
+        ResBlock(channels, channels),
+        AttnBlock(channels),
+        ResBlock(channels, channels),
+    )
     return mid
 
 
@@ -141,7 +151,11 @@ def _level(blocks: list[ResBlock], attention: bool) -> nn.Module:
 
 def _stages(level: nn.Module, resample: str) -> list[nn.Module]:
     """Its modules in the order in which they run."""
-    blocks = [module for pair in zip(level.block, level.attn) for module in pair] if hasattr(level, "attn") else [*level.block]
+    blocks = (
+        [module for pair in zip(level.block, level.attn) for module in pair]
+        if hasattr(level, "attn")
+        else [*level.block]
+    )
     return blocks + ([getattr(level, resample)] if hasattr(level, resample) else [])
 
 
@@ -204,37 +218,13 @@ class Decoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(_run(stages, x, check))))
 
 
+_ROWS = 1024  # of the distance matrix at a time
+
+
 class Quantizer(nn.Module):
     def __init__(self, config: VQConfig):
         super().__init__()
         self.embedding = nn.Embedding(config.num_embeddings, config.embed_dim)
-
-
-@dataclass
-class Neighbours:
-    """indices [V, k]: the nearest other codes, nearest first. distances [V, k]: how far, in the codebook's space."""
-
-    indices: Tensor
-    distances: Tensor
-
-    @classmethod
-    def of(cls, codebook: Tensor, k: int) -> Neighbours:
-        """From codebook vectors [V, C]; ``k`` is cut to the V - 1 that there are."""
-        k = min(k, len(codebook) - 1)
-        nearest = []
-        for rows in torch.arange(len(codebook), device=codebook.device).split(_ROWS):
-            distance = torch.cdist(codebook[rows].float(), codebook.float())
-            distance.scatter_(1, rows[:, None], math.inf)  # a code is not its own neighbour
-            nearest.append(distance.topk(k, 1, largest=False))
-        return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
-
-    def padded(self, tokens: int) -> Neighbours:
-        """With rows for tokens that are no codes: each is its own neighbour, infinitely far."""
-        extra = torch.arange(len(self.indices), tokens, device=self.indices.device)[:, None].expand(-1, self.indices.shape[1])
-        return Neighbours(torch.cat([self.indices, extra]), torch.cat([self.distances, torch.full_like(extra, math.inf, dtype=self.distances.dtype)]))
-
-    def to(self, device: torch.device) -> Neighbours:
-        return Neighbours(self.indices.to(device), self.distances.to(device))
 
 
 class Codec(nn.Module):
@@ -255,7 +245,9 @@ class Codec(nn.Module):
     def neighbours(self, k: int) -> Neighbours:
         """The ``k`` nearest neighbours of every code, on the CPU; computed once."""
         if self._nearest is None or self._nearest.indices.shape[1] != min(k, len(self.codebook) - 1):
-            self._nearest = Neighbours.of(self.codebook, k).to(torch.device("cpu"))  # so that nothing stays behind when weights are unloaded
+            self._nearest = Neighbours.of(self.codebook, k).to(
+                torch.device("cpu")
+            )  # so that nothing stays behind when weights are unloaded
         return self._nearest
 
     def working_bytes(self, pixels: int) -> int:

@@ -13,7 +13,14 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright
 
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
-_FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 _SIZE = {"width": 1280, "height": 800}
 # In the page, `maps(type)` are the maps of all nodes of the open workflow and its subgraphs, by execution id.
 _HELPERS = """
@@ -72,7 +79,11 @@ class ComfyPage:
 
     def complaints(self) -> list[str]:
         """What the console said about our code."""
-        return [said for said in self.said if re.search(r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)]
+        return [
+            said
+            for said in self.said
+            if re.search(r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)
+        ]
 
     def open(self) -> None:
         """Open ComfyUI, or load its page again."""

@@ -14,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "wor
 from comfy_page import ComfyPage, launch  # noqa: E402
 from comfy_server import NEWEST, PACKS, ROOT, Comfy  # noqa: E402
 
-from tests.tiny import write_tiny_checkpoint  # noqa: E402
+from tests.tiny import write_tiny_checkpoint
 
 _seeds = itertools.count(1000, 10)  # tests count on from theirs
 
@@ -95,7 +95,13 @@ class Workflow:
         settings = self.add("ADTTreeSettings", [], [("settings", "ADT_SETTINGS")], [1800, 80], values)
         first = copy.deepcopy(self.node("ADTTreeSampler"))
         kept = [(socket["name"], socket["type"]) for socket in first["inputs"]]
-        second = self.add("ADTTreeSampler", kept, [(o["name"], o["type"]) for o in first["outputs"]], [2200, 80], first["widgets_values"])
+        second = self.add(
+            "ADTTreeSampler",
+            kept,
+            [(o["name"], o["type"]) for o in first["outputs"]],
+            [2200, 80],
+            first["widgets_values"],
+        )
         for slot, socket in enumerate(first["inputs"]):
             link = next((link for link in self.data["links"] if link[0] == socket["link"]), None)
             if link:
@@ -109,8 +115,20 @@ class Workflow:
 
     def add(self, kind: str, inputs: list, outputs: list, pos: list, values: list | None = None) -> int:
         self.data["last_node_id"] += 1
-        sockets = {"inputs": [{"name": n, "type": t, "link": None} for n, t in inputs], "outputs": [{"name": n, "type": t, "links": []} for n, t in outputs]}
-        node = {"id": self.data["last_node_id"], "type": kind, "pos": pos, "size": [330, 100], "flags": {}, "order": 99, "mode": 0, "properties": {}}
+        sockets = {
+            "inputs": [{"name": n, "type": t, "link": None} for n, t in inputs],
+            "outputs": [{"name": n, "type": t, "links": []} for n, t in outputs],
+        }
+        node = {
+            "id": self.data["last_node_id"],
+            "type": kind,
+            "pos": pos,
+            "size": [330, 100],
+            "flags": {},
+            "order": 99,
+            "mode": 0,
+            "properties": {},
+        }
         self.data["nodes"].append(node | sockets | {"widgets_values": values or []})
         return node["id"]
 

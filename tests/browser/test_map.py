@@ -11,7 +11,13 @@ FIGURES = ("acceptance", "depth", "width", "time")
 def trace_of(comfy) -> dict:
     """The trace of the last prompt, as the probe node showed it."""
     (entry,) = comfy.get("/history", max_items=1).values()
-    return json.loads(next(output["text"][0] for output in entry["outputs"].values() if "text" in output and "acceptance" in output["text"][0]))
+    return json.loads(
+        next(
+            output["text"][0]
+            for output in entry["outputs"].values()
+            if "text" in output and "acceptance" in output["text"][0]
+        )
+    )
 
 
 def values(tab, node, figure="acceptance", image=0) -> list:
@@ -24,7 +30,9 @@ def flat(rows: list) -> list:
 
 def painted(tab, node, pane=0) -> list:
     """The colour at the middle of each token, [red, green, blue], read from the canvas after it was drawn."""
-    return tab.map(node, """(() => {
+    return tab.map(
+        node,
+        """(() => {
         panel.draw();
         const { canvas, panes, run: { rows, columns } } = panel;
         const box = panes[argument], zoom = canvas.width / canvas.clientWidth, context = canvas.getContext('2d');
@@ -32,7 +40,9 @@ def painted(tab, node, pane=0) -> list:
           const x = box.x + (i % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(i / columns) + 0.5) * box.height / rows;
           return Array.from(context.getImageData(Math.floor(x * zoom), Math.floor(y * zoom), 1, 1).data.slice(0, 3));
         });
-      })()""", pane)
+      })()""",
+        pane,
+    )
 
 
 def settled(tab, node, pane=0) -> list:
@@ -50,27 +60,36 @@ def settled(tab, node, pane=0) -> list:
 
 def expected(tab, node, figure="acceptance", image=0) -> list:
     """The colours that the scale gives the values of a token map."""
-    return tab.page.evaluate("""async ([numbers, figure]) => {
+    return tab.page.evaluate(
+        """async ([numbers, figure]) => {
         const folder = '/extensions/ADT-Tree/';
         const [{ colourOf }, { range }] = await Promise.all([import(folder + 'colours.js'), import(folder + 'map_model.js')]);
         const [low, high] = range(figure, numbers);
         return numbers.map((value) => colourOf((value - low) / (high - low)));
-      }""", [values(tab, node, figure, image), figure])
+      }""",
+        [values(tab, node, figure, image), figure],
+    )
 
 
 def same_colours(one: list, other: list) -> bool:
     """Up to rounding of the canvas."""
-    return all(abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
+    return all(
+        abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
+    )
 
 
 def point(tab, node, cell: int) -> tuple[float, float]:
     """Where a token is on the page."""
-    x, y = tab.map(node, """(() => {
+    x, y = tab.map(
+        node,
+        """(() => {
         const { canvas, panes: [box], run: { rows, columns } } = panel;
         const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
         const x = box.x + (argument % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
         return [outer.x + zoom * x, outer.y + zoom * y];
-      })()""", cell)
+      })()""",
+        cell,
+    )
     return x, y
 
 
@@ -112,7 +131,9 @@ def test_tokens_appear_while_they_are_decoded(tab, workflow):
     assert 3 < len(tab.frames) <= 10 * span + 2
     firsts = [frame["first"] for _, frame in tab.frames]
     assert firsts[0] == 0 and firsts == sorted(set(firsts))
-    assert sum(len(json.dumps(frame)) for _, frame in tab.frames) < 40 * 64 * 144, "each message tells what is new, in a few bytes a token"
+    assert sum(len(json.dumps(frame)) for _, frame in tab.frames) < 40 * 64 * 144, (
+        "each message tells what is new, in a few bytes a token"
+    )
 
 
 def test_the_final_map_is_the_traces(tab, comfy, workflow):
@@ -123,7 +144,12 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
     trace = trace_of(comfy)
     for image in range(2):
         assert values(tab, sampler, image=image) == flat(trace["acceptance"][image])
-        shares = {(i, share["position"]): (one, share) for i, one in enumerate(trace["rounds"]) for share in one["images"] if share["image"] == image}
+        shares = {
+            (i, share["position"]): (one, share)
+            for i, one in enumerate(trace["rounds"])
+            for share in one["images"]
+            if share["image"] == image
+        }
         for (index, position), (one, share) in shares.items():
             token = tab.map(sampler, f"run.token({image}, argument)", position + 1)
             assert token["round"] == index and token["ms"] == pytest.approx(1000 * one["seconds"], abs=0.01)
@@ -132,7 +158,9 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
                 assert token[name] == share[name], (name, index)
     report = trace["report"]
     figures = tab.map(sampler, "run.figures()")
-    assert figures["tau"] == pytest.approx(report["tau"]) and figures["rate"] == pytest.approx(report["tokens_per_second"], rel=0.01)
+    assert figures["tau"] == pytest.approx(report["tau"]) and figures["rate"] == pytest.approx(
+        report["tokens_per_second"], rel=0.01
+    )
 
 
 def test_the_canvas_shows_what_is_chosen(tab, workflow):
@@ -169,8 +197,16 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     tab.wait(sampler, "!panel.tip.hidden")
     said = tab.map(sampler, "panel.tip.textContent")
     alpha = share["accepted"] / share["depth"]
-    for part in (f"Token {cell + 1}", f"round {index + 1}", f"depth {share['depth_asked']} asked, {share['depth']} built", f"nodes {share['nodes']}",
-                 f"width {share['width_asked']} asked, {share['width']} built", f"accepted {share['accepted']}", f"alpha {alpha:.2f}", " ms"):
+    for part in (
+        f"Token {cell + 1}",
+        f"round {index + 1}",
+        f"depth {share['depth_asked']} asked, {share['depth']} built",
+        f"nodes {share['nodes']}",
+        f"width {share['width_asked']} asked, {share['width']} built",
+        f"accepted {share['accepted']}",
+        f"alpha {alpha:.2f}",
+        " ms",
+    ):
         assert part in said, (part, said)
     tab.page.mouse.move(5, 5)
     tab.wait(sampler, "panel.tip.hidden")
@@ -197,12 +233,22 @@ def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
     sampler = done(tab, workflow)
     height = tab.map(sampler, "panel.stage.clientHeight")
     tab.map(sampler, "map.node.setSize([700, map.node.size[1] + 300])")
-    tab.wait(sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600")  # the line of text below takes its share
+    tab.wait(
+        sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600"
+    )  # the line of text below takes its share
     for zoom in (0.5, 1, 2):
-        tab.map(sampler, "(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), app.canvas.setDirty(true, true))", zoom)
-        tab.wait(sampler, f"Math.abs(panel.canvas.getBoundingClientRect().width / panel.canvas.clientWidth - {zoom}) < 0.02")
+        tab.map(
+            sampler,
+            "(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), app.canvas.setDirty(true, true))",
+            zoom,
+        )
+        tab.wait(
+            sampler, f"Math.abs(panel.canvas.getBoundingClientRect().width / panel.canvas.clientWidth - {zoom}) < 0.02"
+        )
         tab.map(sampler, "panel.draw()")
-        assert tab.map(sampler, "panel.canvas.width / panel.canvas.clientWidth") == pytest.approx(max(1, zoom), rel=0.02)
+        assert tab.map(sampler, "panel.canvas.width / panel.canvas.clientWidth") == pytest.approx(
+            max(1, zoom), rel=0.02
+        )
 
 
 def test_a_reloaded_page_shows_the_last_map_again(tab, workflow):
@@ -245,7 +291,10 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.map(sampler, "(app.canvas.copyToClipboard([map.node]), app.canvas.pasteFromClipboard())")
-    (copy,) = tab.page.evaluate("(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)).map((n) => n.id)", sampler)
+    (copy,) = tab.page.evaluate(
+        "(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)).map((n) => n.id)",
+        sampler,
+    )
     tab.wait(copy, "run?.state === 'done'")
     assert values(tab, copy) == before
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
@@ -264,7 +313,9 @@ def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     tab.finished(inner)
     assert len(values(tab, inner)) == 144 and not any(value is None for value in values(tab, inner))
     assert {frame["node"] for _, frame in tab.frames} == {inner}
-    tab.page.evaluate("(id) => app.canvas.openSubgraph(app.graph.getNodeById(id).subgraph, app.graph.getNodeById(id))", outer)
+    tab.page.evaluate(
+        "(id) => app.canvas.openSubgraph(app.graph.getNodeById(id).subgraph, app.graph.getNodeById(id))", outer
+    )
     tab.wait(inner, "panel.canvas.getBoundingClientRect().width > 0")
     tab.screenshot("subgraph")
     tab.page.evaluate("app.canvas.setGraph(app.rootGraph)")
@@ -300,12 +351,17 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     tab.open_template("ADT-Tree", "compare_with_plain")
     tab.page.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeCompare')")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
-    tab.page.evaluate("(id) => { app.graph.getNodeById(id).widgets.find((w) => w.name === 'seed').value = Date.now() }", node)
+    tab.page.evaluate(
+        "(id) => { app.graph.getNodeById(id).widgets.find((w) => w.name === 'seed').value = Date.now() }", node
+    )
     tab.run()
     tab.wait(node, "panel.panes.length === 2 && map.parts.every((one) => one.state === 'running' && one.done > 20)")
     tab.screenshot("comparing")
     tab.finished(node)
-    assert tab.map(node, "map.parts.map((one) => [one.method, one.state, one.done])") == [["adt-tree", "done", 256], ["autoregressive", "done", 256]]
+    assert tab.map(node, "map.parts.map((one) => [one.method, one.state, one.done])") == [
+        ["adt-tree", "done", 256],
+        ["autoregressive", "done", 256],
+    ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
     tab.wait(node, "panel.line.textContent.includes('(measured)') && panel.line.textContent.includes('plain decoding')")
     assert len({frame["id"] for _, frame in tab.frames}) == 2
@@ -317,7 +373,10 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     before = values(tab, node)
     tab.load(tab.page.evaluate("app.graph.serialize()"))
     tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
-    assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == ["adt-tree", "autoregressive"]
+    assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
+        "adt-tree",
+        "autoregressive",
+    ]
 
 
 def test_the_run_before_can_be_compared_with(tab, workflow):
@@ -356,12 +415,15 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 8")
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && run.done > 50")
-    seconds = tab.page.evaluate("""async (id) => {
+    seconds = tab.page.evaluate(
+        """async (id) => {
         const asked = performance.now();
         await app.api.interrupt();
         while (adtTest.map(id).run.state === 'running') await new Promise((resolve) => setTimeout(resolve, 5));
         return (performance.now() - asked) / 1000;
-      }""", str(sampler))
+      }""",
+        str(sampler),
+    )
     assert seconds < 0.5
     assert tab.map(sampler, "run.state") == "stopped" and tab.map(sampler, "run.done < run.total")
     tab.wait(sampler, "panel.line.textContent.includes('stopped')")

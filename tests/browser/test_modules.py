@@ -6,7 +6,7 @@ import numpy as np
 from comfy_server import ROOT
 from playwright._impl._driver import compute_driver_executable
 
-from adt_core.colours import scale
+from nodes.colours import scale
 
 
 def node(*arguments: str) -> str:
@@ -21,5 +21,9 @@ def test_under_node():
 
 
 def test_python_and_the_browser_have_the_same_colours():
-    text = node("--input-type=module", "-e", f"import {{ SCALE }} from '{(ROOT / 'js' / 'colours.js').as_uri()}'; console.log(SCALE.flat().join(' '))")
+    text = node(
+        "--input-type=module",
+        "-e",
+        f"import {{ SCALE }} from '{(ROOT / 'js' / 'colours.js').as_uri()}'; console.log(SCALE.flat().join(' '))",
+    )
     np.testing.assert_allclose(np.array(text.split(), int).reshape(256, 3), scale(), atol=1)

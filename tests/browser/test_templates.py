@@ -35,18 +35,28 @@ def test_a_workflow_from_the_template_browser(tab, name):
     tab.open_template("ADT-Tree", name)
     nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
     kinds = sorted(node["type"] for node in nodes)
-    tab.page.wait_for_function("(kinds) => JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds", arg=json.dumps(kinds, separators=(",", ":")))
+    tab.page.wait_for_function(
+        "(kinds) => JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds",
+        arg=json.dumps(kinds, separators=(",", ":")),
+    )
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
-    tab.page.evaluate("(seed) => app.graph.nodes.forEach((n) => n.widgets?.filter((w) => w.name === 'seed').forEach((w) => (w.value = seed)))", next(SEEDS))
+    tab.page.evaluate(
+        "(seed) => app.graph.nodes.forEach((n) => n.widgets?.filter((w) => w.name === 'seed').forEach((w) => (w.value = seed)))",
+        next(SEEDS),
+    )
     run = tab.page.evaluate(RUN)
     assert run["end"] == ["execution_success", None]
-    assert set(run["shown"]) >= {str(node["id"]) for node in nodes if node["type"] in ("SaveImage", "PreviewImage")} and all(run["shown"].values())
+    assert set(run["shown"]) >= {
+        str(node["id"]) for node in nodes if node["type"] in ("SaveImage", "PreviewImage")
+    } and all(run["shown"].values())
     mapped = [node["id"] for node in nodes if node["type"] in ("ADTTreeSampler", "ADTTreeCompare")]
     assert run["maps"] > 1 or not mapped
     for node in mapped:
         tab.finished(node)
         tab.wait(node, "map.pictureShown()")
-        assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1  # tokens that were kept have no figure
+        assert (
+            tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
+        )  # tokens that were kept have no figure
     tab.page.evaluate("app.canvas.ds.reset(); app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
     tab.screenshot(f"template_{name}")

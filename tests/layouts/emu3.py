@@ -20,24 +20,61 @@ from tests.layouts.lumina import save_shards
 from tests.layouts.tokens import tokenizer_with
 
 CODES = 40
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)), "<|image start|>", "<|image end|>", "<|image token|>",
-           "<image>", *(f"<|visual token {i:06}|>" for i in range(CODES)))
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    *(f"<|extra_{i}|>" for i in range(205)),
+    "<|image start|>",
+    "<|image end|>",
+    "<|image token|>",
+    "<image>",
+    *(f"<|visual token {i:06}|>" for i in range(CODES)),
+)
 
 
-def write_emu3(folder: Path, *, names: str = "first", hidden: int = 64, layers: int = 2, heads: int = 4, kv_heads: int = 2, max_positions: int = 600,
-               rope_theta: float = 1e6, scale: float = 1.0, shards: int = 2, seed: int = 0) -> Path:
+def write_emu3(
+    folder: Path,
+    *,
+    names: str = "first",
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    max_positions: int = 600,
+    rope_theta: float = 1e6,
+    scale: float = 1.0,
+    shards: int = 2,
+    seed: int = 0,
+) -> Path:
     """A random target in ``shards`` files. ``names``: "first" or "present" ones of the class. ``scale`` sharpens its distributions."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     vocabulary = tokenizer.get_vocab()
     config = Emu3Config(
-        text_config={"vocab_size": len(vocabulary) + 5, "hidden_size": hidden, "intermediate_size": 96, "num_hidden_layers": layers,
-                     "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": max_positions,
-                     "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta}, "pad_token_id": vocabulary["<|endoftext|>"],
-                     "bos_token_id": vocabulary["<|extra_203|>"], "eos_token_id": vocabulary["<|extra_204|>"]},
-        vq_config={"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "num_res_blocks": 1, "hidden_size": 64},
-        vocabulary_map=vocabulary)
+        text_config={
+            "vocab_size": len(vocabulary) + 5,
+            "hidden_size": hidden,
+            "intermediate_size": 96,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": max_positions,
+            "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
+            "pad_token_id": vocabulary["<|endoftext|>"],
+            "bos_token_id": vocabulary["<|extra_203|>"],
+            "eos_token_id": vocabulary["<|extra_204|>"],
+        },
+        vq_config={
+            "codebook_size": CODES,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1, 1, 2],
+            "num_res_blocks": 1,
+            "hidden_size": 64,
+        },
+        vocabulary_map=vocabulary,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Emu3ForConditionalGeneration(config).eval()
@@ -52,7 +89,10 @@ def write_emu3(folder: Path, *, names: str = "first", hidden: int = 64, layers: 
     written.unlink()
     if names == "first":
         tensors, written = {_first(name): value for name, value in tensors.items()}, read_config(folder)
-        written["text_config"] |= {"rope_theta": written["text_config"].pop("rope_parameters")["rope_theta"], "rope_scaling": None}
+        written["text_config"] |= {
+            "rope_theta": written["text_config"].pop("rope_parameters")["rope_theta"],
+            "rope_scaling": None,
+        }
         (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
     save_shards(folder, tensors, shards)
     return folder
@@ -66,9 +106,18 @@ def _present(name: str) -> str:
     """The name that the class of this version has for a tensor which it may have saved under its first name."""
     if name.startswith("text_model.lm_head."):
         return name.removeprefix("text_model.")
-    return name.replace("text_model.model.", "model.text_model.", 1) if name.startswith("text_model.") else \
-        f"model.{name}" if name.startswith("vqmodel.") else name
+    return (
+        name.replace("text_model.model.", "model.text_model.", 1)
+        if name.startswith("text_model.")
+        else f"model.{name}"
+        if name.startswith("vqmodel.")
+        else name
+    )
 
 
 def _first(name: str) -> str:
-    return name.replace("model.text_model.", "text_model.model.", 1).replace("lm_head.", "text_model.lm_head.", 1).removeprefix("model.")
+    return (
+        name.replace("model.text_model.", "text_model.model.", 1)
+        .replace("lm_head.", "text_model.lm_head.", 1)
+        .removeprefix("model.")
+    )

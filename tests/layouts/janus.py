@@ -18,31 +18,84 @@ from transformers import JanusConfig, JanusForConditionalGeneration
 from tests.layouts.tokens import tokenizer_with
 
 BOS, PAD, BEGIN_IMAGE, END_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>", "<end_of_image>"
-SPECIAL = (BOS, "<｜end▁of▁sentence｜>", PAD, "<|User|>", "<|Assistant|>", BEGIN_IMAGE, END_IMAGE, "<image_placeholder>")
+SPECIAL = (
+    BOS,
+    "<｜end▁of▁sentence｜>",
+    PAD,
+    "<|User|>",
+    "<|Assistant|>",
+    BEGIN_IMAGE,
+    END_IMAGE,
+    "<image_placeholder>",
+)
 CODES = 40
 _NAMES = (  # transformers' name -> DeepSeek's, one substitution after another
-    ("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
-    ("model.vqmodel.encoder.down.", "gen_vision_model.encoder.conv_blocks."), ("model.vqmodel.decoder.up.", "gen_vision_model.decoder.conv_blocks."),
-    ("model.vqmodel.", "gen_vision_model."), ("mid.block_1.", "mid.0."), ("mid.attn_1.", "mid.1."), ("mid.block_2.", "mid.2."),
-    ("model.generation_embeddings.", "gen_embed."), ("model.generation_aligner.fc1.", "gen_aligner.layers.0."),
-    ("model.generation_aligner.hidden_layers.0.", "gen_aligner.layers.2."), ("model.generation_head.proj_out.", "gen_head.output_mlp_projector."),
-    ("model.generation_head.", "gen_head."), ("model.aligner.fc1.", "aligner.layers.0."), ("model.aligner.hidden_layers.0.", "aligner.layers.2."),
-    ("model.vision_model.", "vision_model.vision_tower."))
+    ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.vqmodel.encoder.down.", "gen_vision_model.encoder.conv_blocks."),
+    ("model.vqmodel.decoder.up.", "gen_vision_model.decoder.conv_blocks."),
+    ("model.vqmodel.", "gen_vision_model."),
+    ("mid.block_1.", "mid.0."),
+    ("mid.attn_1.", "mid.1."),
+    ("mid.block_2.", "mid.2."),
+    ("model.generation_embeddings.", "gen_embed."),
+    ("model.generation_aligner.fc1.", "gen_aligner.layers.0."),
+    ("model.generation_aligner.hidden_layers.0.", "gen_aligner.layers.2."),
+    ("model.generation_head.proj_out.", "gen_head.output_mlp_projector."),
+    ("model.generation_head.", "gen_head."),
+    ("model.aligner.fc1.", "aligner.layers.0."),
+    ("model.aligner.hidden_layers.0.", "aligner.layers.2."),
+    ("model.vision_model.", "vision_model.vision_tower."),
+)
 
 
-def write_janus(folder: Path, *, layout: str = "transformers", hidden: int = 64, layers: int = 2, heads: int = 4, image_size: int = 64,
-                max_positions: int = 200, scale: float = 1.0, shards: int = 1, seed: int = 0) -> Path:
+def write_janus(
+    folder: Path,
+    *,
+    layout: str = "transformers",
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    image_size: int = 64,
+    max_positions: int = 200,
+    scale: float = 1.0,
+    shards: int = 1,
+    seed: int = 0,
+) -> Path:
     """A random target with a grid of ``image_size / 16`` cells. ``scale`` sharpens its distributions."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = JanusConfig(
-        text_config={"model_type": "llama", "vocab_size": tokenizer.get_vocab_size() + 3, "hidden_size": hidden, "intermediate_size": 96,
-                     "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": max_positions,
-                     "bos_token_id": tokenizer.token_to_id(BOS), "pad_token_id": tokenizer.token_to_id(PAD), "eos_token_id": None},
-        vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": image_size, "patch_size": 16,
-                       "projection_dim": hidden, "num_image_tokens": (image_size // 16) ** 2},
-        vq_config={"num_embeddings": CODES, "base_channels": 32, "projection_dim": hidden, "image_token_embed_dim": hidden})
+        text_config={
+            "model_type": "llama",
+            "vocab_size": tokenizer.get_vocab_size() + 3,
+            "hidden_size": hidden,
+            "intermediate_size": 96,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "max_position_embeddings": max_positions,
+            "bos_token_id": tokenizer.token_to_id(BOS),
+            "pad_token_id": tokenizer.token_to_id(PAD),
+            "eos_token_id": None,
+        },
+        vision_config={
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": image_size,
+            "patch_size": 16,
+            "projection_dim": hidden,
+            "num_image_tokens": (image_size // 16) ** 2,
+        },
+        vq_config={
+            "num_embeddings": CODES,
+            "base_channels": 32,
+            "projection_dim": hidden,
+            "image_token_embed_dim": hidden,
+        },
+    )
     model = random_model(config, scale, seed)
     if layout == "transformers":
         model.save_pretrained(folder)
@@ -80,22 +133,56 @@ def deepseeks_name(name: str) -> str:
 def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards: int) -> None:
     config, tensors = model.config, {deepseeks_name(name): value for name, value in model.state_dict().items()}
     tensors["gen_vision_model.quantize.codebook_used"] = torch.zeros(65536)
-    names, files = sorted(tensors), [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)] if shards > 1 else ["pytorch_model.bin"]
+    names, files = (
+        sorted(tensors),
+        [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)]
+        if shards > 1
+        else ["pytorch_model.bin"],
+    )
     for i, file in enumerate(files):
         torch.save({name: tensors[name].clone() for name in names[i::shards]}, folder / file)
     if shards > 1:
         weight_map = {name: file for i, file in enumerate(files) for name in names[i::shards]}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     text, hidden = config.text_config, config.text_config.hidden_size
-    language = {name: getattr(text, name) for name in ("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
-                                                       "num_hidden_layers", "num_key_value_heads", "vocab_size")}
+    language = {
+        name: getattr(text, name)
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "max_position_embeddings",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "num_key_value_heads",
+            "vocab_size",
+        )
+    }
     module = lambda name, cls, **params: {"cls": cls, "model_type": name, "params": params}  # noqa: E731
-    (folder / "config.json").write_text(json.dumps({
-        "architectures": ["MultiModalityCausalLM"], "model_type": "multi_modality", "torch_dtype": "bfloat16",
-        "language_config": {**language, "model_type": "llama", "torch_dtype": "bfloat16"},
-        "aligner_config": module("aligner", "MlpProjector", depth=2, input_dim=16, n_embed=hidden, projector_type="mlp_gelu"),
-        "gen_aligner_config": module("gen_aligner", "MlpProjector", depth=2, input_dim=8, n_embed=hidden, projector_type="mlp_gelu"),
-        "gen_head_config": module("gen_head", "vision_head", image_token_embed=hidden, image_token_size=CODES, n_embed=hidden),
-        "gen_vision_config": module("gen_vision", "VQ-16", image_token_size=CODES, n_embed=8),
-        "vision_config": module("vision", "CLIPVisionTower", image_size=config.vision_config.image_size, model_name="siglip_large_patch16_384",
-                                select_feature="same", select_layer=-1)}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["MultiModalityCausalLM"],
+                "model_type": "multi_modality",
+                "torch_dtype": "bfloat16",
+                "language_config": {**language, "model_type": "llama", "torch_dtype": "bfloat16"},
+                "aligner_config": module(
+                    "aligner", "MlpProjector", depth=2, input_dim=16, n_embed=hidden, projector_type="mlp_gelu"
+                ),
+                "gen_aligner_config": module(
+                    "gen_aligner", "MlpProjector", depth=2, input_dim=8, n_embed=hidden, projector_type="mlp_gelu"
+                ),
+                "gen_head_config": module(
+                    "gen_head", "vision_head", image_token_embed=hidden, image_token_size=CODES, n_embed=hidden
+                ),
+                "gen_vision_config": module("gen_vision", "VQ-16", image_token_size=CODES, n_embed=8),
+                "vision_config": module(
+                    "vision",
+                    "CLIPVisionTower",
+                    image_size=config.vision_config.image_size,
+                    model_name="siglip_large_patch16_384",
+                    select_feature="same",
+                    select_layer=-1,
+                ),
+            }
+        )
+    )

@@ -20,32 +20,57 @@ from torch import Tensor
 from tests.tiny import byte_tokenizer
 
 NAMES = {16: "t2i_XL_stage1_256.pt", 32: "t2i_XL_stage2_512.pt"}
-T5 = {"d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 264, "feed_forward_proj": "gated-gelu"}
+T5 = {
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 264,
+    "feed_forward_proj": "gated-gelu",
+}
 HIDDEN, HEADS, WIDE, CODES = 128, 2, 96, 40
 
 
 def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str, Tensor]:
     """Tensors under the authors' names. Heads of 64, as in every published size."""
     draw = _generator(seed)
-    tensors = {"tok_embeddings.weight": draw(CODES, HIDDEN), "norm.weight": 1 + 0.1 * draw(HIDDEN), "output.weight": scale * draw(CODES, HIDDEN) * HIDDEN**-0.5,
-               "cls_embedding.uncond_embedding": draw(120, T5["d_model"]),
-               "cls_embedding.cap_proj.fc1.weight": draw(HIDDEN, T5["d_model"]) * T5["d_model"] ** -0.5,
-               "cls_embedding.cap_proj.fc2.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5}
+    tensors = {
+        "tok_embeddings.weight": draw(CODES, HIDDEN),
+        "norm.weight": 1 + 0.1 * draw(HIDDEN),
+        "output.weight": scale * draw(CODES, HIDDEN) * HIDDEN**-0.5,
+        "cls_embedding.uncond_embedding": draw(120, T5["d_model"]),
+        "cls_embedding.cap_proj.fc1.weight": draw(HIDDEN, T5["d_model"]) * T5["d_model"] ** -0.5,
+        "cls_embedding.cap_proj.fc2.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5,
+    }
     for i in range(layers):
-        tensors |= {f"layers.{i}.attention.wqkv.weight": draw(3 * HIDDEN, HIDDEN) * HIDDEN**-0.5,
-                    f"layers.{i}.attention.wo.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5,
-                    f"layers.{i}.feed_forward.w1.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
-                    f"layers.{i}.feed_forward.w3.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
-                    f"layers.{i}.feed_forward.w2.weight": draw(HIDDEN, WIDE) * WIDE**-0.5,
-                    f"layers.{i}.attention_norm.weight": 1 + 0.1 * draw(HIDDEN), f"layers.{i}.ffn_norm.weight": 1 + 0.1 * draw(HIDDEN)}
+        tensors |= {
+            f"layers.{i}.attention.wqkv.weight": draw(3 * HIDDEN, HIDDEN) * HIDDEN**-0.5,
+            f"layers.{i}.attention.wo.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5,
+            f"layers.{i}.feed_forward.w1.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+            f"layers.{i}.feed_forward.w3.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+            f"layers.{i}.feed_forward.w2.weight": draw(HIDDEN, WIDE) * WIDE**-0.5,
+            f"layers.{i}.attention_norm.weight": 1 + 0.1 * draw(HIDDEN),
+            f"layers.{i}.ffn_norm.weight": 1 + 0.1 * draw(HIDDEN),
+        }
     return tensors
 
 
 def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors under the names of ``jadohu/LlamaGen-T2I``."""
-    layer = {"attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj",
-             "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-    whole = {"tok_embeddings.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+    layer = {
+        "attention.wo": "self_attn.o_proj",
+        "feed_forward.w1": "mlp.gate_proj",
+        "feed_forward.w3": "mlp.up_proj",
+        "feed_forward.w2": "mlp.down_proj",
+        "attention_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+    }
+    whole = {
+        "tok_embeddings.weight": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
     renamed = {}
     for name, tensor in tensors.items():
         if "wqkv" in name:
@@ -80,7 +105,10 @@ def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed:
         for part in ("q", "k", "v", "proj_out"):
             conv(f"{name}.{part}", base, base, 1)
 
-    for side, inputs, outputs, blocks, resample in (("encoder", 3, latent, 2, "downsample"), ("decoder", latent, 3, 3, "upsample")):
+    for side, inputs, outputs, blocks, resample in (
+        ("encoder", 3, latent, 2, "downsample"),
+        ("decoder", latent, 3, 3, "upsample"),
+    ):
         conv(f"{side}.conv_in", base, inputs, 3)
         for level in range(levels):
             last = level == levels - 1
@@ -110,7 +138,9 @@ def write_t5(folder: Path) -> Path:
         T5ForConditionalGeneration(T5Config(**T5)).save_pretrained(folder)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["</s>"])
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))])
+    tokenizer.post_processor = TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
+    )
     tokenizer.enable_padding(length=512)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -130,11 +160,28 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
     target, tensors = folder / "LlamaGen-T2I", transformer(**shape)
     target.mkdir(parents=True, exist_ok=True)
     save_file(hugging_face(tensors), target / "model.safetensors", metadata={"format": "pt"})
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "input_type": "t2i", "block_size": side**2, "cls_token_num": 120,
-              "rope_base": 10000, "caption_dim": T5["d_model"], "class_dropout_p": 0.1, "token_dropout_p": 0.1, "num_classes": 1000, "vocab_size": CODES,
-              "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_hidden_layers": sum(name.endswith("wqkv.weight") for name in tensors),
-              "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-              "tie_word_embeddings": False}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "input_type": "t2i",
+        "block_size": side**2,
+        "cls_token_num": 120,
+        "rope_base": 10000,
+        "caption_dim": T5["d_model"],
+        "class_dropout_p": 0.1,
+        "token_dropout_p": 0.1,
+        "num_classes": 1000,
+        "vocab_size": CODES,
+        "hidden_size": HIDDEN,
+        "intermediate_size": WIDE,
+        "num_hidden_layers": sum(name.endswith("wqkv.weight") for name in tensors),
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
     (target / "config.json").write_text(json.dumps(config))
     torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
     write_t5(folder / "t5" / "flan-t5-xl")
@@ -144,22 +191,48 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
 def drafter(seed: int = 7) -> dict[str, Tensor]:
     """Tensors of an EAGLE drafter: no norm before its attention, an embedding of its own."""
     draw, layer = _generator(seed), "layers.0"
-    tensors = {"embed_tokens.weight": transformer()["output.weight"], "fc.weight": draw(HIDDEN, 2 * HIDDEN) * (2 * HIDDEN) ** -0.5,
-               "fc.bias": 0.1 * draw(HIDDEN), f"{layer}.post_attention_layernorm.weight": 1 + 0.1 * draw(HIDDEN)}
+    tensors = {
+        "embed_tokens.weight": transformer()["output.weight"],
+        "fc.weight": draw(HIDDEN, 2 * HIDDEN) * (2 * HIDDEN) ** -0.5,
+        "fc.bias": 0.1 * draw(HIDDEN),
+        f"{layer}.post_attention_layernorm.weight": 1 + 0.1 * draw(HIDDEN),
+    }
     tensors |= {f"{layer}.self_attn.{x}_proj.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5 for x in "qkvo"}
-    return tensors | {f"{layer}.mlp.gate_proj.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5, f"{layer}.mlp.up_proj.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
-                      f"{layer}.mlp.down_proj.weight": draw(HIDDEN, WIDE) * WIDE**-0.5}
+    return tensors | {
+        f"{layer}.mlp.gate_proj.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+        f"{layer}.mlp.up_proj.weight": draw(WIDE, HIDDEN) * HIDDEN**-0.5,
+        f"{layer}.mlp.down_proj.weight": draw(HIDDEN, WIDE) * WIDE**-0.5,
+    }
 
 
 def write_drafter(folder: Path, input_type: str = "t2i") -> Path:
     """``jadohu/llamagen_drafter``, or with "t2i2" ``jadohu/llamagen2_drafter``."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(drafter(), folder / "pytorch_model.bin")
-    config = {"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": HIDDEN,
-              "caption_dim": T5["d_model"], "class_dropout_p": 0.0, "initializer_range": 0.02, "intermediate_size": WIDE, "max_position_embeddings": 2048,
-              "model_type": "llama", "num_attention_heads": HEADS, "num_hidden_layers": 1, "num_key_value_heads": HEADS, "pretraining_tp": 1,
-              "rms_norm_eps": 1e-06, "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16", "use_cache": True, "vocab_size": CODES,
-              "input_type": input_type}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "caption_dim": T5["d_model"],
+        "class_dropout_p": 0.0,
+        "initializer_range": 0.02,
+        "intermediate_size": WIDE,
+        "max_position_embeddings": 2048,
+        "model_type": "llama",
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": HEADS,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "use_cache": True,
+        "vocab_size": CODES,
+        "input_type": input_type,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -31,14 +31,31 @@ def write_lumina(folder: Path, *, shards: int = 2, **shape) -> Path:
         tensors[name] = torch.cat([tensors[name], rows])
     for name in [name for name in tensors if "_norm." in name and "self_attn" in name]:
         tensors[name] = tensors[name][:1].clone()
-    codec = {name.removeprefix("model.vqmodel."): tensors.pop(name) for name in list(tensors) if name.startswith("model.vqmodel.")}
+    codec = {
+        name.removeprefix("model.vqmodel."): tensors.pop(name)
+        for name in list(tensors)
+        if name.startswith("model.vqmodel.")
+    }
     tensors |= {f"model.vqmodel.{name}": value for name, value in codec.items() if not name.startswith("decoder.")}
-    torch.save({"state_dict": {**codec, "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}}, folder.parent / "vqgan.ckpt")
+    torch.save(
+        {"state_dict": {**codec, "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}},
+        folder.parent / "vqgan.ckpt",
+    )
     (folder / "model.safetensors").unlink()
     save_shards(folder, tensors, shards)
-    (folder / "config.json").write_text(json.dumps({
-        **config, "architectures": ["ChameleonXLLMXForConditionalGeneration"], "vocab_size": len(vocabulary), "model_parallel_size": 1,
-        "z_loss_weight": 0.0, "mask_image_logits": False, "dropout": 0.0}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                **config,
+                "architectures": ["ChameleonXLLMXForConditionalGeneration"],
+                "vocab_size": len(vocabulary),
+                "model_parallel_size": 1,
+                "z_loss_weight": 0.0,
+                "mask_image_logits": False,
+                "dropout": 0.0,
+            }
+        )
+    )
     return folder
 
 
@@ -51,4 +68,6 @@ def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> 
         save_file(part, folder / file, metadata={"format": "pt"})
         files |= dict.fromkeys(part, file)
     total = sum(value.numel() * value.element_size() for value in tensors.values())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": files})
+    )

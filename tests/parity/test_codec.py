@@ -14,7 +14,14 @@ SHAPES = [dict(), dict(num_res_blocks=1, channel_multiplier=[1, 2]), dict(channe
 @pytest.fixture(params=SHAPES, ids=str)
 def codecs(request):
     """Ours and theirs with the same weights; the codebook's vectors have all lengths."""
-    shape = {"embed_dim": 8, "num_embeddings": 60, "latent_channels": 16, "base_channels": 32, "channel_multiplier": [1, 1, 2], "num_res_blocks": 2}
+    shape = {
+        "embed_dim": 8,
+        "num_embeddings": 60,
+        "latent_channels": 16,
+        "base_channels": 32,
+        "channel_multiplier": [1, 1, 2],
+        "num_res_blocks": 2,
+    }
     shape |= request.param
     with torch.random.fork_rng():
         torch.manual_seed(3)

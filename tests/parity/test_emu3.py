@@ -5,7 +5,9 @@ import torch
 from transformers import Emu3ForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Sampling, load_target
-from adt_core.models.decoder import KVCache, Rows, rope_tables
+from adt_core.models.cache import KVCache
+from adt_core.models.layers import rope_tables
+from adt_core.models.rows import Rows
 from tests.drafted import run
 from tests.layouts.emu3 import CODES, write_emu3
 
@@ -16,8 +18,12 @@ GUIDANCE = 3.0
 @pytest.fixture(scope="module", params=["first", "present"])
 def models(request, tmp_path_factory):
     """Ours and theirs from the same files, in float64; 4 rows of 5 cells."""
-    folder = write_emu3(tmp_path_factory.mktemp("emu3") / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5)
-    theirs = Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    folder = write_emu3(
+        tmp_path_factory.mktemp("emu3") / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5
+    )
+    theirs = Emu3ForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
     return load_target(folder, dtype=torch.float64).sized(40, 32), theirs
 
 
@@ -34,12 +40,19 @@ def test_logits_of_prompt_and_rows(models, guidance):
     codes[5::6] = CODES
     ids = decoder.image_ids[codes]
     rows = Rows(rows_of, 300, decoder.embedding)
-    cache, rope = KVCache(decoder.config, len(rows_of), 300, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
+    cache, rope = (
+        KVCache(decoder.config, len(rows_of), 300, decoder.embedding),
+        rope_tables(decoder.config, decoder.embedding),
+    )
     first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
-    rest = decoder.logits(decoder(ids.expand(len(rows_of), -1), rows.causal_step([rows.length] * 2, 12), cache, rope), guidance)
+    rest = decoder.logits(
+        decoder(ids.expand(len(rows_of), -1), rows.causal_step([rows.length] * 2, 12), cache, rope), guidance
+    )
     for image, prompt in enumerate(prompts):
-        logits = [model(input_ids=torch.tensor([[*row, *ids.tolist()]])).logits[0, -13:, decoder.image_ids[:CODES]]
-                  for row in (prompt, target.unconditional(prompt))]
+        logits = [
+            model(input_ids=torch.tensor([[*row, *ids.tolist()]])).logits[0, -13:, decoder.image_ids[:CODES]]
+            for row in (prompt, target.unconditional(prompt))
+        ]
         expected = logits[1] + guidance * (logits[0] - logits[1])
         assert (torch.cat([first, rest], 1)[image] - expected).abs().max() < TOLERANCE
 
@@ -54,10 +67,18 @@ def test_an_image_is_what_the_reference_draws(models):
     def allowed(_, tokens):
         return ids[-1:] if (len(tokens) - len(prompt) + 1) % 6 == 0 else ids[:-1]
 
-    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(GUIDANCE, model, unconditional_ids=torch.tensor([target.unconditional(prompt)]))
-    theirs = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), logits_processor=[guide],
-                            prefix_allowed_tokens_fn=allowed, max_new_tokens=4 * 6, do_sample=False)
-    assert [ids[code] for code in ours.codes[0].tolist()] == theirs[0, len(prompt):].tolist()
+    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
+        GUIDANCE, model, unconditional_ids=torch.tensor([target.unconditional(prompt)])
+    )
+    theirs = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        logits_processor=[guide],
+        prefix_allowed_tokens_fn=allowed,
+        max_new_tokens=4 * 6,
+        do_sample=False,
+    )
+    assert [ids[code] for code in ours.codes[0].tolist()] == theirs[0, len(prompt) :].tolist()
     assert len(set(ours.codes[0].tolist())) > 4
 
 
@@ -75,7 +96,10 @@ def test_codes(models):
     """The codebook is made of the 2 x 4 x 5 vectors of two pictures, so every cell must find its own."""
     target, model = models
     reference, codec = model.model.vqmodel.float(), target.codec
-    pixels, sizes = torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1, torch.tensor([[32, 40]] * 2)
+    pixels, sizes = (
+        torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1,
+        torch.tensor([[32, 40]] * 2),
+    )
     vectors = reference.quant_conv(reference.encode(pixels, sizes).last_hidden_state.transpose(1, 2))[:, :, 0]
     own = torch.arange(CODES).view(2, 4, 5)
     for codebook in (reference.quantize.embedding.weight, codec.quantize.embedding.weight):
@@ -88,4 +112,7 @@ def test_codes(models):
 def test_the_vocabulary_map_is_read_as_the_reference_reads_it(models):
     target, model = models
     mapping = model.vocabulary_mapping
-    assert target.decoder.image_ids.tolist() == [*(mapping.img2bpe[code] for code in range(CODES)), mapping.eol_token_id]
+    assert target.decoder.image_ids.tolist() == [
+        *(mapping.img2bpe[code] for code in range(CODES)),
+        mapping.eol_token_id,
+    ]

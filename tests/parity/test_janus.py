@@ -5,7 +5,9 @@ import torch
 from transformers import JanusForConditionalGeneration
 
 from adt_core import Sampling, load_target
-from adt_core.models.decoder import KVCache, Rows, rope_tables
+from adt_core.models.cache import KVCache
+from adt_core.models.layers import rope_tables
+from adt_core.models.rows import Rows
 from tests.drafted import run
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD, deepseeks_name, random_model, write_janus
 
@@ -20,7 +22,9 @@ def models(request, tmp_path_factory):
     layout, _, sharded = request.param.partition(", ")
     write_janus(home / "Janus-Pro-tiny", layout=layout, shards=2 if sharded else 1, **shape)
     write_janus(home / "reference", **shape)
-    theirs = JanusForConditionalGeneration.from_pretrained(home / "reference", dtype=torch.float64, attn_implementation="eager").eval()
+    theirs = JanusForConditionalGeneration.from_pretrained(
+        home / "reference", dtype=torch.float64, attn_implementation="eager"
+    ).eval()
     return load_target(home / "Janus-Pro-tiny", dtype=torch.float64), theirs
 
 
@@ -42,7 +46,10 @@ def test_logits_of_prompt_and_image(models, guidance):
     rows_of = [*prompts, *map(target.unconditional, prompts)] if guidance != 1 else prompts
     codes = torch.randint(target.num_codes, (5,), generator=torch.Generator().manual_seed(1))
     rows = Rows(rows_of, 64, decoder.embedding)
-    cache, rope = KVCache(decoder.config, len(rows_of), 64, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
+    cache, rope = (
+        KVCache(decoder.config, len(rows_of), 64, decoder.embedding),
+        rope_tables(decoder.config, decoder.embedding),
+    )
     first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
     step = rows.causal_step([rows.length] * 2, 5)
     rest = decoder.logits(decoder(decoder.image_ids[codes].expand(len(rows_of), -1), step, cache, rope), guidance)
@@ -61,8 +68,14 @@ def test_an_image_is_what_the_reference_draws(models):
     ours = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=GUIDANCE))
     model.generation_config.generation_kwargs = {"boi_token_id": vocabulary[BEGIN_IMAGE]}
     model.generation_config.bos_token_id, model.generation_config.pad_token_id = vocabulary[BOS], vocabulary[PAD]
-    theirs = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), generation_mode="image",
-                            guidance_scale=GUIDANCE, do_sample=False, use_cache=True)
+    theirs = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        generation_mode="image",
+        guidance_scale=GUIDANCE,
+        do_sample=False,
+        use_cache=True,
+    )
     assert ours.codes.tolist() == theirs.tolist()
     assert len(set(ours.codes[0].tolist())) > 4
 
@@ -86,16 +99,40 @@ def test_the_names_of_deepseeks_layout():
     """As they are published; the layout that the other tests use has them all."""
     from transformers import JanusConfig
 
-    config = JanusConfig(text_config={"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 9,
-                                      "num_attention_heads": 2},
-                         vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, vq_config={"base_channels": 32})
+    config = JanusConfig(
+        text_config={
+            "model_type": "llama",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "vocab_size": 9,
+            "num_attention_heads": 2,
+        },
+        vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        vq_config={"base_channels": 32},
+    )
     names = set(map(deepseeks_name, random_model(config, 1.0, 0).state_dict()))
     assert names >= {
-        "language_model.model.embed_tokens.weight", "language_model.model.layers.0.self_attn.q_proj.weight", "language_model.model.norm.weight",
-        "language_model.lm_head.weight", "gen_embed.weight", "gen_aligner.layers.0.weight", "gen_aligner.layers.2.bias",
-        "gen_head.output_mlp_projector.weight", "gen_head.vision_head.bias", "gen_vision_model.quantize.embedding.weight",
-        "gen_vision_model.encoder.conv_in.weight", "gen_vision_model.encoder.conv_blocks.4.attn.1.proj_out.weight",
-        "gen_vision_model.encoder.conv_blocks.0.downsample.conv.weight", "gen_vision_model.decoder.conv_blocks.0.res.2.conv1.weight",
-        "gen_vision_model.decoder.conv_blocks.0.upsample.conv.bias", "gen_vision_model.decoder.conv_blocks.1.res.0.conv2.weight",
-        "gen_vision_model.decoder.mid.0.norm1.weight", "gen_vision_model.decoder.mid.1.q.weight", "gen_vision_model.decoder.mid.2.conv2.bias",
-        "gen_vision_model.quant_conv.weight", "gen_vision_model.post_quant_conv.bias", "aligner.layers.0.weight"}
+        "language_model.model.embed_tokens.weight",
+        "language_model.model.layers.0.self_attn.q_proj.weight",
+        "language_model.model.norm.weight",
+        "language_model.lm_head.weight",
+        "gen_embed.weight",
+        "gen_aligner.layers.0.weight",
+        "gen_aligner.layers.2.bias",
+        "gen_head.output_mlp_projector.weight",
+        "gen_head.vision_head.bias",
+        "gen_vision_model.quantize.embedding.weight",
+        "gen_vision_model.encoder.conv_in.weight",
+        "gen_vision_model.encoder.conv_blocks.4.attn.1.proj_out.weight",
+        "gen_vision_model.encoder.conv_blocks.0.downsample.conv.weight",
+        "gen_vision_model.decoder.conv_blocks.0.res.2.conv1.weight",
+        "gen_vision_model.decoder.conv_blocks.0.upsample.conv.bias",
+        "gen_vision_model.decoder.conv_blocks.1.res.0.conv2.weight",
+        "gen_vision_model.decoder.mid.0.norm1.weight",
+        "gen_vision_model.decoder.mid.1.q.weight",
+        "gen_vision_model.decoder.mid.2.conv2.bias",
+        "gen_vision_model.quant_conv.weight",
+        "gen_vision_model.post_quant_conv.bias",
+        "aligner.layers.0.weight",
+    }

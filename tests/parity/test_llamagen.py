@@ -13,9 +13,11 @@ from tokenizers import Tokenizer
 from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 
 from adt_core import load_drafter, load_target
-from adt_core.models.decoder import KVCache, Rows, rope_tables
-from adt_core.sampling import Sampling
-from adt_core.shape import Drafting
+from adt_core.models.cache import KVCache
+from adt_core.models.layers import rope_tables
+from adt_core.models.rows import Rows
+from adt_core.policies.shape import Drafting
+from adt_core.rules.sampling import Sampling
 from tests.layouts import llamagen as layout
 
 TOLERANCE = 1e-4
@@ -43,7 +45,9 @@ def t5_features(path, text):
     encoded = tokenizer.encode(text)
     mask = torch.tensor(encoded.attention_mask)
     with torch.no_grad():
-        states = T5EncoderModel.from_pretrained(folder)(input_ids=torch.tensor([encoded.ids]), attention_mask=mask[None]).last_hidden_state[0]
+        states = T5EncoderModel.from_pretrained(folder)(
+            input_ids=torch.tensor([encoded.ids]), attention_mask=mask[None]
+        ).last_hidden_state[0]
     valid = int(mask.sum())
     return torch.cat([states[valid:], states[:valid]]) * mask.flip(0)[:, None], 120 - valid
 
@@ -51,7 +55,9 @@ def t5_features(path, text):
 def rotation(length, blank, side=16, dim=64):
     """[length, dim / 2] complex: 0 for what comes before the grid, then one angle for row and column each, half of the pairs for either."""
     frequency = 10000 ** (-torch.arange(0, dim // 2, 2) / (dim // 2))
-    angles = torch.stack([torch.cat([row * frequency, column * frequency]) for row in range(side) for column in range(side)])
+    angles = torch.stack(
+        [torch.cat([row * frequency, column * frequency]) for row in range(side) for column in range(side)]
+    )
     return torch.cat([torch.zeros(blank, dim // 2), torch.polar(torch.ones_like(angles), angles)])[:length]
 
 
@@ -70,12 +76,18 @@ def attention(q, k, v, turn, bias):
 def reference(tensors, features, hidden, codes):
     """Final features [120 + n, h] and logits of a row: 120 projected features, then n codes. Nobody but what is hidden sees what is hidden."""
     project = [tensors[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2)]
-    x = torch.cat([F.gelu(features @ project[0].T, approximate="tanh") @ project[1].T, tensors["tok_embeddings.weight"][codes]])
+    x = torch.cat(
+        [F.gelu(features @ project[0].T, approximate="tanh") @ project[1].T, tensors["tok_embeddings.weight"][codes]]
+    )
     at = torch.arange(len(x))
     visible = (at[:, None] >= at) & ((at >= hidden) | (at[:, None] < hidden))
     bias, turn = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf), rotation(len(x), 120)
     for i in range(sum(name.endswith("wqkv.weight") for name in tensors)):
-        layer = {name.removeprefix(f"layers.{i}."): value for name, value in tensors.items() if name.startswith(f"layers.{i}.")}
+        layer = {
+            name.removeprefix(f"layers.{i}."): value
+            for name, value in tensors.items()
+            if name.startswith(f"layers.{i}.")
+        }
         qkv = rms(x, layer["attention_norm.weight"], 1e-5) @ layer["attention.wqkv.weight"].T
         x = x + attention(*qkv.chunk(3, -1), turn, bias) @ layer["attention.wo.weight"].T
         h = rms(x, layer["ffn_norm.weight"], 1e-5)
@@ -106,7 +118,9 @@ def test_logits_of_prompts_and_codes(path, target):
     rows = Rows(our_rows(target), 140, decoder.embedding)
     cache, rope = KVCache(decoder.config, 4, 140, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     features = [decoder(rows.ids, rows.prefill(), cache, rope, inputs=rows.features)]
-    features += [decoder(codes[:, i : i + 1].repeat(2, 1), rows.step([120 + i] * 2, 0, 0, None), cache, rope) for i in range(18)]
+    features += [
+        decoder(codes[:, i : i + 1].repeat(2, 1), rows.step([120 + i] * 2, 0, 0, None), cache, rope) for i in range(18)
+    ]
     features = torch.cat(features, 1)
     for ours, (states, logits) in zip(features, expected):
         assert (ours - states).abs().max() < TOLERANCE, "hidden places included, which the drafter sees"
@@ -117,9 +131,14 @@ def test_prompts_of_an_encoder_in_another_precision(target):
     """The encoder works in its own dtype; what it read is kept on the CPU, and brought to the decoder."""
     other = replace(target.prompter, encoder=deepcopy(target.text_encoder).to(torch.bfloat16))
     prompt = other.encode(TEXTS[0], target.grid)
-    assert prompt.features.dtype == other.unconditional(prompt, target.grid).features.dtype == torch.bfloat16 and prompt.features.device.type == "cpu"
+    assert (
+        prompt.features.dtype == other.unconditional(prompt, target.grid).features.dtype == torch.bfloat16
+        and prompt.features.device.type == "cpu"
+    )
     rows = our_rows(target)
-    assert [len(row) for row in rows] == [120] * 4 and {row.hidden for row in rows} == {120 - len(text) - 1 for text in TEXTS}
+    assert [len(row) for row in rows] == [120] * 4 and {row.hidden for row in rows} == {
+        120 - len(text) - 1 for text in TEXTS
+    }
     prepared = Rows(rows, 120, torch.empty(0, dtype=torch.float64))
     assert prepared.features.dtype == torch.float64 and prepared.features.shape == (4, 120, layout.HIDDEN)
 
@@ -138,7 +157,10 @@ def test_drafter(path, target, tmp_path):
     further = torch.stack([state[120:122] for state in states])
     ahead = proposer.read_ahead(codes, further, [120, 120])
     for row in range(4):
-        x = torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T + tensors["fc.bias"]
+        x = (
+            torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T
+            + tensors["fc.bias"]
+        )
         q, k, v = (x @ tensors[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")
         causal = torch.full((122, 122), -torch.inf).triu(1)
         x = x + attention(q, k, v, turn, causal) @ tensors["layers.0.self_attn.o_proj.weight"].T
@@ -153,12 +175,26 @@ def test_drafter(path, target, tmp_path):
 def test_codec(target):
     """After the renaming of decoding levels that transformers' conversion of Janus has."""
     stored = layout.codec()
-    theirs = JanusVQVAE(JanusVQVAEConfig(embed_dim=8, num_embeddings=layout.CODES, latent_channels=16, base_channels=32, channel_multiplier=[1] * 5,
-                                         num_patches=16))
+    theirs = JanusVQVAE(
+        JanusVQVAEConfig(
+            embed_dim=8,
+            num_embeddings=layout.CODES,
+            latent_channels=16,
+            base_channels=32,
+            channel_multiplier=[1] * 5,
+            num_patches=16,
+        )
+    )
     renamed = {}
     for name, tensor in stored.items():
-        for old, new in (("encoder.conv_blocks", "encoder.down"), ("decoder.conv_blocks", "decoder.up"), (".res.", ".block."), ("mid.0", "mid.block_1"),
-                         ("mid.1", "mid.attn_1"), ("mid.2", "mid.block_2")):
+        for old, new in (
+            ("encoder.conv_blocks", "encoder.down"),
+            ("decoder.conv_blocks", "decoder.up"),
+            (".res.", ".block."),
+            ("mid.0", "mid.block_1"),
+            ("mid.1", "mid.attn_1"),
+            ("mid.2", "mid.block_2"),
+        ):
             name = name.replace(old, new)
         renamed[name] = tensor
     del renamed["quantize.codebook_used"]

@@ -7,7 +7,9 @@ from safetensors.torch import load_file
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from adt_core import Decoding, Drafting, Sampling, load_target
-from adt_core.models.decoder import KVCache, Rows, rope_tables
+from adt_core.models.cache import KVCache
+from adt_core.models.layers import rope_tables
+from adt_core.models.rows import Rows
 from tests.layouts.lumina import write_lumina
 
 TOLERANCE = 1e-4
@@ -21,7 +23,10 @@ def reference(folder):
     for file in folder.glob("*.safetensors"):
         tensors |= load_file(file)
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
-    expanded = {name: value.repeat(heads[name.split(".")[-2]], 1) if ".self_attn." in name and "_norm." in name else value for name, value in tensors.items()}
+    expanded = {
+        name: value.repeat(heads[name.split(".")[-2]], 1) if ".self_attn." in name and "_norm." in name else value
+        for name, value in tensors.items()
+    }
     missing, left_over = model.load_state_dict(expanded, strict=False)
     assert not missing and not left_over
     return model
@@ -38,7 +43,9 @@ def test_logits_of_prompt_and_rows(tmp_path):
     tokens = decoder.image_ids[codes].tolist()
     rows = Rows([prompt + tokens, target.unconditional(prompt) + tokens], len(prompt) + 14, decoder.embedding)
     cache = KVCache(decoder.config, 2, len(prompt) + 14, decoder.embedding)
-    ours = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding)))[:, -15:]
+    ours = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding)))[
+        :, -15:
+    ]
     for row, ids in zip(ours, (prompt, target.unconditional(prompt))):
         with torch.no_grad():
             features = model.model(input_ids=torch.tensor([ids + tokens])).last_hidden_state
@@ -51,7 +58,12 @@ def test_an_image_is_what_the_reference_loop_draws(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-tiny", scale=3.0)
     target = load_target(folder).sized(64, 64)
     model, ids = reference(folder), target.decoder.image_ids
-    decoding = Decoding(target, [target.encode_prompt("a cat")], sampling=Sampling(temperature=0), drafting=Drafting(method="autoregressive"))
+    decoding = Decoding(
+        target,
+        [target.encode_prompt("a cat")],
+        sampling=Sampling(temperature=0),
+        drafting=Drafting(method="autoregressive"),
+    )
     for _ in decoding:
         pass
     prompt, drawn = target.encode_prompt("a cat"), []
@@ -61,7 +73,11 @@ def test_an_image_is_what_the_reference_loop_draws(tmp_path):
             continue
         tokens = [ids[code].item() for code in drawn]
         with torch.no_grad():
-            both = [model.lm_head(model.model(input_ids=torch.tensor([[*row, *tokens]])).last_hidden_state[0, -1])[ids[: target.num_codes]]
-                    for row in (prompt, target.unconditional(prompt))]
+            both = [
+                model.lm_head(model.model(input_ids=torch.tensor([[*row, *tokens]])).last_hidden_state[0, -1])[
+                    ids[: target.num_codes]
+                ]
+                for row in (prompt, target.unconditional(prompt))
+            ]
         drawn.append((both[1] + 3.0 * (both[0] - both[1])).argmax().item())
     assert decoding.codes[0].tolist() == drawn

@@ -5,14 +5,20 @@ import torch
 from transformers import ChameleonForConditionalGeneration
 
 from adt_core import load_target
+from adt_core.models.cache import KVCache
 from adt_core.models.checkpoint import resolve
-from adt_core.models.decoder import KVCache, Rows, rope_tables
-from adt_core.tree import ancestor_matrix
+from adt_core.models.layers import rope_tables
+from adt_core.models.rows import Rows
+from adt_core.rules.tree import ancestor_matrix
 from tests.tiny import write_tiny_checkpoint
 
 TOLERANCE = 1e-4
-SHAPES = [dict(hidden=64, heads=4, layers=2), dict(hidden=96, heads=3, layers=3, intermediate=160), dict(hidden=64, heads=8, kv_heads=2, layers=4),
-          dict(hidden=32, heads=1, layers=1, intermediate=48)]
+SHAPES = [
+    dict(hidden=64, heads=4, layers=2),
+    dict(hidden=96, heads=3, layers=3, intermediate=160),
+    dict(hidden=64, heads=8, kv_heads=2, layers=4),
+    dict(hidden=32, heads=1, layers=1, intermediate=48),
+]
 
 
 @pytest.fixture(params=[*SHAPES, "bundled"], ids=lambda p: p if isinstance(p, str) else "-".join(map(str, p.values())))
@@ -24,7 +30,9 @@ def folder(request, tmp_path):
 
 def reference_logits(folder, ids, mask=None, positions=None):
     """transformers' logits of the image codes, from ``model.model`` and ``lm_head`` (its forward masks image tokens)."""
-    model = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = ChameleonForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         features = model.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state
         return model.lm_head(features)
@@ -83,7 +91,9 @@ def test_compacted_cache_equals_plain_prefill(folder):
     last = tokens[11:12]
     features = decoder(last[None], rows.step([9], 0, 0, None), cache, rope)
     whole = torch.cat([tokens[:5], tree_tokens[path[0]], last])[None]
-    assert (decoder.logits(features)[0, -1] - reference_logits(folder, whole)[0, -1, decoder.image_ids]).abs().max() < TOLERANCE
+    assert (
+        decoder.logits(features)[0, -1] - reference_logits(folder, whole)[0, -1, decoder.image_ids]
+    ).abs().max() < TOLERANCE
 
 
 def test_unequal_starts_equal_separate_forwards(folder):
@@ -95,13 +105,21 @@ def test_unequal_starts_equal_separate_forwards(folder):
     ancestors = ancestor_matrix(parents, 2)
 
     def forward(rows, cache, starts, pick):
-        return decoder.logits(decoder(tokens[pick, 6:], rows.step(starts, 0, depths[pick], ancestors[pick]), cache, rope))
+        return decoder.logits(
+            decoder(tokens[pick, 6:], rows.step(starts, 0, depths[pick], ancestors[pick]), cache, rope)
+        )
 
-    rows, cache = Rows([t[:6].tolist() for t in tokens], 12, decoder.embedding), KVCache(decoder.config, 2, 12, decoder.embedding)
+    rows, cache = (
+        Rows([t[:6].tolist() for t in tokens], 12, decoder.embedding),
+        KVCache(decoder.config, 2, 12, decoder.embedding),
+    )
     decoder(rows.ids, rows.prefill(), cache, rope)
     together = forward(rows, cache, [6, 4], [0, 1])
     for i, start in enumerate((6, 4)):
-        rows, cache = Rows([tokens[i, :6].tolist()], 12, decoder.embedding), KVCache(decoder.config, 1, 12, decoder.embedding)
+        rows, cache = (
+            Rows([tokens[i, :6].tolist()], 12, decoder.embedding),
+            KVCache(decoder.config, 1, 12, decoder.embedding),
+        )
         decoder(rows.ids, rows.prefill(), cache, rope)
         assert (forward(rows, cache, [start], [i])[0] - together[i]).abs().max() < TOLERANCE
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adt_core import load_drafter, load_target
-from adt_core.benchmark import sources
+from adt_core.app.benchmark import sources
 from benchmarks.harness import captions
 from benchmarks.lossless import TIE, run_matrix, settings
 
@@ -16,7 +16,9 @@ def test_every_setting_writes_the_tokens_of_plain_decoding(dtype, temperature):
     """Settings are dealt to the cases, and most top-k ones left out, to save time."""
     dealt = settings()[:16][CASES.index((dtype, temperature)) :: len(CASES)]
     target = load_target(dtype=dtype)
-    cells = run_matrix(target, sources(load_drafter("bundled", target)), captions(3100, 1), [2**63 + 5], [temperature], dealt)
+    cells = run_matrix(
+        target, sources(load_drafter("bundled", target)), captions(3100, 1), [2**63 + 5], [temperature], dealt
+    )
     for name, cell in cells.items():
         assert cell.really_drafted, name
         if dtype == torch.float64:

@@ -28,18 +28,35 @@ def models():
 def decode(prefix, drafting, drafter, seed, temperature):
     target, drafters = models()
     prompts = [target.encode_prompt("a cat"), target.encode_prompt("three dogs")]
-    decoding = Decoding(target, prompts, sampling=Sampling(seed=seed, temperature=temperature), drafting=drafting, drafter=drafters[drafter],
-                        image_indices=[0, 1], prefix=prefix)
+    decoding = Decoding(
+        target,
+        prompts,
+        sampling=Sampling(seed=seed, temperature=temperature),
+        drafting=drafting,
+        drafter=drafters[drafter],
+        image_indices=[0, 1],
+        prefix=prefix,
+    )
     for _ in decoding:
         pass
     return decoding.codes
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**64 - 1), start=st.integers(0, LENGTH), temperature=st.sampled_from([0.0, 0.7, 1.0]), own=st.booleans(),
-       drafter=st.sampled_from(["network", "window", "both"]), method=st.sampled_from(["eagle2", "adt-tree"]),
-       depth=st.integers(1, 6), width=st.integers(1, 4), nodes=st.integers(1, 20))
-def test_every_continuation_is_that_of_plain_decoding(seed, start, temperature, own, drafter, method, depth, width, nodes):
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    start=st.integers(0, LENGTH),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    own=st.booleans(),
+    drafter=st.sampled_from(["network", "window", "both"]),
+    method=st.sampled_from(["eagle2", "adt-tree"]),
+    depth=st.integers(1, 6),
+    width=st.integers(1, 4),
+    nodes=st.integers(1, 20),
+)
+def test_every_continuation_is_that_of_plain_decoding(
+    seed, start, temperature, own, drafter, method, depth, width, nodes
+):
     """Of a prefix that the model drew itself, and of one that it would hardly have drawn."""
     plain = Drafting(method="autoregressive")
     whole = decode(None, plain, drafter, seed, temperature)

@@ -9,8 +9,13 @@ from tests.property.test_continuation import LENGTH, models
 
 PLAIN = Drafting(method="autoregressive")
 CHAIN = Drafting(method="eagle2", depth=6, width=1, nodes=6)
-TREES = [Drafting(method="eagle2", depth=4, width=3, nodes=10), Drafting(method="adt-tree", depth_max=6, width_max=4), Drafting(method="static:mc_sim_7b_63"),
-         Drafting(method="eagle2", depth=5, width=2, nodes=8, keep_above=0.05, expand_above=0.1), CHAIN]
+TREES = [
+    Drafting(method="eagle2", depth=4, width=3, nodes=10),
+    Drafting(method="adt-tree", depth_max=6, width_max=4),
+    Drafting(method="static:mc_sim_7b_63"),
+    Drafting(method="eagle2", depth=5, width=2, nodes=8, keep_above=0.05, expand_above=0.1),
+    CHAIN,
+]
 ALONE = [("network", drafting) for drafting in TREES] + [("window", CHAIN)]
 """Drafts that learn nothing from one image for another, so that even the trees are those of the image alone."""
 TOGETHER = [("window", TREES[0]), ("both", TREES[0]), ("both", TREES[1]), ("window", Drafting(method="auto"))]
@@ -19,31 +24,54 @@ PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a 
 
 def decode(prompts, source, drafting, prefix=None, at_once=None, images=None, **sampling):
     target, drafters = models()
-    decoding = Decoding(target, [target.encode_prompt(prompt) for prompt in prompts], sampling=Sampling(**sampling), drafting=drafting,
-                        drafter=drafters[source], image_indices=images, prefix=prefix, at_once=at_once)
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt) for prompt in prompts],
+        sampling=Sampling(**sampling),
+        drafting=drafting,
+        drafter=drafters[source],
+        image_indices=images,
+        prefix=prefix,
+        at_once=at_once,
+    )
     for _ in decoding:
         pass
     return decoding
 
 
 def shares(decoding, image):
-    return [(one.position, one.depth, one.nodes, one.accepted) for round in decoding.trace.rounds for one in round.images if one.image == image]
+    return [
+        (one.position, one.depth, one.nodes, one.accepted)
+        for round in decoding.trace.rounds
+        for one in round.images
+        if one.image == image
+    ]
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**64 - 1), prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=6), at_once=st.integers(1, 4),
-       temperature=st.sampled_from([0.0, 1.0]), guidance=st.sampled_from([1.0, 3.0]), start=st.integers(0, LENGTH - 1),
-       drafts=st.sampled_from(ALONE + TOGETHER))
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=6),
+    at_once=st.integers(1, 4),
+    temperature=st.sampled_from([0.0, 1.0]),
+    guidance=st.sampled_from([1.0, 3.0]),
+    start=st.integers(0, LENGTH - 1),
+    drafts=st.sampled_from(ALONE + TOGETHER),
+)
 def test_every_image_is_that_of_its_prompt_alone(seed, prompts, at_once, temperature, guidance, start, drafts):
     images = list(range(len(prompts)))
     sampling = {"seed": seed, "temperature": temperature, "guidance": guidance}
-    prefix = torch.randint(models()[0].num_codes, (len(prompts), start), generator=torch.Generator().manual_seed(seed % 2**31))
+    prefix = torch.randint(
+        models()[0].num_codes, (len(prompts), start), generator=torch.Generator().manual_seed(seed % 2**31)
+    )
     together = decode(prompts, *drafts, prefix, at_once, images, **sampling)
     for i in images:
         alone = decode(prompts[i : i + 1], drafts[0], PLAIN, prefix[i : i + 1], None, [i], **sampling)
         assert torch.equal(together.codes[i], alone.codes[0])
         if drafts in ALONE:
-            assert shares(together, i) == shares(decode(prompts[i : i + 1], *drafts, prefix[i : i + 1], None, [i], **sampling), 0)
+            assert shares(together, i) == shares(
+                decode(prompts[i : i + 1], *drafts, prefix[i : i + 1], None, [i], **sampling), 0
+            )
     report = together.trace.report()
     assert report["tokens"] == len(prompts) * (LENGTH - start) and together.done_tokens == together.total_tokens
 
@@ -55,6 +83,8 @@ def test_a_place_that_becomes_free_is_taken_at_once():
     entered = [max(max(images) for images in at_work[: i + 1]) for i in range(len(at_work))]
     full = [len(images) for images, newest in zip(at_work, entered) if newest < len(PROMPTS) - 1]
     assert set(full) == {3} and len(full) > 3
-    assert [len(images) for images in at_work] == sorted((len(images) for images in at_work), reverse=True) and len(at_work[-1]) < 3
+    assert [len(images) for images in at_work] == sorted((len(images) for images in at_work), reverse=True) and len(
+        at_work[-1]
+    ) < 3
     assert {image for images in at_work for image in images} == set(range(6))
     assert decoding.memory_required() < decode(PROMPTS, "network", TREES[0], seed=4).memory_required()

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adt_core.sampling import keyed_gumbel
-from adt_core.tree import DraftTree, ancestor_matrix
-from adt_core.verify import verify_exact
+from adt_core.rules.sampling import keyed_gumbel
+from adt_core.rules.tree import DraftTree, ancestor_matrix
+from adt_core.rules.verify import verify_exact
 
 VOCABULARY = 5
 LENGTH = 14
@@ -21,7 +21,9 @@ class RandomModel:
 
     def emit(self, prefix: tuple[int, ...]) -> int:
         key = hash((self.seed, prefix)) % 2**31
-        logits = self.sharpness * torch.randn(VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(key))
+        logits = self.sharpness * torch.randn(
+            VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(key)
+        )
         return int((logits + self.noise[len(prefix)]).argmax())
 
     def plain(self) -> list[int]:
@@ -31,7 +33,9 @@ class RandomModel:
         return tokens
 
 
-def random_tree(model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, skill: float) -> tuple[DraftTree, list[tuple[int, ...]]]:
+def random_tree(
+    model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, skill: float
+) -> tuple[DraftTree, list[tuple[int, ...]]]:
     """Random parents and distinct sibling tokens; with probability ``skill`` a node gets the right token."""
     paths, parents, tokens = [tuple(prefix)], [0], [prefix[-1]]
     for _ in range(nodes):
@@ -52,8 +56,16 @@ def random_tree(model: RandomModel, prefix: list[int], draw: torch.Generator, no
     row = lambda values: torch.tensor(values)[None]  # noqa: E731
     parent_row = row([number[parents[i]] for i in order])
     size = len(order)
-    tree = DraftTree(row([tokens[i] for i in order]), parent_row, row([depths[i] for i in order]), torch.zeros(1, size, dtype=torch.long),
-                     torch.zeros(1, size), torch.ones(1, size, dtype=torch.bool), ancestor_matrix(parent_row, max(depths)), max(1, *depths))
+    tree = DraftTree(
+        row([tokens[i] for i in order]),
+        parent_row,
+        row([depths[i] for i in order]),
+        torch.zeros(1, size, dtype=torch.long),
+        torch.zeros(1, size),
+        torch.ones(1, size, dtype=torch.bool),
+        ancestor_matrix(parent_row, max(depths)),
+        max(1, *depths),
+    )
     return tree, [paths[i] for i in order]
 
 
@@ -78,7 +90,15 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
 
 
 def test_padding_nodes_are_never_accepted():
-    tree = DraftTree(torch.tensor([[0, 3]]), torch.zeros(1, 2, dtype=torch.long), torch.tensor([[0, 0]]), torch.zeros(1, 2, dtype=torch.long),
-                     torch.zeros(1, 2), torch.tensor([[True, False]]), ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1), 1)
+    tree = DraftTree(
+        torch.tensor([[0, 3]]),
+        torch.zeros(1, 2, dtype=torch.long),
+        torch.tensor([[0, 0]]),
+        torch.zeros(1, 2, dtype=torch.long),
+        torch.zeros(1, 2),
+        torch.tensor([[True, False]]),
+        ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1),
+        1,
+    )
     verdict = verify_exact(tree, torch.tensor([[3, 1]]))
     assert int(verdict.accepted) == 0 and int(verdict.next_root) == 3

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from adt_core import auto, load_drafter, load_target
+from adt_core import load_drafter, load_target
+from adt_core.policies import auto
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adt_core.prompts import BUNDLED_CAPTIONS, read_prompts
+from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from benchmarks.harness import HELD_OUT_SEED, captions
 from benchmarks.scenes import FIRST, SCENES, scene_metric
-from training.attributes import check, degrade, measure
-from training.data import example
-from training.scenes import COLOURS, PLACES, SKIES, Item, Scene
+from model_making.attributes import check, degrade, measure
+from model_making.data import example
+from model_making.scenes import COLOURS, PLACES, SKIES, Item, Scene
 
 COUNT, SEED = 60, 4
 
@@ -55,7 +55,9 @@ def test_one_altered_word_is_noticed():
 
 
 def test_only_stated_attributes_are_named():
-    outdoors = Scene((Item("kite", "red", "left"), Item("pine", None, "right")), ground="snow", sky="night", backdrop="hills")
+    outdoors = Scene(
+        (Item("kite", "red", "left"), Item("pine", None, "right")), ground="snow", sky="night", backdrop="hills"
+    )
     indoors = Scene((Item("mug", "blue", "middle"),), wall="tiled")
     picture = np.zeros((128, 128, 3), np.uint8)
     assert list(check(picture, outdoors)) == ["item:red left air", "plant:right", "sky:night", "ground:snow"]

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, auto
-from adt_core.shape import AUTO_WIDTH, SIZES, TreeShape, spine
-from adt_core.trace import ImageRound
+from adt_core import Decoding, Drafting
+from adt_core.policies import auto
+from adt_core.policies.shape import AUTO_WIDTH, SIZES, TreeShape, spine
+from adt_core.rules.trace import ImageRound
 from tests.drafted import run
 
 PROMPTS = ("a cat", "three small dogs", "x")
@@ -17,7 +18,11 @@ pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 
 def share(nodes: int, accepted: int) -> ImageRound:
-    return ImageRound(0, 0, spine(nodes), 1, spine(nodes), nodes, accepted, (0,) * accepted) if nodes else ImageRound(0, 0, 0, 1, 0, 0, 0, ())
+    return (
+        ImageRound(0, 0, spine(nodes), 1, spine(nodes), nodes, accepted, (0,) * accepted)
+        if nodes
+        else ImageRound(0, 0, 0, 1, 0, 0, 0, ())
+    )
 
 
 class Device:
@@ -93,7 +98,10 @@ def test_plain_steps_are_timed_often_at_first_and_rarely_later():
             rounds.append(number)
             known.saw_plain([PLAIN])
         known.saw(known.sources[0], 8, 2 * PLAIN)
-    assert rounds[:6] == [0, 8, 24, 56, 120, 248] and max(b - a for a, b in zip(rounds, rounds[1:])) == auto.ROUNDS_BETWEEN[1]
+    assert (
+        rounds[:6] == [0, 8, 24, 56, 120, 248]
+        and max(b - a for a, b in zip(rounds, rounds[1:])) == auto.ROUNDS_BETWEEN[1]
+    )
     assert known.sources[0].costs.of(8) == pytest.approx(2.0)
 
 
@@ -113,7 +121,11 @@ def test_prices_follow_costs_and_pace_and_sizes_grow_one_by_one():
         policy.took(12, device.round(12))
         policy.update(share(12, 5))
     menu = dict(policy.choose(0).menu)
-    assert list(menu) == list(SIZES[:4]) and policy.pace == pytest.approx(2.0, abs=0.05) and menu[12] == pytest.approx(policy.pace * 3.0, abs=0.01)
+    assert (
+        list(menu) == list(SIZES[:4])
+        and policy.pace == pytest.approx(2.0, abs=0.05)
+        and menu[12] == pytest.approx(policy.pace * 3.0, abs=0.01)
+    )
 
 
 def test_a_size_is_known_before_the_next_is_tried():
@@ -142,7 +154,9 @@ def test_trees_stay_modest_until_drafting_has_earned_something():
 def test_chains_of_images_that_are_drawn_together_are_shorter():
     known = auto.Experience(200)
     source = known.begin()
-    assert auto.CostAware(known, source, 1, width=1).choose(0) == TreeShape(4, 1), "the first are short, in case that drafts are dear"
+    assert auto.CostAware(known, source, 1, width=1).choose(0) == TreeShape(4, 1), (
+        "the first are short, in case that drafts are dear"
+    )
     for _ in range(2):
         source.costs.saw(4, 1.5)
     assert [auto.CostAware(known, source, images, width=1).choose(0).depth for images in (1, 2, 4, 16)] == [16, 8, 4, 4]
@@ -152,7 +166,9 @@ def test_chains_of_images_that_are_drawn_together_are_shorter():
 
 
 @pytest.mark.parametrize("width", [1, AUTO_WIDTH])
-@pytest.mark.parametrize("slope, overhead", [(0.05, 0.5), (2.0, 2.0), (0.0, 3.0)], ids=["a bit slow", "dear nodes", "slow drafter"])
+@pytest.mark.parametrize(
+    "slope, overhead", [(0.05, 0.5), (2.0, 2.0), (0.0, 3.0)], ids=["a bit slow", "dear nodes", "slow drafter"]
+)
 @pytest.mark.parametrize("sources", [1, 2])
 @pytest.mark.parametrize("images", [1, 3])
 def test_hopeless_drafting_costs_less_than_three_percent_of_a_set(images, sources, slope, overhead, width):
@@ -170,7 +186,12 @@ def test_images_that_are_drawn_together_lose_no_more(together, width):
     """As on a CPU, where a node of every image adds to a round. ``decode_images`` counts what they take together as one."""
     known = auto.Experience(256, together=together)
     sets = 16 // together
-    took = [steps for steps, _ in decode_images(known, Device(0.08 * together), sets, lambda source, position: position % 2, together, width)]
+    took = [
+        steps
+        for steps, _ in decode_images(
+            known, Device(0.08 * together), sets, lambda source, position: position % 2, together, width
+        )
+    ]
     assert 256 * sets < sum(took) <= 1.03 * 256 * sets
 
 
@@ -208,15 +229,21 @@ def test_a_lost_stake_is_made_up_for_before_the_next_try_and_success_ends_the_wa
     known = auto.Experience(256)
     tries = [source for _, source in decode_images(known, Device(0.05), 26, lambda *_: 0)]
     wait = tries.index(0, 1)
-    assert tries[0] == 0 and auto.STAKE / auto.ALLOWANCE <= wait <= auto.STAKE / auto.ALLOWANCE + 2 and tries.count(0) == 1 + 25 // wait
+    assert (
+        tries[0] == 0
+        and auto.STAKE / auto.ALLOWANCE <= wait <= auto.STAKE / auto.ALLOWANCE + 2
+        and tries.count(0) == 1 + 25 // wait
+    )
     again = [source for _, source in decode_images(known, Device(0.05), 20, lambda *_: 4)]
-    assert again[-1] == 0 and None not in again[again.index(0):]
+    assert again[-1] == 0 and None not in again[again.index(0) :]
 
 
 @pytest.mark.parametrize("better", [0, 1])
 def test_the_source_that_brings_more_tokens_per_second_drafts_most_images(better):
     known = auto.Experience(256, sources=2)
-    chosen = [source for _, source in decode_images(known, Device(0.02), 40, lambda source, _: 4 if source == better else 2)]
+    chosen = [
+        source for _, source in decode_images(known, Device(0.02), 40, lambda source, _: 4 if source == better else 2)
+    ]
     assert set(chosen[:2]) == {0, 1} and chosen.count(better) >= 30
 
 
@@ -230,7 +257,9 @@ def drafted(decoding):
     return [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds]
 
 
-def test_it_tries_chain_and_network_and_window_and_drafts_with_nothing_while_a_stake_is_made_up_for(models, monkeypatch):
+def test_it_tries_chain_and_network_and_window_and_drafts_with_nothing_while_a_stake_is_made_up_for(
+    models, monkeypatch
+):
     monkeypatch.setattr(auto, "STAKE", math.inf)  # whatever this machine's clock says
     target, network = models
     plain = run(target, None, PROMPTS)
@@ -260,7 +289,7 @@ def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(mode
     """Drafts have brought the first ones out of step. Those in front wait, and are not passed over."""
     target, network = models
     monkeypatch.setattr(auto.CostAware, "update", give_up_after(3))
-    monkeypatch.setattr("adt_core.decode.WAIT", 10.0)
+    monkeypatch.setattr("adt_core.engine.decoding.WAIT", 10.0)
     prompts = [*PROMPTS, "a red house", "two"]
     plain = run(target, None, prompts)
     decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once)
@@ -281,6 +310,7 @@ def give_up_after(rounds):
         self.seen = getattr(self, "seen", 0) + 1
         if self.seen >= rounds * self._images:
             self.drafts, self._known.given_up, self._known.balance = False, True, -1e6
+
     return update
 
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Lantern, Sampling, batch, cli, load_drafter, load_target
-from adt_core.batch import Batch
+from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
+from adt_core.app import batch
+from adt_core.app.batch import Batch
+from adt_core.app.images import read_settings
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.errors import AdtError
-from adt_core.images import read_settings
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
@@ -49,7 +50,8 @@ def test_images_are_those_of_their_prompts_alone(make, tmp_path):
         picture = make.find(tmp_path, prompt)
         figures, expected = picture.figures, decoding.trace.report()
         assert {name: figures[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")} == {
-            name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")}
+            name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")
+        }
         assert figures["images_at_once"] == 3 and figures["drafter"] == "tiny" and figures["seconds"] > 0
 
 
@@ -85,14 +87,28 @@ def test_time_is_shared_by_the_images_at_work(make, at_once):
 def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_path):
     relaxed = replace(make, lantern=Lantern(delta=0.3))
     write_tiny_checkpoint(tmp_path / "target", scale=3.0, seed=5)
-    others = [make, relaxed, replace(make, negative="a dog"), *(replace(make, sampling=replace(make.sampling, **change)) for change in (
-        {"seed": 4}, {"guidance": 3.0}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.5})),
-        replace(make, target=load_target(tiny / "target", dtype=torch.float32)), replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
-        replace(relaxed, lantern=Lantern(delta=0.2)), replace(relaxed, drafting=Drafting(depth=2)),
-        replace(relaxed, drafter=JacobiDrafter(), drafter_name="jacobi")]
+    others = [
+        make,
+        relaxed,
+        replace(make, negative="a dog"),
+        *(
+            replace(make, sampling=replace(make.sampling, **change))
+            for change in ({"seed": 4}, {"guidance": 3.0}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.5})
+        ),
+        replace(make, target=load_target(tiny / "target", dtype=torch.float32)),
+        replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
+        replace(relaxed, lantern=Lantern(delta=0.2)),
+        replace(relaxed, drafting=Drafting(depth=2)),
+        replace(relaxed, drafter=JacobiDrafter(), drafter_name="jacobi"),
+    ]
     assert len({other.key() for other in others}) == len(others)
-    same = [replace(make, drafting=Drafting(depth=2)), replace(make, drafter=None, drafting=Drafting(method="autoregressive")),
-            replace(make, negative="  "), replace(make, texts={"workflow": "{}"}), replace(make, target=load_target(tiny / "target", dtype=torch.float64))]
+    same = [
+        replace(make, drafting=Drafting(depth=2)),
+        replace(make, drafter=None, drafting=Drafting(method="autoregressive")),
+        replace(make, negative="  "),
+        replace(make, texts={"workflow": "{}"}),
+        replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
+    ]
     assert {other.key() for other in same} == {make.key()}
 
 
@@ -122,11 +138,23 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
 
 
 def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_path):
-    make = replace(make, lantern=Lantern(neighbours=5, delta=0.3), negative="a dog", texts={"workflow": '{"nodes": []}'})
+    make = replace(
+        make, lantern=Lantern(neighbours=5, delta=0.3), negative="a dog", texts={"workflow": '{"nodes": []}'}
+    )
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     picture = make.find(tmp_path, PROMPTS[0])
     assert picture.path.name.startswith("a-cat-")
-    options = ["generate", "--from-png", str(picture.path), "--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), "--device", "cpu"]
+    options = [
+        "generate",
+        "--from-png",
+        str(picture.path),
+        "--model",
+        str(tiny / "target"),
+        "--drafter",
+        str(tiny / "drafter"),
+        "--device",
+        "cpu",
+    ]
     assert cli.main([*options, "--output", str(tmp_path / "again.png"), "--tokens", str(tmp_path / "again.json")]) == 0
     assert json.loads((tmp_path / "again.json").read_text())["tokens"] == [picture.codes.tolist()]
     with Image.open(picture.path) as image, Image.open(tmp_path / "again.png") as again:

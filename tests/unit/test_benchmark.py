@@ -5,12 +5,26 @@ import json
 
 import pytest
 
-from adt_core import benchmark, cli
-from adt_core.prompts import BUNDLED_CAPTIONS, read_prompts
-from adt_core.report import COLUMNS
+from adt_core import cli
+from adt_core.app import benchmark
+from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
+from adt_core.app.report import COLUMNS
 
-METHODS = ["eagle2", "adt-tree", "static:mc_sim_7b_63", "jacobi", "jacobi-64", "merged-chain", "merged", "merged-64", "auto", "auto-jacobi", "eagle2+lantern",
-           "merged+lantern", "jacobi+lantern"]
+METHODS = [
+    "eagle2",
+    "adt-tree",
+    "static:mc_sim_7b_63",
+    "jacobi",
+    "jacobi-64",
+    "merged-chain",
+    "merged",
+    "merged-64",
+    "auto",
+    "auto-jacobi",
+    "eagle2+lantern",
+    "merged+lantern",
+    "jacobi+lantern",
+]
 
 
 @pytest.fixture
@@ -18,10 +32,29 @@ def run(tiny, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a cat\na dog\na cow\n")
 
     def run(*extra: str, methods: str = ",".join(METHODS), prompts: str = "prompts.txt"):
-        code = cli.main(["benchmark", "--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), "--dtype", "float64",
-                         "--prompts", str(tmp_path / prompts), "--methods", methods, "--output", str(tmp_path / "out"), "--lantern-delta", "0.5", *extra])
+        code = cli.main(
+            [
+                "benchmark",
+                "--model",
+                str(tiny / "target"),
+                "--drafter",
+                str(tiny / "drafter"),
+                "--dtype",
+                "float64",
+                "--prompts",
+                str(tmp_path / prompts),
+                "--methods",
+                methods,
+                "--output",
+                str(tmp_path / "out"),
+                "--lantern-delta",
+                "0.5",
+                *extra,
+            ]
+        )
         printed = capsys.readouterr()
         return code, printed.out, printed.err
+
     return run
 
 
@@ -31,7 +64,9 @@ def test_every_method_and_every_column(run, tmp_path):
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["method"] for row in results["summary"]] == ["autoregressive", *METHODS]
     assert all(set(row) == set(COLUMNS) for row in results["summary"])
-    assert {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"} <= set(results["settings"])
+    assert {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"} <= set(
+        results["settings"]
+    )
     for row in results["summary"]:
         assert row["low"] <= row["speedup"] <= row["high"] and row["seconds"] > 0
         if "lantern" not in row["method"]:
@@ -78,9 +113,17 @@ def test_a_sample_of_the_prompts(run, tmp_path):
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["records"]) == 2
 
 
-@pytest.mark.parametrize("extra, options, named", [
-    ([], {"methods": "eagle3"}, "--methods"), ([], {"methods": "autoregressive+lantern"}, "--methods"), ([], {"prompts": "nowhere.txt"}, "--prompts"),
-    (["--count", "0"], {}, "--count"), (["--lantern-lambda", "2"], {}, "--lantern-lambda"), (["--temperature", "nan"], {}, "temperature")])
+@pytest.mark.parametrize(
+    "extra, options, named",
+    [
+        ([], {"methods": "eagle3"}, "--methods"),
+        ([], {"methods": "autoregressive+lantern"}, "--methods"),
+        ([], {"prompts": "nowhere.txt"}, "--prompts"),
+        (["--count", "0"], {}, "--count"),
+        (["--lantern-lambda", "2"], {}, "--lantern-lambda"),
+        (["--temperature", "nan"], {}, "temperature"),
+    ],
+)
 def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, named):
     code, out, err = run(*extra, **options)
     assert code != 0 and out == "" and named in err and err.count("\n") == 1

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from adt_core import AdtError
-from adt_core.models.captions import clean
+from adt_core.models.families.captions import clean
 
 CASES = {
     "A red fox": "a red fox",
@@ -22,7 +22,7 @@ CASES = {
     "picture #12 and #1234567": "picture and",
     "order 12345678 of shoes": "order of shoes",
     "fox_01.jpg of a fox": "of a fox",
-    "\"\"sale\"\" now...here": "\"sale\" now here",
+    '""sale"" now...here': '"sale" now here',
     "what (a) [nice] {day} | here*": "what a nice day here",
     "this-is-my-cute-cat-again": "this is my cute cat again",
     "a well-known black-and-white cat": "a well-known black-and-white cat",

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, load_target
-from adt_core.inspection import inspect
+from adt_core.app.inspect import inspect
 from tests.tiny import write_tiny_checkpoint
 
 
@@ -30,6 +30,7 @@ def retensor(folder, change):
 
 def test_a_vocabulary_whose_codes_do_not_follow_each_other(folder):
     """Code = id - 4 is what the tables and drafters of the family rely on."""
+
     def swap(config):
         vocabulary = config["vocabulary_map"]
         vocabulary["IMGIMGCZ"], vocabulary["IMGIMGDZ"] = vocabulary["IMGIMGDZ"], vocabulary["IMGIMGCZ"]
@@ -39,8 +40,14 @@ def test_a_vocabulary_whose_codes_do_not_follow_each_other(folder):
         load_target(folder)
 
 
-@pytest.mark.parametrize("name, sentence", [("vq_config", "no vq_config.*own config.json"), ("vocabulary_map", "vocabulary_map lacks <s>"),
-                                            ("hidden_size", "hidden_size is None")])
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        ("vq_config", "no vq_config.*own config.json"),
+        ("vocabulary_map", "vocabulary_map lacks <s>"),
+        ("hidden_size", "hidden_size is None"),
+    ],
+)
 def test_a_configuration_without_a_part(folder, name, sentence):
     configure(folder, lambda config: config.pop(name))
     with pytest.raises(AdtError, match=sentence):
@@ -56,7 +63,9 @@ def test_the_30b_model(folder):
 def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(folder):
     name = "model.layers.1.mlp.down_proj.weight"
     retensor(folder, lambda tensors: tensors.update({name: torch.zeros(64, 95)}))
-    with pytest.raises(AdtError, match=r"model.layers.1.mlp.down_proj.weight has shape \(64, 95\), but \(64, 96\) was expected"):
+    with pytest.raises(
+        AdtError, match=r"model.layers.1.mlp.down_proj.weight has shape \(64, 95\), but \(64, 96\) was expected"
+    ):
         load_target(folder)
     (found,) = inspect(str(folder))
     assert found["wrong_shape"] == [f"{name} (64, 95), expected (64, 96)"]
@@ -71,7 +80,9 @@ def test_missing_tensors_are_counted_and_strangers_listed(folder):
     with pytest.raises(AdtError, match="lacks the tensor '.*' and 1 more"):
         load_target(folder)
     (found,) = inspect(str(folder))
-    assert found["missing"] == ["model.layers.0.self_attn.q_norm.bias", "model.norm.weight"] and found["left_over"] == ["stranger"]
+    assert found["missing"] == ["model.layers.0.self_attn.q_norm.bias", "model.norm.weight"] and found["left_over"] == [
+        "stranger"
+    ]
 
 
 def test_no_tokenizer(folder):
@@ -84,8 +95,15 @@ def test_no_tokenizer(folder):
 def test_the_image_decoder_may_come_from_metas_file(folder, tmp_path, place):
     """Conversions of Chameleon have no decoder; Meta's file is found in the folder of the checkpoint or in the one above, and nowhere else."""
     whole, tensors = load_target(folder), load_file(folder / "model.safetensors")
-    codec = {name.removeprefix("model.vqmodel."): value for name, value in tensors.items() if name.startswith("model.vqmodel.")}
-    retensor(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("model.vqmodel.decoder.")])
+    codec = {
+        name.removeprefix("model.vqmodel."): value
+        for name, value in tensors.items()
+        if name.startswith("model.vqmodel.")
+    }
+    retensor(
+        folder,
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("model.vqmodel.decoder.")],
+    )
     (tmp_path / place).parent.mkdir(exist_ok=True)
     torch.save({"state_dict": {**codec, "loss.logvar": torch.zeros(())}}, tmp_path / place)
     if place.startswith("beside"):

@@ -35,8 +35,16 @@ def generate(models, tmp_path, monkeypatch, capsys):
 
     def run(*arguments, **replaced):
         options = {"--model": models / "target", "--drafter": models / "drafter", "--prompt": "a red house"}
-        options |= {"--output": "a.png", "--device": "cpu"} | {f"--{name.replace('_', '-')}": value for name, value in replaced.items()}
-        code = cli.main(["generate", *(str(x) for pair in options.items() if pair[1] is not None for x in pair), *map(str, arguments)])
+        options |= {"--output": "a.png", "--device": "cpu"} | {
+            f"--{name.replace('_', '-')}": value for name, value in replaced.items()
+        }
+        code = cli.main(
+            [
+                "generate",
+                *(str(x) for pair in options.items() if pair[1] is not None for x in pair),
+                *map(str, arguments),
+            ]
+        )
         return code, *capsys.readouterr()
 
     return run
@@ -44,8 +52,14 @@ def generate(models, tmp_path, monkeypatch, capsys):
 
 def command(*arguments, **settings):
     """The real command line, as a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "adt_core", *map(str, arguments)], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
+    return subprocess.Popen(
+        [sys.executable, "-m", "adt_core", *map(str, arguments)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **settings,
+    )
 
 
 def load(path):
@@ -56,15 +70,28 @@ def load(path):
 
 
 def test_everything_that_generate_writes(generate):
-    code, out, err = generate("--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png")
+    code, out, err = generate(
+        "--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png"
+    )
     assert code == 0, err
-    assert "tau" in out and "mean depth" in out and "tokens/s" in out and "Speed-up" in out and "tokens identical" in out
+    assert (
+        "tau" in out and "mean depth" in out and "tokens/s" in out and "Speed-up" in out and "tokens identical" in out
+    )
     assert "16/" in err or "32/32" in err or "%" in err, "a progress bar on stderr"
     grids = load("t.json")["tokens"]
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
     report = load("r.json")
-    figures = ["seconds", "tokens", "tokens_per_second", "tau", "mean_depth", "target_forwards", "drafter_forwards", "verified_nodes"]
+    figures = [
+        "seconds",
+        "tokens",
+        "tokens_per_second",
+        "tau",
+        "mean_depth",
+        "target_forwards",
+        "drafter_forwards",
+        "verified_nodes",
+    ]
     assert {*figures, "method", "seed", "device", "dtype"} <= set(report)
     assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
     assert report["speedup"] == pytest.approx(report["plain"]["seconds"] / report["seconds"])
@@ -85,8 +112,20 @@ def test_every_method_writes_the_same_tokens(generate):
 
 def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     Path("list.txt").write_text("\ufeffa red house\n\n  a blue sky \n", encoding="utf-8")
-    code, out, err = generate(prompt=None, prompts="list.txt", batch_size=2, output="x.png", tokens="t.json", report="r.json", seed=7,
-                              temperature=0.9, top_k=20, negative="fog", method="eagle2", depth=3)
+    code, out, err = generate(
+        prompt=None,
+        prompts="list.txt",
+        batch_size=2,
+        output="x.png",
+        tokens="t.json",
+        report="r.json",
+        seed=7,
+        temperature=0.9,
+        top_k=20,
+        negative="fog",
+        method="eagle2",
+        depth=3,
+    )
     assert code == 0, err
     assert sorted(p.name for p in Path().glob("*.png")) == [f"x-000{i}.png" for i in (1, 2, 3, 4)]
     tokens = load("t.json")["tokens"]
@@ -94,7 +133,14 @@ def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     assert len({json.dumps(grid) for grid in tokens}) == 4
     for number, grid in enumerate(tokens, 1):
         saved = f"x-000{number}.png"
-        from_png = {"prompt": None, "model": None, "drafter": None, "from_png": saved, "output": "again.png", "tokens": "again.json"}
+        from_png = {
+            "prompt": None,
+            "model": None,
+            "drafter": None,
+            "from_png": saved,
+            "output": "again.png",
+            "tokens": "again.json",
+        }
         assert generate(**from_png)[0] == 0
         assert load("again.json")["tokens"] == [grid]
         with Image.open(saved) as one, Image.open("again.png") as two:
@@ -106,14 +152,27 @@ def test_several_images_are_numbered_and_each_can_be_made_again(generate):
 
 def test_prompts_of_a_list_may_be_decoded_together(generate):
     """The same files, tokens and figures, whoever keeps them company."""
-    Path("list.txt").write_text("\n".join(["a red house", "a blue sky", "x", "a boat at night", "no"]), encoding="utf-8")
+    Path("list.txt").write_text(
+        "\n".join(["a red house", "a blue sky", "x", "a boat at night", "no"]), encoding="utf-8"
+    )
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
     for at_once in (None, 5, 1):
-        code, out, err = generate("--compare", **shared, at_once=at_once, output=f"{at_once}/x.png", tokens=f"{at_once}.json",
-                                  report=f"r{at_once}.json", trace=f"t{at_once}.json")
+        code, out, err = generate(
+            "--compare",
+            **shared,
+            at_once=at_once,
+            output=f"{at_once}/x.png",
+            tokens=f"{at_once}.json",
+            report=f"r{at_once}.json",
+            trace=f"t{at_once}.json",
+        )
         assert code == 0 and "tokens identical" in out, err
     assert load("None.json") == load("1.json") == load("5.json") and len(load("5.json")["tokens"]) == 10
-    assert sorted(p.name for p in Path("5").iterdir()) == sorted(p.name for p in Path("1").iterdir()) == [f"x-{i:04}.png" for i in range(1, 11)]
+    assert (
+        sorted(p.name for p in Path("5").iterdir())
+        == sorted(p.name for p in Path("1").iterdir())
+        == [f"x-{i:04}.png" for i in range(1, 11)]
+    )
     for number in range(1, 11):
         with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"5/x-{number:04}.png") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
@@ -122,8 +181,13 @@ def test_prompts_of_a_list_may_be_decoded_together(generate):
     forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, None, 5)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward that images share counts once"
     assert forwards[0] * load("r1.json")["tau"] == pytest.approx(10 * 15)
-    accepted = [[[share["accepted"] for one in decoding["rounds"] for share in one["images"] if share["image"] == 1]
-                 for decoding in load(f"t{at_once}.json")["decodings"]] for at_once in ("None", 5)]
+    accepted = [
+        [
+            [share["accepted"] for one in decoding["rounds"] for share in one["images"] if share["image"] == 1]
+            for decoding in load(f"t{at_once}.json")["decodings"]
+        ]
+        for at_once in ("None", 5)
+    ]
     assert accepted[0] == accepted[1] and len(accepted[0]) == 5
 
 
@@ -132,7 +196,9 @@ def test_a_png_names_everything_that_made_it(generate):
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
     assert set(cli.REMADE) <= set(saved), "what --from-png reads back"
-    assert saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
+    assert (
+        saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
+    )
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
@@ -143,7 +209,15 @@ def test_a_picture_is_continued(generate):
         image.convert("L").resize((100, 64)).save("odd.png")
     grids = []
     for number, changes in enumerate(({}, {"prompt": "fog"}, {"seed": 2}, {"keep_left": 0.5}, {"keep": 0.25})):
-        options = {"continue_from": "a.png", "keep": 0.5, "dtype": "float64", "output": f"{number}.png", "tokens": "t.json", "report": "r.json", **changes}
+        options = {
+            "continue_from": "a.png",
+            "keep": 0.5,
+            "dtype": "float64",
+            "output": f"{number}.png",
+            "tokens": "t.json",
+            "report": "r.json",
+            **changes,
+        }
         code, out, err = generate("--compare", **options)
         assert code == 0, err
         grids += load("t.json")["tokens"]
@@ -358,7 +432,7 @@ def test_a_png_without_settings(generate):
 
 
 def test_a_png_of_another_noise_version(generate):
-    from adt_core.images import save_png
+    from adt_core.app.images import save_png
 
     save_png(Path("old.image"), torch.zeros(3, 8, 8), {"prompt": "a house", "noise_version": 0})
     assert_refused(generate(prompt=None, from_png="old.image"), "old.image", "noise version 0")
@@ -385,7 +459,9 @@ def test_debug_shows_the_traceback(generate):
 
 
 def test_a_process_refuses_in_one_line(tmp_path):
-    process = command("generate", "--prompt", "a house", "--model", tmp_path / "nowhere", "--output", tmp_path / "a.png")
+    process = command(
+        "generate", "--prompt", "a house", "--model", tmp_path / "nowhere", "--output", tmp_path / "a.png"
+    )
     out, err = process.communicate()
     assert process.returncode == 1 and out == "" and err.count("\n") == 1 and "nowhere" in err
     assert not list(tmp_path.iterdir())
@@ -395,9 +471,22 @@ def test_a_process_refuses_in_one_line(tmp_path):
 def test_interrupt(models, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500)
     # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to mean something here.
-    process = command("generate", "--prompts", tmp_path / "list.txt", "--model", models / "target", "--drafter", models / "drafter",
-                      "--device", "cpu", "--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json",
-                      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    process = command(
+        "generate",
+        "--prompts",
+        tmp_path / "list.txt",
+        "--model",
+        models / "target",
+        "--drafter",
+        models / "drafter",
+        "--device",
+        "cpu",
+        "--output",
+        tmp_path / "out" / "a.png",
+        "--tokens",
+        tmp_path / "out" / "t.json",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     while not list(tmp_path.glob("out/a-*.png")):
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)

@@ -7,28 +7,51 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adt_core import collect
+from nodes import contact_sheet as collect
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 PICTURES = [Image.new("RGB", (64, 32), color) for color in COLORS]
 
 
 def row(id: str, file: str, seconds: float, **more) -> dict:
-    figures = {"seed": 1, "seconds": seconds, "tokens": 16, "tau": 2.0, "target_forwards": 8, "mean_depth": 1.5, "substitution_rate": 0.0, "mean_nodes": 4.0}
+    figures = {
+        "seed": 1,
+        "seconds": seconds,
+        "tokens": 16,
+        "tau": 2.0,
+        "target_forwards": 8,
+        "mean_depth": 1.5,
+        "substitution_rate": 0.0,
+        "mean_nodes": 4.0,
+    }
     return {"id": id, "prompt": 'a "cat", a dog', **figures, "file": file, **more}
 
 
 def test_all_figures_are_written(tmp_path):
     rows = [row("1", "a.png", 2.0), row("x", "b.png", 1.0, tau=4.0), row("3", "a.png", 2.0)]
-    paths = collect.write_report(rows, {"seed": 1}, collect.contact_sheet(PICTURES[:3], ["", "", ""]), tmp_path, "report")
+    paths = collect.write_report(
+        rows, {"seed": 1}, collect.contact_sheet(PICTURES[:3], ["", "", ""]), tmp_path, "report"
+    )
     assert [path.name for path in paths] == ["report.csv", "report.json", "report.png"]
     with paths[0].open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
-    assert tuple(table[0]) == collect.COLUMNS and [line["id"] for line in table] == ["1", "x", "3"] and table[0]["prompt"] == 'a "cat", a dog'
+    assert (
+        tuple(table[0]) == collect.COLUMNS
+        and [line["id"] for line in table] == ["1", "x", "3"]
+        and table[0]["prompt"] == 'a "cat", a dog'
+    )
     report = json.loads(paths[1].read_text(encoding="utf-8"))
     assert report["images"] == rows and report["settings"] == {"seed": 1}
-    assert report["summary"] == {"images": 3, "distinct_images": 2, "seconds": 3.0, "tokens": 32, "tokens_per_second": pytest.approx(32 / 3), "tau": 3.0,
-                                 "mean_depth": 1.5, "substitution_rate": 0.0}
+    assert report["summary"] == {
+        "images": 3,
+        "distinct_images": 2,
+        "seconds": 3.0,
+        "tokens": 32,
+        "tokens_per_second": pytest.approx(32 / 3),
+        "tau": 3.0,
+        "mean_depth": 1.5,
+        "substitution_rate": 0.0,
+    }
 
 
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
@@ -48,8 +71,16 @@ def test_labels_are_below_their_pictures_and_end_in_time():
     assert not ink[:58].any() and ink[58:].any()
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("a red car", ["a red", "car"]), ("a", ["a"]), ("", []), ("abcdefghijkl", ["abcdef", "ghijkl"]), ("one two three four", ["one", "two..."])])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a red car", ["a red", "car"]),
+        ("a", ["a"]),
+        ("", []),
+        ("abcdefghijkl", ["abcdef", "ghijkl"]),
+        ("one two three four", ["one", "two..."]),
+    ],
+)
 def test_wrapping(text, expected):
     class Font:
         """Every letter is one wide."""

@@ -5,17 +5,30 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError
-from adt_core.continuation import kept_tokens, open_picture, to_pixels
+from adt_core.app.continuation import kept_tokens, open_picture, to_pixels
 
 
 @pytest.mark.parametrize(
-    "keep, left, tokens", [(0, 0, 0), (0.5, 0, 48), (0.5, 0.25, 51), (0, 0.5, 6), (1, 0, 96), (1, 1, 96), (0.07, 0, 12), (0.06, 0, 0), (0.5, 0.99, 60)]
+    "keep, left, tokens",
+    [
+        (0, 0, 0),
+        (0.5, 0, 48),
+        (0.5, 0.25, 51),
+        (0, 0.5, 6),
+        (1, 0, 96),
+        (1, 1, 96),
+        (0.07, 0, 12),
+        (0.06, 0, 0),
+        (0.5, 0.99, 60),
+    ],
 )
 def test_shares_are_rounded_to_tokens(keep, left, tokens):
     assert kept_tokens((8, 12), keep, left) == tokens
 
 
-@pytest.mark.parametrize("keep, left, words", [(float("nan"), 0, "keep is nan"), (1.1, 0, "keep is 1.1"), (0, -0.1, "keep_left is -0.1")])
+@pytest.mark.parametrize(
+    "keep, left, words", [(float("nan"), 0, "keep is nan"), (1.1, 0, "keep is 1.1"), (0, -0.1, "keep_left is -0.1")]
+)
 def test_shares_that_are_none(keep, left, words):
     with pytest.raises(AdtError, match=words):
         kept_tokens((8, 8), keep, left)
@@ -39,7 +52,9 @@ def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path):
 
 def test_transparency_and_orientation(tmp_path):
     Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert torch.equal(to_pixels(open_picture(tmp_path / "clear.png", "--x"), 8, 8)[0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
+    assert torch.equal(
+        to_pixels(open_picture(tmp_path / "clear.png", "--x"), 8, 8)[0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0])
+    )
     lying = Image.new("RGB", (8, 4))
     exif = lying.getexif()
     exif[0x0112] = 6  # to be turned a quarter

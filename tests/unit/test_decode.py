@@ -5,14 +5,21 @@ import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters.eagle import EagleProposer
-from adt_core.tree import CandidatePool
+from adt_core.rules.tree import CandidatePool
 from tests.tiny import write_tiny_checkpoint
 
-METHODS = [dict(method="eagle2", depth=3, width=3, nodes=9), dict(method="eagle2", depth=5, width=1, nodes=5),
-           dict(method="eagle2", depth=2, width=40, nodes=60), dict(method="adt-tree"), dict(method="adt-tree", init="vertical", wrap="reset"),
-           dict(method="adt-tree", init="random"), dict(method="adt-tree", proposal="top-k", nodes=30, width_max=10),
-           dict(method="eagle2", expand_above=0.2, keep_above=0.05), dict(method="static:naive_extend_57"),
-           dict(method="static:mc_sim_7b_63", proposal="top-k")]
+METHODS = [
+    dict(method="eagle2", depth=3, width=3, nodes=9),
+    dict(method="eagle2", depth=5, width=1, nodes=5),
+    dict(method="eagle2", depth=2, width=40, nodes=60),
+    dict(method="adt-tree"),
+    dict(method="adt-tree", init="vertical", wrap="reset"),
+    dict(method="adt-tree", init="random"),
+    dict(method="adt-tree", proposal="top-k", nodes=30, width_max=10),
+    dict(method="eagle2", expand_above=0.2, keep_above=0.05),
+    dict(method="static:naive_extend_57"),
+    dict(method="static:mc_sim_7b_63", proposal="top-k"),
+]
 
 
 def run(target, prompts=("a cat", "three small dogs"), drafter=None, stub=None, **options):
@@ -52,14 +59,23 @@ class StubProposer:
 
 
 def stub_truth(decoding):
-    plain = Decoding(decoding.target, decoding._prompts[: decoding.images], sampling=decoding.sampling,
-                     drafting=Drafting(method="autoregressive"), image_indices=decoding._indices)
+    plain = Decoding(
+        decoding.target,
+        decoding._prompts[: decoding.images],
+        sampling=decoding.sampling,
+        drafting=Drafting(method="autoregressive"),
+        image_indices=decoding._indices,
+    )
     for _ in plain:
         pass
     return plain.codes
 
 
-@pytest.mark.parametrize("right, tau", [(lambda at: True, 5.0), (lambda at: False, 1.0), (lambda at: at % 3 > 0, None)], ids=["always", "never", "sometimes"])
+@pytest.mark.parametrize(
+    "right, tau",
+    [(lambda at: True, 5.0), (lambda at: False, 1.0), (lambda at: at % 3 > 0, None)],
+    ids=["always", "never", "sometimes"],
+)
 def test_stub_drafters(models, right, tau):
     target, drafter = models
     truth = run(target).codes
@@ -80,18 +96,27 @@ def test_every_method_writes_the_plain_tokens(models, settings, temperature):
     assert torch.equal(decoding.codes, plain.codes) and (decoding.codes >= 0).all()
     report = decoding.trace.report()
     assert report["drafter_forwards"] > 0 and report["verified_nodes"] > 0
-    assert sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images) == 2 * (decoding.length - 1)
+    assert sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images) == 2 * (
+        decoding.length - 1
+    )
 
 
-@pytest.mark.parametrize("sampling", [Sampling(guidance=1.0), Sampling(guidance=0.0), Sampling(top_k=5), Sampling(top_p=0.8, temperature=1.3)])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(guidance=1.0), Sampling(guidance=0.0), Sampling(top_k=5), Sampling(top_p=0.8, temperature=1.3)],
+)
 def test_filters_and_guidance_stay_lossless(models, sampling):
     target, drafter = models
-    assert torch.equal(run(target, drafter=drafter, sampling=sampling, drafting=Drafting()).codes, run(target, sampling=sampling).codes)
+    assert torch.equal(
+        run(target, drafter=drafter, sampling=sampling, drafting=Drafting()).codes, run(target, sampling=sampling).codes
+    )
 
 
 def test_an_image_does_not_depend_on_its_batch(models):
     target, drafter = models
-    together = run(target, ("a", "bb", "a much longer prompt"), drafter=drafter, drafting=Drafting(), image_indices=[3, 0, 1])
+    together = run(
+        target, ("a", "bb", "a much longer prompt"), drafter=drafter, drafting=Drafting(), image_indices=[3, 0, 1]
+    )
     for i, (prompt, index) in enumerate((("a", 3), ("bb", 0), ("a much longer prompt", 1))):
         alone = run(target, (prompt,), drafter=drafter, drafting=Drafting(), image_indices=[index])
         assert torch.equal(alone.codes[0], together.codes[i])
@@ -152,7 +177,10 @@ def test_cancelling_raises_through_the_loop(models):
 def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, at):
     """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had room."""
     target, drafter = models
-    prompts, drafting = ("a cat", "three small dogs", "x", "a boat", "no"), Drafting(method="eagle2", depth=3, width=2, nodes=6)
+    prompts, drafting = (
+        ("a cat", "three small dogs", "x", "a boat", "no"),
+        Drafting(method="eagle2", depth=3, width=2, nodes=6),
+    )
     roomy = run(target, prompts, drafter=drafter, drafting=drafting)
     forward, calls = type(target.decoder).forward, []
 
@@ -166,12 +194,19 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
     decoding = run(target, prompts, drafter=drafter, drafting=drafting)
     assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2
     assert caplog.messages == ["Out of memory; going on with 2 images at once."]
-    counts = [sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image) for image in range(5)]
+    counts = [
+        sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image)
+        for image in range(5)
+    ]
     assert counts == [15] * 5 and decoding.trace.report()["tau"] == roomy.trace.report()["tau"]
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize("drafting", [Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)], ids=lambda d: d.method)
+@pytest.mark.parametrize(
+    "drafting",
+    [Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)],
+    ids=lambda d: d.method,
+)
 def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
     """Then more lanes are free than images wait."""
     target, drafter = models
@@ -194,7 +229,11 @@ def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, draf
 def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, monkeypatch):
     """A round that asked for too much is done again, and counts once."""
     target, drafter = models
-    options = {"prompts": ("a cat", "x"), "drafter": drafter, "drafting": Drafting(method="eagle2", depth=3, width=2, nodes=6)}
+    options = {
+        "prompts": ("a cat", "x"),
+        "drafter": drafter,
+        "drafting": Drafting(method="eagle2", depth=3, width=2, nodes=6),
+    }
     roomy = run(target, **options)
     calls = []
 
@@ -208,7 +247,10 @@ def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, mon
     monkeypatch.setattr("adt_core.drafters.eagle.EagleProposer", Crowded)
     decoding = run(target, **options)
     assert torch.equal(decoding.codes, roomy.codes)
-    counts = [sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image) for image in range(2)]
+    counts = [
+        sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image)
+        for image in range(2)
+    ]
     assert counts == [15, 15]
 
 
@@ -246,4 +288,6 @@ def test_callers_are_not_left_in_inference_mode(models):
 def test_auto_times_no_more_positions_than_the_model_has(tmp_path):
     target = load_target(write_tiny_checkpoint(tmp_path, max_positions=40), dtype=torch.float64)
     expected = run(target, ("a cat",))
-    assert run(target, ("a cat",), drafter=load_drafter("jacobi", target), drafting=Drafting(method="auto")).codes.equal(expected.codes)
+    assert run(
+        target, ("a cat",), drafter=load_drafter("jacobi", target), drafting=Drafting(method="auto")
+    ).codes.equal(expected.codes)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import benchmark, cli, distributed, generation
+from adt_core import cli
+from adt_core.app import benchmark, distributed, generation
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a cat", "a dog", "a cow", "a red house", "fog", "a blue sky", "a tree"]
@@ -42,7 +43,9 @@ def cluster(ray):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("RAY_worker_niceness", "0")  # other tests, which may run beside these, would leave them little
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE})
+        found = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE}
+        )
         yield found
         found.shutdown()
 
@@ -50,10 +53,19 @@ def cluster(ray):
 @pytest.fixture
 def run(tiny, capsys):
     def run(command, output, *extra, **replaced):
-        options = {"--model": tiny / "target", "--drafter": tiny / "drafter", "--prompts": "list.txt", "--device": "cpu", "--dtype": "float64"}
+        options = {
+            "--model": tiny / "target",
+            "--drafter": tiny / "drafter",
+            "--prompts": "list.txt",
+            "--device": "cpu",
+            "--dtype": "float64",
+        }
         options |= {"--output": output} | {f"--{name.replace('_', '-')}": value for name, value in replaced.items()}
-        code = cli.main([command, *(str(x) for pair in options.items() if pair[1] is not None for x in pair), *map(str, extra)])
+        code = cli.main(
+            [command, *(str(x) for pair in options.items() if pair[1] is not None for x in pair), *map(str, extra)]
+        )
         return code, *capsys.readouterr()
+
     return run
 
 
@@ -95,17 +107,31 @@ def load(path):
 
 def without_times(decodings):
     """A trace's rounds, apart from what the clock says."""
-    return [[d["prompt"], d["acceptance"], [{**round, "seconds": 0, "drafting": 0} for round in d["rounds"]]] for d in decodings]
+    return [
+        [d["prompt"], d["acceptance"], [{**round, "seconds": 0, "drafting": 0} for round in d["rounds"]]]
+        for d in decodings
+    ]
 
 
 def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
     files = {"tokens": "t.json", "trace": "trace.json", "report": "r.json"}
-    assert run("generate", "alone/a.png", batch_size=2, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
+    assert (
+        run("generate", "alone/a.png", batch_size=2, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
+    )
     monkeypatch.setattr(generation, "Engine", fragile(generation, folder))
-    code, out, err = run("generate", "spread/a.png", workers=2, batch_size=2, **{name: f"spread/{path}" for name, path in files.items()})
+    code, out, err = run(
+        "generate", "spread/a.png", workers=2, batch_size=2, **{name: f"spread/{path}" for name, path in files.items()}
+    )
     assert code == 0, err
-    assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), "one was drawn twice, all others once; the killed process had a successor"
-    assert not ray.is_initialized() and "--workers 2" in out and err.count("An engine was lost") == 1 and "raylet" not in out + err
+    assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), (
+        "one was drawn twice, all others once; the killed process had a successor"
+    )
+    assert (
+        not ray.is_initialized()
+        and "--workers 2" in out
+        and err.count("An engine was lost") == 1
+        and "raylet" not in out + err
+    )
 
     names = sorted(path.name for path in Path("alone").iterdir())
     assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 3
@@ -147,14 +173,28 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
     for one, two in zip(alone["records"], spread["records"]):
         assert one["prompt"] == two["prompt"]
         for name, run_alone in one["runs"].items():
-            for figure in ("tokens", "tau", "target_forwards", "agreement", "acceptance", "substitution_rate", "picture"):
+            for figure in (
+                "tokens",
+                "tau",
+                "target_forwards",
+                "agreement",
+                "acceptance",
+                "substitution_rate",
+                "picture",
+            ):
                 assert run_alone[figure] == two["runs"][name][figure]
-            assert (Path("alone") / run_alone["picture"]).read_bytes() == (Path("spread") / run_alone["picture"]).read_bytes()
+            assert (Path("alone") / run_alone["picture"]).read_bytes() == (
+                Path("spread") / run_alone["picture"]
+            ).read_bytes()
 
 
 def test_a_lost_machine_s_engine_takes_the_place_of_one_that_is_done(run, cluster, monkeypatch):
     """There is no other place: all cores are taken until the prompts run out."""
-    machine, write, written = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE), generation.write, []
+    machine, write, written = (
+        cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE),
+        generation.write,
+        [],
+    )
     cluster.wait_for_nodes()
 
     def lose_the_machine(path, content):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from adt_core import AdtError, Lantern, Sampling, load_drafter, load_target
-from adt_core.inspection import inspect
-from adt_core.models.emu3 import NEGATIVE
-from adt_core.shape import Drafting
+from adt_core.app.inspect import inspect
+from adt_core.models.families.emu3 import NEGATIVE
+from adt_core.policies.shape import Drafting
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.emu3 import CODES, read_config, write_emu3
 
@@ -41,7 +41,9 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, name, t
 
 def test_a_quantised_model_is_as_lossless(folder):
     target = load_target(folder / "target", dtype=torch.float64, weights="int8").sized(48, 40)
-    drafted = run(target, load_drafter("jacobi", target), sampling=Sampling(seed=3), drafting=Drafting(**METHODS["jacobi"][1]))
+    drafted = run(
+        target, load_drafter("jacobi", target), sampling=Sampling(seed=3), drafting=Drafting(**METHODS["jacobi"][1])
+    )
     assert torch.equal(drafted.codes, run(target, sampling=Sampling(seed=3)).codes)
 
 
@@ -57,7 +59,10 @@ def test_rows_end_where_they_must_under_relaxed_acceptance(folder, target, sourc
 
 def test_the_prompt_names_the_grid(target):
     prompt, tokenizer = target.encode_prompt(" a cat\n"), target.prompter.tokenizer
-    assert tokenizer.decode(prompt, skip_special_tokens=False).replace(" ", "") == "<|extra_203|>acat<|imagestart|>5*6<|imagetoken|>"
+    assert (
+        tokenizer.decode(prompt, skip_special_tokens=False).replace(" ", "")
+        == "<|extra_203|>acat<|imagestart|>5*6<|imagetoken|>"
+    )
     assert prompt[-1] == tokenizer.token_to_id("<|image token|>"), "one token"
     assert target.unconditional(prompt) == target.encode_prompt(NEGATIVE)
 
@@ -69,8 +74,14 @@ def test_prompts_and_sizes_that_are_refused(folder, target):
         target.encode_prompt("x" * 600)
     whole = load_target(folder / "target")
     whole.decoder.config = replace(whole.decoder.config, max_positions=9216)  # as published
-    assert whole.grid == (90, 90) and whole.sized(960, 544).grid == (68, 120), "16:9, rounded as the published example does"
-    for size, reason in (((44, 40), "both sides must be multiples of 8"), ((1024, 1024), "a grid of 90 x 90"), ((0, 8), "one token at least")):
+    assert whole.grid == (90, 90) and whole.sized(960, 544).grid == (68, 120), (
+        "16:9, rounded as the published example does"
+    )
+    for size, reason in (
+        ((44, 40), "both sides must be multiples of 8"),
+        ((1024, 1024), "a grid of 90 x 90"),
+        ((0, 8), "one token at least"),
+    ):
         with pytest.raises(AdtError, match=f"size is {size[0]}x{size[1]}.*{reason}"):
             whole.sized(*size)
 
@@ -97,7 +108,12 @@ def test_loading_leaves_the_random_numbers_of_others_alone(folder):
 
 def test_inspect(folder):
     (found,) = inspect(str(folder / "target"))
-    assert (found["family"], found["grid"], found["pixels"], found["codebook"]) == ("emu3", [90, 90], [720, 720], [CODES, 4])
+    assert (found["family"], found["grid"], found["pixels"], found["codebook"]) == (
+        "emu3",
+        [90, 90],
+        [720, 720],
+        [CODES, 4],
+    )
     assert found["missing"] == found["wrong_shape"] == found["left_over"] == found["to_do"] == []
 
 
@@ -111,13 +127,26 @@ def test_a_missing_shard_and_a_missing_tensor_are_named(tmp_path):
         load_target(folder)
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda config: config["text_config"].update(intermediate_size=80), r"mlp.gate_proj.weight has shape \(96, 64\), but \(80, 64\) was expected"),
-    (lambda config: config["vocabulary_map"].pop("<|extra_200|>"), r"vocabulary_map lacks <\|extra_200\|>"),
-    (lambda config: config["vocabulary_map"].pop("<|visual token 000007|>"), "does not name image tokens 0 to n - 1"),
-    (lambda config: config["vq_config"].update(codebook_size=50), "names 40 image tokens, but its vq_config 50 codes"),
-    (lambda config: config.pop("text_config"), "config.json has no text_config"),
-    (lambda config: config.pop("vq_config"), "config.json has no vq_config")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda config: config["text_config"].update(intermediate_size=80),
+            r"mlp.gate_proj.weight has shape \(96, 64\), but \(80, 64\) was expected",
+        ),
+        (lambda config: config["vocabulary_map"].pop("<|extra_200|>"), r"vocabulary_map lacks <\|extra_200\|>"),
+        (
+            lambda config: config["vocabulary_map"].pop("<|visual token 000007|>"),
+            "does not name image tokens 0 to n - 1",
+        ),
+        (
+            lambda config: config["vq_config"].update(codebook_size=50),
+            "names 40 image tokens, but its vq_config 50 codes",
+        ),
+        (lambda config: config.pop("text_config"), "config.json has no text_config"),
+        (lambda config: config.pop("vq_config"), "config.json has no vq_config"),
+    ],
+)
 def test_configurations_that_are_wrong(tmp_path, change, message):
     folder = write_emu3(tmp_path / "target")
     config = read_config(folder)

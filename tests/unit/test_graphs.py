@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.benchmark import sources
+from adt_core.app.benchmark import sources
 from adt_core.models import graphs
-from adt_core.models.decoder import KVCache, Rows, Step, rope_tables
+from adt_core.models.cache import KVCache
 from adt_core.models.graphs import SIZES, Graphed, graphed, repeat_first, stretched
+from adt_core.models.layers import rope_tables
+from adt_core.models.rows import Rows, Step
 from tests.drafted import METHODS, run, write_drafter
 from tests.tiny import write_tiny_checkpoint
 
@@ -34,6 +36,7 @@ class Recorder:
             for other in self.results:
                 other.fill_(torch.nan)
             result.copy_(forward())
+
         return replay, result
 
 
@@ -62,7 +65,7 @@ def nothing_refused(monkeypatch):
 @pytest.fixture
 def recorder(monkeypatch):
     found = Recorder()
-    for module in ("adt_core.decode", "adt_core.drafters.eagle"):
+    for module in ("adt_core.engine.decoding", "adt_core.drafters.eagle"):
         monkeypatch.setattr(f"{module}.graphed", lambda network, device: Graphed(network, found))
     return found
 
@@ -74,7 +77,9 @@ def test_an_image_is_the_same_with_graphs(target, drafters, recorder, name, at_o
     prompts = ("a cat", "three small dogs", "fog")
     expected = run(target, prompts=prompts).codes
     captured = recorder.captured
-    assert run(target, drafters[source], prompts, drafting=Drafting(**options), at_once=at_once, sampling=Sampling()).codes.equal(expected)
+    assert run(
+        target, drafters[source], prompts, drafting=Drafting(**options), at_once=at_once, sampling=Sampling()
+    ).codes.equal(expected)
     assert recorder.captured > captured and recorder.replayed > recorder.captured
 
 
@@ -106,18 +111,22 @@ def test_a_wrong_capture_is_noticed_and_given_up(target, monkeypatch, caplog):
         result = forward()
         return (lambda: result.add_(1)), result
 
-    monkeypatch.setattr("adt_core.decode.graphed", lambda network, device: Graphed(network, wrong))
+    monkeypatch.setattr("adt_core.engine.decoding.graphed", lambda network, device: Graphed(network, wrong))
     with caplog.at_level(logging.WARNING):
         decoding = run(target)
     monkeypatch.undo()
     assert decoding.codes.equal(run(target).codes)
     assert [record.getMessage() for record in caplog.records] == [
-        "No CUDA graphs, which costs speed but changes nothing else: its result is not that of the eager forward."]
+        "No CUDA graphs, which costs speed but changes nothing else: its result is not that of the eager forward."
+    ]
 
 
 def test_a_capture_that_captured_nothing_is_noticed(target, monkeypatch, caplog):
     """As when kernels are launched on another device: the result is right once, and never changes again."""
-    monkeypatch.setattr("adt_core.decode.graphed", lambda network, device: Graphed(network, lambda forward, pool: (lambda: None, forward())))
+    monkeypatch.setattr(
+        "adt_core.engine.decoding.graphed",
+        lambda network, device: Graphed(network, lambda forward, pool: (lambda: None, forward())),
+    )
     decoding = run(target)
     monkeypatch.undo()
     assert decoding.codes.equal(run(target).codes) and "not that of the eager forward" in caplog.text
@@ -128,7 +137,7 @@ def test_a_refusing_driver_is_no_error(target, monkeypatch, caplog):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
 
     expected = run(target).codes
-    monkeypatch.setattr("adt_core.decode.graphed", lambda network, device: Graphed(network, refuse))
+    monkeypatch.setattr("adt_core.engine.decoding.graphed", lambda network, device: Graphed(network, refuse))
     assert run(target).codes.equal(expected)
     assert "not permitted when stream is capturing." in caplog.text and "Compile" not in caplog.text
 
@@ -138,7 +147,9 @@ def forward_of(decoder, recorder, prompt, check=None):
     rows, read = Rows([list(prompt)], 60, decoder.embedding), Graphed(decoder, recorder)
     cache, rope = KVCache(decoder.config, 1, 60, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
-    return lambda: read(decoder.image_ids[:1][None], step=rows.causal_step([rows.length], 1), cache=cache, rope=rope, check=check)
+    return lambda: read(
+        decoder.image_ids[:1][None], step=rows.causal_step([rows.length], 1), cache=cache, rope=rope, check=check
+    )
 
 
 def test_weights_that_have_moved_are_captured_anew(target):
@@ -177,7 +188,12 @@ def test_long_forwards_and_other_devices_stay_eager(target, monkeypatch):
     calls = []
     read = Graphed(lambda *tokens, **others: calls.append(tokens), None)
     step = Step(torch.zeros(1, SIZES[-1] + 1), slice(0, 1), torch.zeros(1, 1, 1, 1))
-    read(torch.zeros(1, SIZES[-1] + 1), step=step, cache=KVCache(target.decoder.config, 1, 4, target.decoder.embedding), rope=None)
+    read(
+        torch.zeros(1, SIZES[-1] + 1),
+        step=step,
+        cache=KVCache(target.decoder.config, 1, 4, target.decoder.embedding),
+        rope=None,
+    )
     assert len(calls) == 1
 
 
@@ -190,6 +206,10 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     drafters, captured = sources(load_drafter(folders[1], target)), []
     expected = run(target).codes
     monkeypatch.setenv(graphs.SWITCH, "1")
-    monkeypatch.setattr(graphs, "record", lambda *arguments, real=graphs.record, **named: captured.append(1) or real(*arguments, **named))
+    monkeypatch.setattr(
+        graphs,
+        "record",
+        lambda *arguments, real=graphs.record, **named: captured.append(1) or real(*arguments, **named),
+    )
     assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
     assert captured and not caplog.records

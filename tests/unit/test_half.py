@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adt_core import Drafting, load_drafter, load_target
-from adt_core.benchmark import sources
+from adt_core.app.benchmark import sources
 from tests.drafted import METHODS, run
 
 
@@ -15,7 +15,9 @@ def half(request, tiny):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("prompts, at_once", [(("a cat",), None), (("a cat", "three small dogs", "fog"), 2)], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "prompts, at_once", [(("a cat",), None), (("a cat", "three small dogs", "fog"), 2)], ids=["one", "several"]
+)
 def test_every_method(half, name, prompts, at_once):
     """Near ties may fall differently than in plain decoding, and an image that has left it is another one; the first tokens are the same."""
     target, drafters = half

@@ -6,10 +6,18 @@ import torch
 from adt_core import Decoding, Drafting, Sampling, load_drafter
 from adt_core.drafters.jacobi import JacobiProposer
 from adt_core.drafters.window import spine_and_branches
-from adt_core.tree import DraftTree, ancestor_matrix
+from adt_core.rules.tree import DraftTree, ancestor_matrix
 
-SHAPES = [dict(depth=1, width=1, nodes=1), dict(depth=2, width=2, nodes=2), dict(depth=16, width=1, nodes=16), dict(depth=64, width=1, nodes=64),
-          dict(depth=5, width=3, nodes=16), dict(depth=12, width=4, nodes=64), dict(depth=8, width=40, nodes=30), dict(depth=30, width=4, nodes=20)]
+SHAPES = [
+    dict(depth=1, width=1, nodes=1),
+    dict(depth=2, width=2, nodes=2),
+    dict(depth=16, width=1, nodes=16),
+    dict(depth=64, width=1, nodes=64),
+    dict(depth=5, width=3, nodes=16),
+    dict(depth=12, width=4, nodes=64),
+    dict(depth=8, width=40, nodes=30),
+    dict(depth=30, width=4, nodes=20),
+]
 
 
 @pytest.fixture
@@ -18,7 +26,13 @@ def target(models):
 
 
 def run(target, drafting, sampling=Sampling(seed=5), prompts=("a cat", "three small dogs", "x")):
-    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], sampling=sampling, drafting=drafting, drafter=load_drafter("jacobi", target))
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(p) for p in prompts],
+        sampling=sampling,
+        drafting=drafting,
+        drafter=load_drafter("jacobi", target),
+    )
     for _ in decoding:
         pass
     return decoding
@@ -41,7 +55,9 @@ def test_every_shape_writes_the_plain_tokens(target, shape, method, temperature)
 @pytest.mark.parametrize("proposal", ["coupled", "top-k"])
 def test_filters_and_proposals_stay_lossless(target, sampling, proposal):
     drafting = Drafting(method="eagle2", proposal=proposal, depth=6, width=3, nodes=12)
-    assert torch.equal(run(target, drafting, sampling).codes, run(target, Drafting(method="autoregressive"), sampling).codes)
+    assert torch.equal(
+        run(target, drafting, sampling).codes, run(target, Drafting(method="autoregressive"), sampling).codes
+    )
 
 
 def test_a_model_that_ignores_context_is_guessed_in_one_refresh(target):
@@ -56,7 +72,9 @@ def test_a_model_that_ignores_context_is_guessed_in_one_refresh(target):
     try:
         decoding = run(target, Drafting(method="eagle2", depth=4, width=1, nodes=4), prompts=("a",))
         shares = [share for round in decoding.trace.rounds for share in round.images]
-        assert len(shares) == 3 and all(share.accepted == share.depth for share in shares)  # 15 tokens after the first, 5 a round
+        assert len(shares) == 3 and all(
+            share.accepted == share.depth for share in shares
+        )  # 15 tokens after the first, 5 a round
     finally:
         with torch.no_grad():
             for name, parameter in decoder.named_parameters():
@@ -78,6 +96,14 @@ def test_a_change_is_found_on_the_path_and_nowhere_else(target):
     proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=2, nodes=5), None, 2)
     proposer._codes[0, 5:9] = torch.tensor([7, 1, 2, 3])  # root at position 5, then what is now known or guessed
     parents = torch.tensor([[0, 0, 1, 2, 1, 4]])
-    tree = DraftTree(torch.tensor([[7, 1, 9, 3, 2, 3]]), parents, torch.tensor([[0, 1, 2, 3, 2, 3]]), torch.zeros_like(parents),
-                     torch.zeros(1, 6), torch.ones(1, 6, dtype=torch.bool), ancestor_matrix(parents, 3), 3)
+    tree = DraftTree(
+        torch.tensor([[7, 1, 9, 3, 2, 3]]),
+        parents,
+        torch.tensor([[0, 1, 2, 3, 2, 3]]),
+        torch.zeros_like(parents),
+        torch.zeros(1, 6),
+        torch.ones(1, 6, dtype=torch.bool),
+        ancestor_matrix(parents, 3),
+        3,
+    )
     assert proposer._last_change(tree, torch.arange(5, 10)[None]).tolist() == [[0, 0, 2, 2, 0, 0]]

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, Lantern, Sampling, load_drafter, load_target
-from adt_core.inspection import inspect
-from adt_core.shape import Drafting
+from adt_core.app.inspect import inspect
+from adt_core.policies.shape import Drafting
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.janus import BEGIN_IMAGE, BOS, CODES, PAD, write_janus
 
@@ -41,12 +41,22 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, name, t
 
 def test_a_quantised_model_is_as_lossless(folder):
     target = load_target(folder / "transformers", dtype=torch.float64, weights="int8")
-    drafted = run(target, load_drafter("jacobi", target), sampling=Sampling(seed=3, guidance=5.0), drafting=Drafting(**METHODS["jacobi"][1]))
+    drafted = run(
+        target,
+        load_drafter("jacobi", target),
+        sampling=Sampling(seed=3, guidance=5.0),
+        drafting=Drafting(**METHODS["jacobi"][1]),
+    )
     assert torch.equal(drafted.codes, run(target, sampling=Sampling(seed=3, guidance=5.0)).codes)
 
 
 def test_relaxed_acceptance_substitutes_codes(folder, target):
-    drafted = run(target, load_drafter(str(folder / "network"), target), drafting=Drafting(), lantern=Lantern(neighbours=CODES - 1, delta=1.0))
+    drafted = run(
+        target,
+        load_drafter(str(folder / "network"), target),
+        drafting=Drafting(),
+        lantern=Lantern(neighbours=CODES - 1, delta=1.0),
+    )
     assert drafted.trace.report()["substitution_rate"] > 0 and ((drafted.codes >= 0) & (drafted.codes < CODES)).all()
 
 
@@ -54,7 +64,10 @@ def test_the_prompt_is_the_published_conversation(target):
     """User, assistant, begin of image; the other row keeps the first and the last token and has padding between them."""
     vocabulary, prompt = target.prompter.vocabulary, target.encode_prompt("  a cat\n")
     assert prompt[0] == vocabulary[BOS] and prompt[-1] == vocabulary[BEGIN_IMAGE]
-    assert target.prompter.tokenizer.decode(prompt, skip_special_tokens=False).replace(" ", "") == f"{BOS}<|User|>:acat\n\n<|Assistant|>:{BEGIN_IMAGE}"
+    assert (
+        target.prompter.tokenizer.decode(prompt, skip_special_tokens=False).replace(" ", "")
+        == f"{BOS}<|User|>:acat\n\n<|Assistant|>:{BEGIN_IMAGE}"
+    )
     assert "<|User|>" in [target.prompter.tokenizer.id_to_token(i) for i in prompt], "one token"
     assert target.unconditional(prompt) == [prompt[0], *[vocabulary[PAD]] * (len(prompt) - 2), prompt[-1]]
 
@@ -72,7 +85,12 @@ def test_prompts_that_cannot_be_read(target):
 def test_inspect(folder, layout):
     """From the headers; what only understanding needs is not called left over."""
     (found,) = inspect(str(folder / layout))
-    assert (found["family"], found["grid"], found["pixels"], found["codebook"]) == ("janus", [8, 8], [128, 128], [CODES, 8])
+    assert (found["family"], found["grid"], found["pixels"], found["codebook"]) == (
+        "janus",
+        [8, 8],
+        [128, 128],
+        [CODES, 8],
+    )
     assert found["missing"] == found["wrong_shape"] == found["left_over"] == found["to_do"] == []
 
 
@@ -93,7 +111,9 @@ def test_a_missing_tensor_is_named(tmp_path):
 def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path):
     folder = write_janus(tmp_path / "target")
     spoil(folder, lambda tensors: tensors.update({"model.generation_embeddings.weight": torch.zeros(CODES, 7)}))
-    with pytest.raises(AdtError, match=r"model.generation_embeddings.weight has shape \(40, 7\), but \(40, 8\) was expected"):
+    with pytest.raises(
+        AdtError, match=r"model.generation_embeddings.weight has shape \(40, 7\), but \(40, 8\) was expected"
+    ):
         load_target(folder)
 
 
@@ -110,12 +130,16 @@ def test_files_beside_the_weights(tmp_path):
     with pytest.raises(AdtError, match="has no tokenizer.json"):
         load_target(folder)
     assert "has no tokenizer.json" in inspect(str(folder))[0]["to_do"][0]
-    (folder / "elsewhere.json").write_text((folder / "elsewhere.json").read_text(encoding="utf-8").replace(BEGIN_IMAGE, "<other>"), encoding="utf-8")
+    (folder / "elsewhere.json").write_text(
+        (folder / "elsewhere.json").read_text(encoding="utf-8").replace(BEGIN_IMAGE, "<other>"), encoding="utf-8"
+    )
     (folder / "elsewhere.json").rename(folder / "tokenizer.json")
     with pytest.raises(AdtError, match=f"tokenizer.json lacks {BEGIN_IMAGE}"):
         load_target(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name != "vq_config"}))
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name != "vq_config"})
+    )
     with pytest.raises(AdtError, match="config.json has no vq_config"):
         load_target(folder)
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling, load_drafter
-from adt_core.lantern import relaxed_agreement
-from adt_core.models.vq import Neighbours
-from adt_core.tree import DraftTree, ancestor_matrix
+from adt_core.rules.tree import DraftTree, ancestor_matrix
+from adt_core.rules.verify import Neighbours, relaxed_agreement
 
 UNLIMITED = torch.tensor([10**6])
 
@@ -20,8 +19,16 @@ def star(children: list[int]) -> DraftTree:
     n = len(children) + 1
     parents = torch.zeros(1, n, dtype=torch.long)
     row = torch.arange(n)[None]
-    return DraftTree(torch.tensor([[0, *children]]), parents, (row > 0).long(), (row - 1).clamp_min(0), torch.zeros(1, n),
-                     torch.ones(1, n, dtype=torch.bool), ancestor_matrix(parents, 1), 1)
+    return DraftTree(
+        torch.tensor([[0, *children]]),
+        parents,
+        (row > 0).long(),
+        (row - 1).clamp_min(0),
+        torch.zeros(1, n),
+        torch.ones(1, n, dtype=torch.bool),
+        ancestor_matrix(parents, 1),
+        1,
+    )
 
 
 def output_law(p: torch.Tensor, children: list[int], neighbours: Neighbours, lantern: Lantern) -> torch.Tensor:
@@ -31,7 +38,9 @@ def output_law(p: torch.Tensor, children: list[int], neighbours: Neighbours, lan
         tree = star(children)
         emitted = torch.full((1, tree.size), y)
         z = p.log()[None, None].expand(1, tree.size, -1)
-        agrees, _ = relaxed_agreement(tree, emitted, z, neighbours, lantern, greedy=False, width=len(children), allowed=UNLIMITED)
+        agrees, _ = relaxed_agreement(
+            tree, emitted, z, neighbours, lantern, greedy=False, width=len(children), allowed=UNLIMITED
+        )
         passed = agrees[0, 1:].nonzero().flatten().tolist()
         assert len(passed) <= 1
         law[children[passed[0]] if passed else y] += mass
@@ -46,7 +55,13 @@ def random_case(seed: int, codes: int, width: int, k: int):
 
 
 @settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 9999), codes=st.integers(3, 9), width=st.integers(1, 5), k=st.integers(1, 8), delta=st.floats(0, 1))
+@given(
+    seed=st.integers(0, 9999),
+    codes=st.integers(3, 9),
+    width=st.integers(1, 5),
+    k=st.integers(1, 8),
+    delta=st.floats(0, 1),
+)
 def test_no_more_than_delta_moves_whatever_the_number_of_siblings(seed, codes, width, k, delta):
     p, children, neighbours = random_case(seed, codes, min(width, codes), k)
     law = output_law(p, children, neighbours, Lantern(k, delta))
@@ -84,8 +99,20 @@ def test_the_nearest_substitute_wins_and_an_exact_match_beats_it():
     z = torch.full((1, 3, 4), 0.25).log()
 
     def passed(y: int) -> list[list[bool]]:
-        return [flags[0].tolist() for flags in relaxed_agreement(star([0, 2]), torch.full((1, 3), y), z, neighbours, Lantern(3, 1.0),
-                                                                 greedy=False, width=2, allowed=UNLIMITED)]
+        return [
+            flags[0].tolist()
+            for flags in relaxed_agreement(
+                star([0, 2]),
+                torch.full((1, 3), y),
+                z,
+                neighbours,
+                Lantern(3, 1.0),
+                greedy=False,
+                width=2,
+                allowed=UNLIMITED,
+            )
+        ]
+
     assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 lies nearer to 2 than to 0
     assert passed(0) == [[True, True, False], [False, False, False]]
 
@@ -95,7 +122,19 @@ def test_the_greedy_rule_adds_the_neighbours_to_a_draft():
     z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
 
     def passes(x: int, delta: float) -> bool:
-        return bool(relaxed_agreement(star([x]), torch.full((1, 2), 3), z, neighbours, Lantern(3, delta), greedy=True, width=1, allowed=UNLIMITED)[1][0, 1])
+        return bool(
+            relaxed_agreement(
+                star([x]),
+                torch.full((1, 2), 3),
+                z,
+                neighbours,
+                Lantern(3, delta),
+                greedy=True,
+                width=1,
+                allowed=UNLIMITED,
+            )[1][0, 1]
+        )
+
     assert passes(0, 0.3)  # .20 + .25 > .40
     assert not passes(0, 0.2)  # its nearest neighbour holds .25
     assert passes(1, 0.3) and not passes(2, 0.2)
@@ -108,9 +147,14 @@ def models(models):
 
 def run(models, drafter: int = 0, lantern=None, **settings):
     target, *drafters = models
-    decoding = Decoding(target, [target.encode_prompt(p) for p in ("a cat", "three small dogs", "x")], drafter=drafters[drafter], lantern=lantern,
-                        sampling=Sampling(seed=2, temperature=settings.pop("temperature", 1.0)),
-                        drafting=Drafting(**{"method": "eagle2", "depth": 4, "width": 4, "nodes": 20, **settings}))
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(p) for p in ("a cat", "three small dogs", "x")],
+        drafter=drafters[drafter],
+        lantern=lantern,
+        sampling=Sampling(seed=2, temperature=settings.pop("temperature", 1.0)),
+        drafting=Drafting(**{"method": "eagle2", "depth": 4, "width": 4, "nodes": 20, **settings}),
+    )
     for _ in decoding:
         pass
     return decoding
@@ -142,8 +186,16 @@ def test_the_cap_holds_for_every_image_at_every_time(models, cap):
     assert sum(substituted) > 0 or cap == 0
 
 
-@pytest.mark.parametrize("values, named", [(dict(neighbours=0), "lantern_k"), (dict(delta=1.5), "lantern_delta"), (dict(delta=float("nan")), "lantern_delta"),
-                                           (dict(factor=0.5), "lantern_lambda"), (dict(max_substitution=-1), "max_substitution")])
+@pytest.mark.parametrize(
+    "values, named",
+    [
+        (dict(neighbours=0), "lantern_k"),
+        (dict(delta=1.5), "lantern_delta"),
+        (dict(delta=float("nan")), "lantern_delta"),
+        (dict(factor=0.5), "lantern_lambda"),
+        (dict(max_substitution=-1), "max_substitution"),
+    ],
+)
 def test_bad_values_are_refused_by_name(values, named):
     with pytest.raises(AdtError, match=named):
         Lantern(**values)

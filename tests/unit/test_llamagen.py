@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, cli, load_drafter, load_target
-from adt_core.inspection import inspect
+from adt_core.app.inspect import inspect
 from tests.layouts import llamagen as layout
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -48,8 +48,13 @@ def plain(target):
 
 
 def run(target, drafter=None, temperature=1, **drafting):
-    decoding = Decoding(target, [target.encode_prompt(caption) for caption in CAPTIONS], drafter=drafter,
-                        sampling=Sampling(seed=3, temperature=temperature, top_k=20), drafting=Drafting(**drafting or {"method": "autoregressive"}))
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(caption) for caption in CAPTIONS],
+        drafter=drafter,
+        sampling=Sampling(seed=3, temperature=temperature, top_k=20),
+        drafting=Drafting(**drafting or {"method": "autoregressive"}),
+    )
     for _ in decoding:
         pass
     return decoding
@@ -61,7 +66,9 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, plain, 
     drafter = load_drafter(source.replace("network", str(folder / "network")), target)
     drafted = run(target, drafter, temperature, **drafting)
     assert torch.equal(drafted.codes, plain[temperature])
-    assert name == "auto" or any(share.accepted for round in drafted.trace.rounds for share in round.images)  # auto may find that drafts don't pay here
+    assert name == "auto" or any(
+        share.accepted for round in drafted.trace.rounds for share in round.images
+    )  # auto may find that drafts don't pay here
 
 
 @pytest.mark.parametrize("kept", [1, 23])
@@ -69,7 +76,9 @@ def test_a_picture_may_be_continued(folder, target, plain, kept):
     """The codes that are kept stand behind the caption's features."""
     drafter = load_drafter(folder / "network", target)
     prompts = [target.encode_prompt(caption) for caption in CAPTIONS]
-    decoding = Decoding(target, prompts, drafter=drafter, sampling=Sampling(seed=3, temperature=1, top_k=20), prefix=plain[1][:, :kept])
+    decoding = Decoding(
+        target, prompts, drafter=drafter, sampling=Sampling(seed=3, temperature=1, top_k=20), prefix=plain[1][:, :kept]
+    )
     for _ in decoding:
         pass
     assert torch.equal(decoding.codes, plain[1])
@@ -88,8 +97,21 @@ def test_stage_2_draws_32_rows(tmp_path):
 
 def test_generate(folder, tmp_path, capsys):
     output = tmp_path / "a.png"
-    arguments = ["generate", "--model", str(folder / "hugging-face" / "LlamaGen-T2I"), "--drafter", str(folder / "network"), "--prompt", "a fox", "--negative",
-                 "snow", "--device", "cpu", "--output", str(output)]
+    arguments = [
+        "generate",
+        "--model",
+        str(folder / "hugging-face" / "LlamaGen-T2I"),
+        "--drafter",
+        str(folder / "network"),
+        "--prompt",
+        "a fox",
+        "--negative",
+        "snow",
+        "--device",
+        "cpu",
+        "--output",
+        str(output),
+    ]
     assert cli.main(arguments) == 0, capsys.readouterr().err
     assert output.exists()
 
@@ -98,7 +120,9 @@ def test_generate(folder, tmp_path, capsys):
 def test_half_precision(folder, dtype, encoder):
     """T5 is never run in float16, whose range it leaves."""
     target = load_target(folder / "upstream" / layout.NAMES[16], dtype=dtype)
-    assert {parameter.dtype for parameter in target.text_encoder.parameters()} == {encoder} and target.decoder.dtype == dtype
+    assert {parameter.dtype for parameter in target.text_encoder.parameters()} == {
+        encoder
+    } and target.decoder.dtype == dtype
     decoding = Decoding(target, [target.encode_prompt("a fox")], drafting=Drafting(method="autoregressive"))
     for _ in islice(decoding, 3):
         pass
@@ -109,11 +133,21 @@ def test_the_unconditional_row_is_hidden_where_the_caption_is(target):
     prompt = target.encode_prompt("A  fox")
     empty = target.unconditional(prompt)
     assert prompt.hidden == empty.hidden == 120 - len("a fox") - 1
-    assert not prompt.features[: prompt.hidden].any() and prompt.features[prompt.hidden :].any(1).all() and empty.features.any(1).all()
+    assert (
+        not prompt.features[: prompt.hidden].any()
+        and prompt.features[prompt.hidden :].any(1).all()
+        and empty.features.any(1).all()
+    )
 
 
-@pytest.mark.parametrize("text, reason", [(" ", "prompt is empty"), ("狐狸", "describe the picture in English"),
-                                          ("fox " * 40, "160 tokens long.*room for 120")])
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (" ", "prompt is empty"),
+        ("狐狸", "describe the picture in English"),
+        ("fox " * 40, "160 tokens long.*room for 120"),
+    ],
+)
 def test_prompts_that_it_cannot_read(target, text, reason):
     with pytest.raises(AdtError, match=reason):
         target.encode_prompt(text)
@@ -125,21 +159,33 @@ def test_prompts_that_it_cannot_read(target, text, reason):
 @pytest.mark.parametrize("name", [f"upstream/{layout.NAMES[16]}", "hugging-face/LlamaGen-T2I"])
 def test_inspect(folder, name):
     (found,) = inspect(str(folder / name))
-    assert found["family"] == "llamagen" and found["grid"] == [16, 16] and found["pixels"] == [256, 256] and found["codebook"] == [40, 8]
+    assert (
+        found["family"] == "llamagen"
+        and found["grid"] == [16, 16]
+        and found["pixels"] == [256, 256]
+        and found["codebook"] == [40, 8]
+    )
     assert found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
     assert found["memory"]["float32"] > found["memory"]["bfloat16"] > 0
     (drafter,) = inspect(str(folder / "network2"))
     assert drafter["role"] == "drafter" and drafter["missing"] == drafter["left_over"] == []
 
 
-@pytest.mark.parametrize("file, tensor, remedy", [("vq_ds16_t2i.pt", "codec.", "download vq_ds16_t2i.pt"), ("t5-ckpt", "t5.", "download google/flan-t5-xl")])
+@pytest.mark.parametrize(
+    "file, tensor, remedy",
+    [("vq_ds16_t2i.pt", "codec.", "download vq_ds16_t2i.pt"), ("t5-ckpt", "t5.", "download google/flan-t5-xl")],
+)
 def test_what_is_missing_beside_the_checkpoint_is_named(folder, tmp_path, file, tensor, remedy):
     alone = tmp_path / "alone" / layout.NAMES[16]
     shutil.copytree(folder / "upstream", alone.parent, ignore=lambda *_: [file])
     with pytest.raises(AdtError, match=rf"{alone.name} lacks the tensor '{tensor}.*{remedy}"):
         load_target(alone)
     (found,) = inspect(str(alone))
-    assert len(found["to_do"]) == 1 and remedy in found["to_do"][0] and all(name.startswith(tensor) for name in found["missing"])
+    assert (
+        len(found["to_do"]) == 1
+        and remedy in found["to_do"][0]
+        and all(name.startswith(tensor) for name in found["missing"])
+    )
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
@@ -147,7 +193,9 @@ def test_a_tensor_of_another_shape_is_named(tmp_path):
     tensors = layout.transformer()
     tensors["layers.1.attention.wqkv.weight"] = tensors["layers.1.attention.wqkv.weight"][:-1]
     torch.save({"model": tensors}, path)
-    with pytest.raises(AdtError, match=r"layers.1.attention.wqkv.weight has shape \(383, 128\), but \(384, 128\) was expected"):
+    with pytest.raises(
+        AdtError, match=r"layers.1.attention.wqkv.weight has shape \(383, 128\), but \(384, 128\) was expected"
+    ):
         load_target(path)
 
 
@@ -163,22 +211,30 @@ def test_a_folder_of_several_stages(folder):
 
 
 def test_classes_of_imagenet(tmp_path):
-    tensors = {"tok_embeddings.weight": torch.zeros(4, 64), "cls_embedding.embedding_table.weight": torch.zeros(1001, 64)}
+    tensors = {
+        "tok_embeddings.weight": torch.zeros(4, 64),
+        "cls_embedding.embedding_table.weight": torch.zeros(1001, 64),
+    }
     torch.save({"model": tensors}, tmp_path / "c2i_B_256.pt")
     with pytest.raises(AdtError, match="c2i_B_256.pt is LlamaGen for classes of ImageNet"):
         load_target(tmp_path / "c2i_B_256.pt")
 
 
 def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
-    with pytest.raises(AdtError, match="network2' was trained for another family or another size of image than t2i_XL_stage1_256.pt"):
+    with pytest.raises(
+        AdtError, match="network2' was trained for another family or another size of image than t2i_XL_stage1_256.pt"
+    ):
         load_drafter(folder / "network2", target)
-    other = write_tiny_checkpoint(tmp_path / "chameleon", hidden=layout.HIDDEN, heads=layout.HEADS, intermediate=layout.WIDE)
+    other = write_tiny_checkpoint(
+        tmp_path / "chameleon", hidden=layout.HIDDEN, heads=layout.HEADS, intermediate=layout.WIDE
+    )
     stranger = write_tiny_drafter(tmp_path / "stranger", other)
     with pytest.raises(AdtError, match="stranger' has width 128 and .* tokens"):
         load_drafter(stranger, target)
     config = json.loads((stranger / "config.json").read_text()) | {"vocab_size": layout.CODES}
     (stranger / "config.json").write_text(json.dumps(config))
     from safetensors.torch import load_file, save_file
+
     tensors = load_file(stranger / "model.safetensors")
     tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"][: layout.CODES].clone()
     save_file(tensors, stranger / "model.safetensors")

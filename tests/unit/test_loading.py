@@ -10,30 +10,66 @@ from pathlib import Path
 import pytest
 import torch
 
-from adt_core.inspection import inspect
+from adt_core.app.inspect import inspect
 from adt_core.models.vq import VQConfig, VQModel
+from model_making.sequences import image_token
 from tests.tiny import byte_tokenizer
-from training.sequences import image_token
 
 ROOT = Path(__file__).parents[2]
-ANOLE = dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, vocab_size=65536)
+ANOLE = dict(
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    vocab_size=65536,
+)
 
 
 def write_hollow(folder: Path, shape: dict, shards: int, padding: int = 0) -> int:
     """A checkpoint in Anole's layout whose weights are holes in its files: zeros that take no room on the disk. Returns its bytes."""
     folder.mkdir()
-    h, wide, heads, size = shape["hidden_size"], shape["intermediate_size"], shape["num_attention_heads"], shape["vocab_size"]
-    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, **{image_token(code): code + 4 for code in range(8192)}, "<eoss>": 8196,
-                  "<racm3:break>": 8197, "<reserved08706>": 8710, "<image>": 8711}
-    (folder / "config.json").write_text(json.dumps({**shape, "model_type": "chameleon", "vocabulary_map": vocabulary, "vq_config": {}, "rope_theta": 10000.0,
-                                                    "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}))
+    h, wide, heads, size = (
+        shape["hidden_size"],
+        shape["intermediate_size"],
+        shape["num_attention_heads"],
+        shape["vocab_size"],
+    )
+    vocabulary = {
+        "<s>": 0,
+        "<pad>": 1,
+        "</s>": 2,
+        "<unk>": 3,
+        **{image_token(code): code + 4 for code in range(8192)},
+        "<eoss>": 8196,
+        "<racm3:break>": 8197,
+        "<reserved08706>": 8710,
+        "<image>": 8711,
+    }
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                **shape,
+                "model_type": "chameleon",
+                "vocabulary_map": vocabulary,
+                "vq_config": {},
+                "rope_theta": 10000.0,
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 4096,
+            }
+        )
+    )
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     tensors = {"model.embed_tokens.weight": (size, h), "lm_head.weight": (size, h), "model.norm.weight": (h,)}
     for i in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         tensors |= {f"{layer}.self_attn.{x}_proj.weight": (h, h) for x in "qkvo"}
-        tensors |= {f"{layer}.self_attn.{x}_norm.{kind}": (heads, h // heads) for x in "qk" for kind in ("weight", "bias")}
-        tensors |= {f"{layer}.mlp.{x}_proj.weight": (wide, h) for x in ("gate", "up")} | {f"{layer}.mlp.down_proj.weight": (h, wide)}
+        tensors |= {
+            f"{layer}.self_attn.{x}_norm.{kind}": (heads, h // heads) for x in "qk" for kind in ("weight", "bias")
+        }
+        tensors |= {f"{layer}.mlp.{x}_proj.weight": (wide, h) for x in ("gate", "up")} | {
+            f"{layer}.mlp.down_proj.weight": (h, wide)
+        }
         tensors |= {f"{layer}.{x}.weight": (h,) for x in ("input_layernorm", "post_attention_layernorm")}
     with torch.device("meta"):
         tensors |= {f"model.vqmodel.{name}": tuple(p.shape) for name, p in VQModel(VQConfig()).named_parameters()}
@@ -59,10 +95,19 @@ def test_seven_billion_parameters_are_described_without_being_read(tmp_path):
     started = time.process_time()
     (found,) = inspect(str(tmp_path / "Anole-7b-v0.1-hf"))
     assert time.process_time() - started < 10  # seconds, where reading would take minutes
-    assert found["family"] == "chameleon" and found["grid"] == [32, 32] and found["pixels"] == [512, 512] and found["dtype"] == "BF16"
+    assert (
+        found["family"] == "chameleon"
+        and found["grid"] == [32, 32]
+        and found["pixels"] == [512, 512]
+        and found["dtype"] == "BF16"
+    )
     assert found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
     assert found["parameters"] * 2 == total and 7.0e9 < found["parameters"] < 7.2e9
-    assert 26e9 < found["memory"]["float32"] < 30e9 and 13e9 < found["memory"]["bfloat16"] < 15.5e9 and found["memory"]["int8"] < 9e9
+    assert (
+        26e9 < found["memory"]["float32"] < 30e9
+        and 13e9 < found["memory"]["bfloat16"] < 15.5e9
+        and found["memory"]["int8"] < 9e9
+    )
 
 
 PEAK = """
@@ -80,6 +125,8 @@ def test_loading_keeps_no_second_copy(tmp_path):
     """Peak memory of the process stays within 1.15 times the weights as stored plus 1 GB, on 3 GB in three shards."""
     total = write_hollow(tmp_path / "anole", {**ANOLE, "num_hidden_layers": 5}, shards=3)
     assert total > 3e9
-    out = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / "anole")], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "anole")], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert total < int(out) + 2e8  # what is loaded is really in memory: all but the text rows of the head
     assert int(out) < 1.15 * total + 1e9

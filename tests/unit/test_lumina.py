@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
-from adt_core.inspection import inspect
+from adt_core.app.inspect import inspect
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.lumina import write_lumina
 
@@ -28,7 +28,13 @@ def target(folder):
 def share_norms(folder):
     """q and k norms of shape [1, head_dim], as in LANTERN's drafter for Lumina-mGPT."""
     tensors = load_file(folder / "model.safetensors")
-    save_file({name: value[:1].clone() if "self_attn" in name and "_norm." in name else value for name, value in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {
+            name: value[:1].clone() if "self_attn" in name and "_norm." in name else value
+            for name, value in tensors.items()
+        },
+        folder / "model.safetensors",
+    )
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -39,7 +45,9 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, name, t
     drafter = load_drafter(source.replace("network", str(folder / "network")), target)
     drafted = run(target, drafter, sampling=sampling, drafting=Drafting(**drafting))
     assert torch.equal(drafted.codes, run(target, sampling=sampling).codes)
-    assert "auto" in name or any(share.accepted for round in drafted.trace.rounds for share in round.images)  # auto may find that drafts don't pay here
+    assert "auto" in name or any(
+        share.accepted for round in drafted.trace.rounds for share in round.images
+    )  # auto may find that drafts don't pay here
 
 
 def test_every_row_ends_with_the_forced_token_and_only_there(target):
@@ -64,11 +72,22 @@ def test_the_prompt_names_the_size(target):
     vocabulary, prompt = target.prompter.vocabulary, target.encode_prompt("a cat")
     header = [vocabulary["<racm3:break>"], vocabulary["<reserved08802>"], vocabulary["<reserved08803>"]]
     assert prompt[0] == vocabulary["<s>"] and prompt[-4:] == [vocabulary["<reserved08706>"], *header]
-    assert target.prompter.tokenizer.decode(prompt[1:-4]) == "Generate an image of 96x64 according to the following prompt:\na cat"
+    assert (
+        target.prompter.tokenizer.decode(prompt[1:-4])
+        == "Generate an image of 96x64 according to the following prompt:\na cat"
+    )
     assert target.unconditional(prompt) == header
 
 
-@pytest.mark.parametrize("size, reason", [((100, 64), "multiples of"), ((48, 64), "multiples of 32"), ((32, 160), "4 times"), ((1024, 1024), "no more pixels")])
+@pytest.mark.parametrize(
+    "size, reason",
+    [
+        ((100, 64), "multiples of"),
+        ((48, 64), "multiples of 32"),
+        ((32, 160), "4 times"),
+        ((1024, 1024), "no more pixels"),
+    ],
+)
 def test_sizes_that_it_cannot_draw(folder, size, reason):
     target = load_target(folder / "Lumina-mGPT-tiny")
     with pytest.raises(AdtError, match=rf"size is {size[0]}x{size[1]}.*{reason}"):
@@ -83,7 +102,10 @@ def test_the_codec_may_lie_beside_the_checkpoint(folder, tmp_path):
     (found,) = inspect(str(alone))
     assert "vqgan.ckpt" in found["to_do"][0] and found["left_over"] == []
     (found,) = inspect(str(folder / "Lumina-mGPT-tiny"))
-    assert found["family"] == "lumina-mgpt" and found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
+    assert (
+        found["family"] == "lumina-mgpt"
+        and found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
+    )
 
 
 def test_a_missing_shard_is_named(tmp_path):

@@ -5,30 +5,47 @@ import math
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, auto
+from adt_core import Decoding, Drafting, Sampling
 from adt_core.drafters import load
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.drafters.merged import MergedDrafter, MergedProposer
 from adt_core.drafters.window import NEVER, STALE_AFTER, Window, best_size, branch_scores, nearer, spine_and_branches
-from adt_core.shape import SIZES
+from adt_core.policies import auto
+from adt_core.policies.shape import SIZES
 
 PROMPTS = ("a cat", "three small dogs", "x")
 pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 
 def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS, at_once=None):
-    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], sampling=sampling, drafting=drafting, drafter=drafter, at_once=at_once)
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(p) for p in prompts],
+        sampling=sampling,
+        drafting=drafting,
+        drafter=drafter,
+        at_once=at_once,
+    )
     for _ in decoding:
         pass
     return decoding
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafting", [
-    dict(method="eagle2", depth=1, width=1, nodes=1), dict(method="eagle2", depth=2, width=2, nodes=3), dict(method="eagle2", depth=12, width=1, nodes=12),
-    dict(method="eagle2", depth=6, width=4, nodes=24), dict(method="eagle2", depth=5, width=3, nodes=9, proposal="top-k"),
-    dict(method="adt-tree", depth=4, width=3, nodes=10), dict(method="auto"), dict(method="auto", proposal="top-k")],
-    ids=lambda d: "-".join(map(str, d.values())))
+@pytest.mark.parametrize(
+    "drafting",
+    [
+        dict(method="eagle2", depth=1, width=1, nodes=1),
+        dict(method="eagle2", depth=2, width=2, nodes=3),
+        dict(method="eagle2", depth=12, width=1, nodes=12),
+        dict(method="eagle2", depth=6, width=4, nodes=24),
+        dict(method="eagle2", depth=5, width=3, nodes=9, proposal="top-k"),
+        dict(method="adt-tree", depth=4, width=3, nodes=10),
+        dict(method="auto"),
+        dict(method="auto", proposal="top-k"),
+    ],
+    ids=lambda d: "-".join(map(str, d.values())),
+)
 def test_every_shape_writes_the_plain_tokens(models, drafting, temperature, monkeypatch):
     monkeypatch.setattr(auto, "STAKE", math.inf)  # whatever this machine's clock says
     target, network = models
@@ -58,7 +75,9 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
     class Twin(MergedProposer):
         def begin(self, features, ids, step, z, position):
             super().begin(features, ids, step, z, position)
-            self.twin = EagleProposer(network, target, self._rows, Sampling(), Drafting(method="eagle2", depth=8, width=3, nodes=16), None)
+            self.twin = EagleProposer(
+                network, target, self._rows, Sampling(), Drafting(method="eagle2", depth=8, width=3, nodes=16), None
+            )
             self.twin.begin(features, ids, step, z, position)
             self.twin.catch_up()
 
@@ -80,7 +99,9 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
     drafting = Drafting(method="eagle2", depth=8, width=3, nodes=16)
     run(target, MergedDrafter(network), drafting)
     assert len(checked) > 2 and max(checked) > 1  # some rounds advanced the images unequally
-    run(target, MergedDrafter(network), drafting, prompts=[*PROMPTS, "x", "a red house"], at_once=2)  # others take the places of those that are finished
+    run(
+        target, MergedDrafter(network), drafting, prompts=[*PROMPTS, "x", "a red house"], at_once=2
+    )  # others take the places of those that are finished
 
 
 def test_static_trees_take_a_network_alone(models):
@@ -96,14 +117,28 @@ def test_static_trees_take_a_network_alone(models):
 
 def test_replaced_guesses_make_what_stands_behind_them_stale():
     distance = torch.tensor([[1, 0, 4, NEVER, 2]])
-    window = Window(torch.arange(1, 6)[None], torch.tensor([[9, 1, 2, 3, 4, 5]]), torch.tensor([[[1, 7], [2, 7], [3, 7], [4, 7], [5, 7]]]),
-                    torch.zeros(1, 5, 2), distance, torch.zeros(1, 5, dtype=torch.bool), torch.ones(1, 5, dtype=torch.bool))
+    window = Window(
+        torch.arange(1, 6)[None],
+        torch.tensor([[9, 1, 2, 3, 4, 5]]),
+        torch.tensor([[[1, 7], [2, 7], [3, 7], [4, 7], [5, 7]]]),
+        torch.zeros(1, 5, 2),
+        distance,
+        torch.zeros(1, 5, dtype=torch.bool),
+        torch.ones(1, 5, dtype=torch.bool),
+    )
     window.replace(0, torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
-    assert window.distance.tolist() == [[1, 1, 2, NEVER, 2]] and window.network.tolist() == [[True, False, False, False, False]]
-    window.replace(1, torch.tensor([[False, True]]), torch.tensor([[[8, 8], [3, 1]]]), torch.zeros(1, 2, 2))  # the same token: nothing changes
+    assert window.distance.tolist() == [[1, 1, 2, NEVER, 2]] and window.network.tolist() == [
+        [True, False, False, False, False]
+    ]
+    window.replace(
+        1, torch.tensor([[False, True]]), torch.tensor([[[8, 8], [3, 1]]]), torch.zeros(1, 2, 2)
+    )  # the same token: nothing changes
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
-    assert nearer(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER] and STALE_AFTER[-1] == NEVER
+    assert (
+        nearer(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
+        and STALE_AFTER[-1] == NEVER
+    )
 
 
 def test_the_size_is_the_one_that_is_worth_most():
@@ -124,5 +159,7 @@ def test_scores_of_a_longer_window_make_the_tree_of_its_beginning():
     tokens, others = torch.arange(13).expand(2, -1), torch.arange(100, 124).view(12, 2).expand(2, -1, -1)
     for depth, nodes in ((5, 40), (7, 12), (12, 20)):
         part = tokens[:, : depth + 1], others[:, :depth], log_p[:, :depth], nodes
-        for own, shared in zip(vars(spine_and_branches(*part)).values(), vars(spine_and_branches(*part, branch_scores(log_p))).values()):
+        for own, shared in zip(
+            vars(spine_and_branches(*part)).values(), vars(spine_and_branches(*part, branch_scores(log_p))).values()
+        ):
             assert torch.equal(own, shared) if isinstance(own, torch.Tensor) else own == shared

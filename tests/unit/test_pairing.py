@@ -21,7 +21,10 @@ PAIRINGS = [Pairing(late, codes) for late in (False, True) for codes in (False, 
 def counter(tmp_path_factory):
     """A target that counts: whatever it reads, the code after c is c + 1. Its layers add nothing, and its head looks for the embedding of the code before."""
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("counter") / "target", codes=CODES)
-    tensors, vocabulary = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())["vocabulary_map"]
+    tensors, vocabulary = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text())["vocabulary_map"],
+    )
     first = vocabulary["IMGIMGAZ"]
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -36,7 +39,10 @@ def counter(tmp_path_factory):
 def plant(counter, folder, pairing):
     """A drafter that knows the feature after a token if it is fed as in ``pairing``: it looks it up in its embedding, and adds nothing to that."""
     write_tiny_drafter(folder, counter)
-    tensors, vocabulary = load_file(folder / "model.safetensors"), json.loads((counter / "config.json").read_text())["vocabulary_map"]
+    tensors, vocabulary = (
+        load_file(folder / "model.safetensors"),
+        json.loads((counter / "config.json").read_text())["vocabulary_map"],
+    )
     first, h = vocabulary["IMGIMGAZ"], tensors["fc.bias"].shape[0]
     codes = tensors["embed_tokens.weight"][first : first + CODES].clone()
     tensors["embed_tokens.weight"].zero_()
@@ -54,7 +60,20 @@ def plant(counter, folder, pairing):
 @pytest.mark.parametrize("planted", PAIRINGS)
 def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, capsys, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
-    options = ["--model", str(counter), "--drafter", str(drafter), "--temperature", "0", "--cfg", "1", "--count", "3", "--device", "cpu"]
+    options = [
+        "--model",
+        str(counter),
+        "--drafter",
+        str(drafter),
+        "--temperature",
+        "0",
+        "--cfg",
+        "1",
+        "--count",
+        "3",
+        "--device",
+        "cpu",
+    ]
     assert cli.main(["check-drafter", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     (best,) = [line for line in lines if line.endswith("<- best")]
@@ -65,12 +84,24 @@ def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, cap
     target = load_target(counter, dtype=torch.float64)
     loaded = load_drafter(drafter, target)
     assert loaded.pairing == planted
-    for drafting in (Drafting(method="eagle2", depth=4, width=1, nodes=4), Drafting(method="eagle2", depth=4, width=2, nodes=8),
-                     Drafting(method="static:mc_sim_7b_63"), Drafting(method="eagle2", depth=4, width=2, nodes=8, proposal="top-k")):
-        decoding = Decoding(target, [target.encode_prompt("count")], sampling=Sampling(temperature=0, guidance=1), drafting=drafting, drafter=loaded)
+    for drafting in (
+        Drafting(method="eagle2", depth=4, width=1, nodes=4),
+        Drafting(method="eagle2", depth=4, width=2, nodes=8),
+        Drafting(method="static:mc_sim_7b_63"),
+        Drafting(method="eagle2", depth=4, width=2, nodes=8, proposal="top-k"),
+    ):
+        decoding = Decoding(
+            target,
+            [target.encode_prompt("count")],
+            sampling=Sampling(temperature=0, guidance=1),
+            drafting=drafting,
+            drafter=loaded,
+        )
         rounds = list(decoding)
         assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
-        assert rounds[1].images[0].accepted == rounds[1].images[0].depth >= 4  # every draft is right, as deep as the tree goes
+        assert (
+            rounds[1].images[0].accepted == rounds[1].images[0].depth >= 4
+        )  # every draft is right, as deep as the tree goes
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
@@ -79,8 +110,13 @@ def test_the_pairing_is_followed_beside_a_window_too(counter, tmp_path, planted)
     drafter = plant(counter, tmp_path / "drafter", planted)
     (drafter / "pairing.json").write_text(json.dumps(planted._asdict()))
     target = load_target(counter, dtype=torch.float64)
-    decoding = Decoding(target, [target.encode_prompt("count")], sampling=Sampling(temperature=0, guidance=1),
-                        drafting=Drafting(method="eagle2", depth=4, width=2, nodes=6), drafter=load_drafter(f"{drafter}+jacobi", target))
+    decoding = Decoding(
+        target,
+        [target.encode_prompt("count")],
+        sampling=Sampling(temperature=0, guidance=1),
+        drafting=Drafting(method="eagle2", depth=4, width=2, nodes=6),
+        drafter=load_drafter(f"{drafter}+jacobi", target),
+    )
     list(decoding)
     assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
 
@@ -91,7 +127,10 @@ def test_a_random_drafter_is_not_made_to_fit(tiny, capsys, tmp_path):
     assert load_drafter(tiny / "drafter", target).pairing == Pairing()
 
 
-@pytest.mark.parametrize("given, sentence", [(["--drafter", "jacobi"], "--drafter: 'jacobi' is no network"), (["--count", "0"], "--count is 0")])
+@pytest.mark.parametrize(
+    "given, sentence",
+    [(["--drafter", "jacobi"], "--drafter: 'jacobi' is no network"), (["--count", "0"], "--count is 0")],
+)
 def test_bad_input(tiny, capsys, given, sentence):
     options = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), *given]
     assert cli.main(["check-drafter", *options]) != 0

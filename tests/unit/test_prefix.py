@@ -23,7 +23,9 @@ def decode(models, drafting=PLAIN, source="eagle", prefix=None, prompts=("a cat"
     target, network = models
     drafter = {"eagle": network, "jacobi": load_drafter("jacobi", target), "merged": MergedDrafter(network)}[source]
     options = {"sampling": Sampling(seed=5), "image_indices": list(range(len(prompts))), **options}
-    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], drafting=drafting, drafter=drafter, prefix=prefix, **options)
+    decoding = Decoding(
+        target, [target.encode_prompt(p) for p in prompts], drafting=drafting, drafter=drafter, prefix=prefix, **options
+    )
     for _ in decoding:
         pass
     return decoding
@@ -43,7 +45,9 @@ def test_every_method_continues_as_plain_decoding_does(models, name, start):
     drafted = decode(models, drafting, source, prefix)
     assert torch.equal(drafted.codes, plain.codes) and (plain.codes >= 0).all()
     assert torch.equal(plain.codes[:, :start], prefix)
-    assert (drafted.trace.report()["verified_nodes"] > 0) == (start < 14), "drafts are checked wherever there is room for one"
+    assert (drafted.trace.report()["verified_nodes"] > 0) == (start < 14), (
+        "drafts are checked wherever there is room for one"
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -53,20 +57,28 @@ def test_an_image_continued_from_its_own_beginning_is_that_image(models, name, t
     sampling = Sampling(seed=9, temperature=temperature)
     whole = decode(models, sampling=sampling)
     for start in (1, 4, 9):
-        assert torch.equal(decode(models, drafting, source, whole.codes[:, :start], sampling=sampling).codes, whole.codes)
+        assert torch.equal(
+            decode(models, drafting, source, whole.codes[:, :start], sampling=sampling).codes, whole.codes
+        )
 
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=1.0), Sampling(top_k=5), Sampling(top_p=0.8, temperature=1.3)])
 def test_filters_and_guidance_stay_lossless(models, sampling):
     prefix = strangers_codes(2, 6)
-    assert torch.equal(decode(models, Drafting(), prefix=prefix, sampling=sampling).codes, decode(models, prefix=prefix, sampling=sampling).codes)
+    assert torch.equal(
+        decode(models, Drafting(), prefix=prefix, sampling=sampling).codes,
+        decode(models, prefix=prefix, sampling=sampling).codes,
+    )
 
 
 def test_what_follows_depends_on_seed_prompt_and_prefix(models):
     prefix = strangers_codes(1, 8)
-    codes = [decode(models, prefix=prefix, prompts=("a cat",)).codes, decode(models, prefix=prefix, prompts=("fog",)).codes,
-             decode(models, prefix=prefix, prompts=("a cat",), sampling=Sampling(seed=6)).codes,
-             decode(models, prefix=strangers_codes(1, 8, seed=4), prompts=("a cat",)).codes]
+    codes = [
+        decode(models, prefix=prefix, prompts=("a cat",)).codes,
+        decode(models, prefix=prefix, prompts=("fog",)).codes,
+        decode(models, prefix=prefix, prompts=("a cat",), sampling=Sampling(seed=6)).codes,
+        decode(models, prefix=strangers_codes(1, 8, seed=4), prompts=("a cat",)).codes,
+    ]
     rests = {tuple(c[0, 8:].tolist()) for c in codes}
     assert len(rests) == 4 and all(torch.equal(c[:, :8], prefix) for c in codes[:3])
 
@@ -85,15 +97,23 @@ def test_a_windows_columns_start_from_what_is_kept(models):
     target, _ = models
 
     def above(start):
-        decoding = Decoding(target, [target.encode_prompt("x")], drafting=METHODS["jacobi"][1], drafter=load_drafter("jacobi", target),
-                            sampling=Sampling(guidance=1), prefix=strangers_codes(1, start))
+        decoding = Decoding(
+            target,
+            [target.encode_prompt("x")],
+            drafting=METHODS["jacobi"][1],
+            drafter=load_drafter("jacobi", target),
+            sampling=Sampling(guidance=1),
+            prefix=strangers_codes(1, start),
+        )
         decoding._begin()
         decoding._refill()
         return decoding._lanes.proposer._above[0, :4]
 
     assert all(torch.equal(column, above(0)[0]) for column in above(0))
     long, longer = above(6), above(7)
-    assert all(torch.allclose(longer[c], long[c], atol=1e-9) for c in (0, 1, 2)), "columns that are not the newest keep what they had"
+    assert all(torch.allclose(longer[c], long[c], atol=1e-9) for c in (0, 1, 2)), (
+        "columns that are not the newest keep what they had"
+    )
     assert len({column.argmax().item() for column in longer}) > 1 and not torch.equal(longer[3], long[3])
     early = above(1)  # positions 0 and 1 are known, and columns 2 and 3 stand in for by the newest
     assert torch.equal(early[2], early[1]) and not torch.equal(early[0], early[1])
@@ -103,7 +123,9 @@ def test_figures_count_what_was_drawn(models):
     drafted = decode(models, Drafting(), prefix=strangers_codes(2, 6))
     report = drafted.trace.report()
     assert report["tokens"] == 2 * 10 and drafted.total_tokens == drafted.done_tokens == 2 * 16
-    assert sum(share.accepted + 1 for round in drafted.trace.rounds for share in round.images) == 2 * 9  # the first comes from the prefill
+    assert (
+        sum(share.accepted + 1 for round in drafted.trace.rounds for share in round.images) == 2 * 9
+    )  # the first comes from the prefill
     cells = [cell for row in drafted.trace.acceptance_map() for cell in row]
     assert cells[:6] == [0] * 6 and all(cell > 0 for cell in cells[6:])
     assert all(share.position >= 6 for round in drafted.trace.rounds for share in round.images)
@@ -112,14 +134,18 @@ def test_figures_count_what_was_drawn(models):
 def test_an_image_that_is_kept_whole(models):
     prefix = strangers_codes(2, 16)
     decoding = decode(models, Drafting(), prefix=prefix)
-    assert torch.equal(decoding.codes, prefix) and decoding.trace.rounds == [] and decoding.trace.report()["tokens"] == 0
+    assert (
+        torch.equal(decoding.codes, prefix) and decoding.trace.rounds == [] and decoding.trace.report()["tokens"] == 0
+    )
 
 
 def test_the_cap_on_substitution_counts_drawn_tokens(models):
     """Kept tokens earn no allowance: with a cap of a tenth, ten drawn tokens allow one."""
     lantern = Lantern(neighbours=39, delta=1.0, max_substitution=0.1)
     for seed in range(4):
-        decoding = decode(models, METHODS["eagle2"][1], prefix=strangers_codes(2, 6), lantern=lantern, sampling=Sampling(seed=seed))
+        decoding = decode(
+            models, METHODS["eagle2"][1], prefix=strangers_codes(2, 6), lantern=lantern, sampling=Sampling(seed=seed)
+        )
         for image in range(2):
             shares = [share for round in decoding.trace.rounds for share in round.images if share.image == image]
             assert sum(share.substituted for share in shares) <= 1
@@ -127,8 +153,14 @@ def test_the_cap_on_substitution_counts_drawn_tokens(models):
 
 @pytest.mark.parametrize(
     "prefix, words",
-    [(torch.zeros(1, 4, dtype=torch.long), "2 images"), (torch.zeros(2, 17, dtype=torch.long), "at most 16"), (torch.zeros(4, dtype=torch.long), r"\[4\]"),
-     (torch.full((2, 3), 40), "codes 0 to 39"), (torch.full((2, 3), -1), "from -1")])
+    [
+        (torch.zeros(1, 4, dtype=torch.long), "2 images"),
+        (torch.zeros(2, 17, dtype=torch.long), "at most 16"),
+        (torch.zeros(4, dtype=torch.long), r"\[4\]"),
+        (torch.full((2, 3), 40), "codes 0 to 39"),
+        (torch.full((2, 3), -1), "from -1"),
+    ],
+)
 def test_a_prefix_that_does_not_fit(models, prefix, words):
     with pytest.raises(AdtError, match=words):
         decode(models, prefix=prefix)
@@ -137,4 +169,7 @@ def test_a_prefix_that_does_not_fit(models, prefix, words):
 def test_memory_of_a_long_prefill_is_counted(models):
     target, _ = models
     row = [target.encode_prompt("x")]
-    assert Decoding(target, row, drafting=PLAIN, prefix=strangers_codes(1, 15)).memory_required() > Decoding(target, row, drafting=PLAIN).memory_required()
+    assert (
+        Decoding(target, row, drafting=PLAIN, prefix=strangers_codes(1, 15)).memory_required()
+        > Decoding(target, row, drafting=PLAIN).memory_required()
+    )

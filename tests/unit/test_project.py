@@ -42,7 +42,11 @@ def test_changes_are_told_of_this_version():
 def test_the_registry_gets_what_it_asks_for():
     name, comfy = PROJECT["name"], PYPROJECT["tool"]["comfy"]
     assert name.isascii() and len(name) < 100 and name[0].isalpha() and "comfyui" not in name.lower()
-    assert re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"]) and (ROOT / PROJECT["license"]["file"]).is_file() and PROJECT["description"]
+    assert (
+        re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"])
+        and (ROOT / PROJECT["license"]["file"]).is_file()
+        and PROJECT["description"]
+    )
     assert comfy["PublisherId"] and comfy["DisplayName"] and comfy["requires-comfyui"]
     with Image.open(ROOT / "assets" / "icon.png") as icon, Image.open(ROOT / "assets" / "banner.png") as banner:
         assert icon.width == icon.height <= 400 and banner.width * 9 == banner.height * 21
@@ -50,9 +54,26 @@ def test_the_registry_gets_what_it_asks_for():
 
 def test_what_users_get_is_whole():
     """.comfyignore leaves out nothing that the nodes, their help or their workflows need: its folders are those of the root."""
-    lines = [line for line in (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
     anchored = {line.strip("/") for line in lines if line.startswith("/")}
-    assert anchored.isdisjoint({"__init__.py", "adt_core", "nodes", "js", "locales", "workflows", "requirements.txt", "pyproject.toml", "README.md", "LICENSE"})
+    assert anchored.isdisjoint(
+        {
+            "__init__.py",
+            "adt_core",
+            "nodes",
+            "js",
+            "locales",
+            "workflows",
+            "requirements.txt",
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+        }
+    )
     assert {line for line in lines if not line.startswith("/")} == {".*", "__pycache__/", "*.pyc"}
 
 

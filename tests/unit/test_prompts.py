@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from adt_core.app.prompts import Prompt, file_stems, read_list, read_prompts, sample, select, slug, typed
 from adt_core.errors import AdtError
-from adt_core.prompts import Prompt, file_stems, read_list, read_prompts, sample, select, slug, typed
 
 
 def test_plain_text(tmp_path):
@@ -15,8 +15,11 @@ def test_plain_text(tmp_path):
 
 @pytest.mark.parametrize("caption, expected", [("first", ["a cat", "dogs"]), ("longest", ["a cat on a mat", "dogs"])])
 def test_coco_captions_one_per_image(tmp_path, caption, expected):
-    annotations = [{"image_id": 9, "id": 4, "caption": "dogs"}, {"image_id": 3, "id": 7, "caption": "a cat on a mat"},
-                   {"image_id": 3, "id": 2, "caption": "a cat\n"}]
+    annotations = [
+        {"image_id": 9, "id": 4, "caption": "dogs"},
+        {"image_id": 3, "id": 7, "caption": "a cat on a mat"},
+        {"image_id": 3, "id": 2, "caption": "a cat\n"},
+    ]
     (tmp_path / "captions_val2017.json").write_text(json.dumps({"images": [], "annotations": annotations}))
     assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
     assert [prompt.id for prompt in read_list(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
@@ -25,7 +28,9 @@ def test_coco_captions_one_per_image(tmp_path, caption, expected):
 
 
 def test_parti_prompts(tmp_path):
-    (tmp_path / "PartiPrompts.tsv").write_text('Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\na sign that says "Hi"\tWorld\tWriting\tx\n')
+    (tmp_path / "PartiPrompts.tsv").write_text(
+        'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\na sign that says "Hi"\tWorld\tWriting\tx\n'
+    )
     assert read_prompts(tmp_path / "PartiPrompts.tsv") == ["bond", 'a sign that says "Hi"']
 
 
@@ -36,8 +41,20 @@ def test_json_lines_and_lists(tmp_path):
     assert read_prompts(tmp_path / "p.json") == ["a cat", "a dog"]
 
 
-@pytest.mark.parametrize("name, text", [("a.json", "{"), ("a.json", "{}"), ("a.json", '{"annotations": [1]}'), ("a.json", "[1]"),
-                                        ("a.jsonl", "{}"), ("a.jsonl", "1"), ("a.tsv", "Text\tx\nhi\t1\n"), ("a.txt", " \n"), ("a.json", "[]")])
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a.json", "{"),
+        ("a.json", "{}"),
+        ("a.json", '{"annotations": [1]}'),
+        ("a.json", "[1]"),
+        ("a.jsonl", "{}"),
+        ("a.jsonl", "1"),
+        ("a.tsv", "Text\tx\nhi\t1\n"),
+        ("a.txt", " \n"),
+        ("a.json", "[]"),
+    ],
+)
 def test_what_is_not_a_prompt_file_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(AdtError, match=f"--prompts: .*{name}"):
@@ -51,15 +68,25 @@ def test_a_sample_is_fixed_by_its_seed():
 
 
 def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
-    files = {"p.txt": "a cat\n\na dog\n", "p.json": '["a cat", " ", "a dog"]', "p.jsonl": '{"prompt": "a cat", "id": "x/7"}\n\n"a dog"\n',
-             "p.tsv": "Prompt\tNote\na cat\t\na dog\t\n"}
+    files = {
+        "p.txt": "a cat\n\na dog\n",
+        "p.json": '["a cat", " ", "a dog"]',
+        "p.jsonl": '{"prompt": "a cat", "id": "x/7"}\n\n"a dog"\n',
+        "p.tsv": "Prompt\tNote\na cat\t\na dog\t\n",
+    }
     found = {}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
         found[name] = read_list(tmp_path / name)
-    assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(files, ["a cat", "a dog"])
+    assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(
+        files, ["a cat", "a dog"]
+    )
     assert {name: [prompt.id for prompt in prompts] for name, prompts in found.items()} == {
-        "p.txt": ["1", "3"], "p.json": ["1", "3"], "p.jsonl": ["x/7", "3"], "p.tsv": ["1", "2"]}
+        "p.txt": ["1", "3"],
+        "p.json": ["1", "3"],
+        "p.jsonl": ["x/7", "3"],
+        "p.tsv": ["1", "2"],
+    }
     assert typed(" a cat\n\na dog ") == [("1", "a cat"), ("3", "a dog")] and typed(" \n") == []
 
 
@@ -72,7 +99,9 @@ def test_a_part_of_a_list():
     assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], "parts of one order make up the whole"
 
 
-@pytest.mark.parametrize("values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are 2")])
+@pytest.mark.parametrize(
+    "values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are 2")]
+)
 def test_nothing_left_of_a_list_is_named(values, words):
     with pytest.raises(AdtError, match=words):
         select(typed("a cat\na dog"), **values)
@@ -82,4 +111,9 @@ def test_file_names():
     assert slug("A red car, on a (wet) street!") == "a-red-car-on-a-wet-street"
     assert slug("a " * 50) == "-".join("a" * 20) and slug("x" * 99) == "x" * 40 and slug("?!") == ""
     assert slug("../../etc/passwd") == "etc-passwd"
-    assert file_stems([Prompt("7", "a cat"), Prompt("139", "dogs"), Prompt("x/7", "?"), Prompt("..", "/")]) == ["007-a-cat", "139-dogs", "x-7", "prompt"]
+    assert file_stems([Prompt("7", "a cat"), Prompt("139", "dogs"), Prompt("x/7", "?"), Prompt("..", "/")]) == [
+        "007-a-cat",
+        "139-dogs",
+        "x-7",
+        "prompt",
+    ]

@@ -9,9 +9,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
-from adt_core import cli, quality
+from adt_core import cli
+from adt_core.app import quality
+from adt_core.app.report import summary
 from adt_core.errors import AdtError
-from adt_core.report import summary
 
 CPU = torch.device("cpu")
 
@@ -23,8 +24,11 @@ def clip(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("clip")
     layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = CLIPConfig(text_config={**layers, "vocab_size": 300, "max_position_embeddings": 20, "bos_token_id": 0, "eos_token_id": 1},
-                        vision_config={**layers, "image_size": 32, "patch_size": 16}, projection_dim=8)
+    config = CLIPConfig(
+        text_config={**layers, "vocab_size": 300, "max_position_embeddings": 20, "bos_token_id": 0, "eos_token_id": 1},
+        vision_config={**layers, "image_size": 32, "patch_size": 16},
+        projection_dim=8,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         CLIPModel(config).save_pretrained(folder)
@@ -32,7 +36,9 @@ def clip(tmp_path_factory):
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
+    CLIPProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}), tokenizer
+    ).save_pretrained(folder)
     return folder
 
 
@@ -40,8 +46,12 @@ def clip(tmp_path_factory):
 def predictor(tmp_path):
     """LAION's layout: linear layers 0 and 2, from 8 dimensions to 3 to 1."""
     generator = torch.Generator().manual_seed(1)
-    tensors = {"layers.0.weight": torch.randn(3, 8, generator=generator), "layers.0.bias": torch.randn(3, generator=generator),
-               "layers.2.weight": torch.randn(1, 3, generator=generator), "layers.2.bias": torch.randn(1, generator=generator)}
+    tensors = {
+        "layers.0.weight": torch.randn(3, 8, generator=generator),
+        "layers.0.bias": torch.randn(3, generator=generator),
+        "layers.2.weight": torch.randn(1, 3, generator=generator),
+        "layers.2.bias": torch.randn(1, generator=generator),
+    }
     save_file(tensors, tmp_path / "predictor.safetensors")
     return tmp_path / "predictor.safetensors"
 
@@ -61,20 +71,37 @@ def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
             found = model(**processor(text=["a cat"], images=[noise(seed)], return_tensors="pt"))
         embedding = found.image_embeds[0].double()
         cosine = torch.cosine_similarity(embedding, found.text_embeds[0].double(), dim=0).item()
-        score = layers["layers.2.weight"] @ (layers["layers.0.weight"] @ embedding + layers["layers.0.bias"]) + layers["layers.2.bias"]
+        score = (
+            layers["layers.2.weight"] @ (layers["layers.0.weight"] @ embedding + layers["layers.0.bias"])
+            + layers["layers.2.bias"]
+        )
         scores = metric(noise(seed), "a cat")
-        assert scores == {"CLIP score": (pytest.approx(100 * max(cosine, 0), abs=1e-3), 1), "aesthetic": (pytest.approx(score.item(), abs=1e-4), 1)}
+        assert scores == {
+            "CLIP score": (pytest.approx(100 * max(cosine, 0), abs=1e-3), 1),
+            "aesthetic": (pytest.approx(score.item(), abs=1e-4), 1),
+        }
     assert metric(noise(0), "a very long prompt " * 30)  # is cut
 
 
 def test_columns_add_sums_and_counts():
-    run = {"seconds": 1, "tau": 1, "mean_depth": 0, "target_forwards": 3, "drafter_forwards": 0, "agreement": 1, "substitution_rate": 0, "verified_nodes": 0}
+    run = {
+        "seconds": 1,
+        "tau": 1,
+        "mean_depth": 0,
+        "target_forwards": 3,
+        "drafter_forwards": 0,
+        "agreement": 1,
+        "substitution_rate": 0,
+        "verified_nodes": 0,
+    }
     records = [{"runs": {"autoregressive": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
     (row,) = summary(records, {"autoregressive": {"FID": 7.0}})
     assert row["attributes"] == 0.5 and row["FID"] == 7.0
 
 
-def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding(tiny, tmp_path, clip, predictor, capsys, monkeypatch):
+def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding(
+    tiny, tmp_path, clip, predictor, capsys, monkeypatch
+):
     calls, make = [], quality.clip_metric
 
     def counted(*args):
@@ -82,32 +109,69 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
         return lambda picture, prompt: calls.append(prompt) or metric(picture, prompt)
 
     def readable(pictures):
-        return {name: {"IS": float(sum(Image.open(file).size == (32, 32) for file in files))} for name, files in pictures.items()}
+        return {
+            name: {"IS": float(sum(Image.open(file).size == (32, 32) for file in files))}
+            for name, files in pictures.items()
+        }
 
     monkeypatch.setattr(quality, "clip_metric", counted)
     monkeypatch.setattr(quality, "inception_metric", lambda *args: readable)
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
-    command = ["benchmark", "--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), "--dtype", "float64", "--prompts",
-               str(tmp_path / "prompts.txt"), "--methods", "jacobi,jacobi+lantern", "--lantern-delta", "1", "--output", str(tmp_path / "out"),
-               "--inception", "weights", "--clip", str(clip), "--aesthetic", str(predictor)]
+    command = [
+        "benchmark",
+        "--model",
+        str(tiny / "target"),
+        "--drafter",
+        str(tiny / "drafter"),
+        "--dtype",
+        "float64",
+        "--prompts",
+        str(tmp_path / "prompts.txt"),
+        "--methods",
+        "jacobi,jacobi+lantern",
+        "--lantern-delta",
+        "1",
+        "--output",
+        str(tmp_path / "out"),
+        "--inception",
+        "weights",
+        "--clip",
+        str(clip),
+        "--aesthetic",
+        str(predictor),
+    ]
     assert cli.main(command) == 0
     table = capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     plain, exact, relaxed = results["summary"]
     assert len(calls) == 4, "jacobi has plain decoding's pictures"
-    assert plain["CLIP score"] == exact["CLIP score"] and plain["aesthetic"] == exact["aesthetic"] != relaxed["aesthetic"]
+    assert (
+        plain["CLIP score"] == exact["CLIP score"] and plain["aesthetic"] == exact["aesthetic"] != relaxed["aesthetic"]
+    )
     assert all(row["IS"] == 2 for row in results["summary"])
-    assert "| CLIP score | aesthetic | IS |" in table and "Not measured: HPSv2 (needs --hps), FID (needs torch-fidelity, " in table
+    assert (
+        "| CLIP score | aesthetic | IS |" in table
+        and "Not measured: HPSv2 (needs --hps), FID (needs torch-fidelity, " in table
+    )
     assert str(clip) in results["settings"]["metrics"][0]
-    assert sorted(path.relative_to(tmp_path / "out" / "images").as_posix() for path in (tmp_path / "out" / "images").rglob("*.png")) == [
-        "autoregressive/0001.png", "autoregressive/0002.png", "jacobi+lantern/0001.png", "jacobi+lantern/0002.png"]
+    assert sorted(
+        path.relative_to(tmp_path / "out" / "images").as_posix()
+        for path in (tmp_path / "out" / "images").rglob("*.png")
+    ) == ["autoregressive/0001.png", "autoregressive/0002.png", "jacobi+lantern/0001.png", "jacobi+lantern/0002.png"]
     assert cli.main(command) == 0 and len(calls) == 4, "it was finished"
     assert cli.main(command[:-4]) == 1 and "other settings" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given, named", [
-    ({"aesthetic": "p"}, "--aesthetic"), ({"real_images": "p"}, "--real-images"), ({"clip": "nowhere"}, "--clip"), ({"hps": "nowhere"}, "--hps"),
-    ({"inception": "nowhere"}, "--inception")])
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"aesthetic": "p"}, "--aesthetic"),
+        ({"real_images": "p"}, "--real-images"),
+        ({"clip": "nowhere"}, "--clip"),
+        ({"hps": "nowhere"}, "--hps"),
+        ({"inception": "nowhere"}, "--inception"),
+    ],
+)
 def test_what_is_missing_is_named(given, named, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with pytest.raises(AdtError, match=named):
@@ -136,7 +200,10 @@ def test_inception_score_and_fid(tmp_path):
         patch.setattr(inception, "load_state_dict_from_url", lambda *args, **kwargs: {})
         patch.setattr(inception.FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
         network = inception.FeatureExtractorInceptionV3("x", ["2048"])
-    torch.save({name: value * 6**0.5 if value.ndim == 4 else value for name, value in network.state_dict().items()}, tmp_path / "inception.pth")
+    torch.save(
+        {name: value * 6**0.5 if value.ndim == 4 else value for name, value in network.state_dict().items()},
+        tmp_path / "inception.pth",
+    )
     files = {name: [tmp_path / name / f"{i}.png" for i in range(3)] for name in ("autoregressive", "other")}
     for number, file in enumerate(file for group in files.values() for file in group):
         file.parent.mkdir(exist_ok=True)

@@ -5,14 +5,22 @@ import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.models import quantised
-from adt_core.models.decoder import MATRICES, KVCache, Rows, product, rope_tables
+from adt_core.models.cache import KVCache
+from adt_core.models.layers import MATRICES, product, rope_tables
+from adt_core.models.rows import Rows
 
 KINDS = ["int8", "fp8"]
 PROMPTS = ["A red house in a grassy field under a clear blue sky.", "A wooden table with a green bottle on it."]
 
 
 def codes_of(target, drafter, drafting, seed=0):
-    decoding = Decoding(target, [target.encode_prompt(prompt) for prompt in PROMPTS], sampling=Sampling(seed=seed), drafting=drafting, drafter=drafter)
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt) for prompt in PROMPTS],
+        sampling=Sampling(seed=seed),
+        drafting=drafting,
+        drafter=drafter,
+    )
     for _ in decoding:
         pass
     return decoding.codes
@@ -24,7 +32,12 @@ def teacher_forced(target, codes):
     tokens = decoder.image_ids[codes].tolist()
     ids = [prompt + tokens, target.unconditional(prompt) + tokens]
     rows = Rows(ids, len(ids[0]), decoder.embedding)
-    features = decoder(rows.ids, rows.prefill(), KVCache(decoder.config, 2, rows.length, decoder.embedding), rope_tables(decoder.config, decoder.embedding))
+    features = decoder(
+        rows.ids,
+        rows.prefill(),
+        KVCache(decoder.config, 2, rows.length, decoder.embedding),
+        rope_tables(decoder.config, decoder.embedding),
+    )
     return decoder.logits(features[:, -len(tokens) - 1 : -1], 3.0)[0]
 
 
@@ -41,7 +54,9 @@ def test_logits_stay_close_on_the_bundled_model(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("source, drafting", [("drafter", Drafting()), ("jacobi", Drafting(method="eagle2", depth=8, width=2, nodes=12))])
+@pytest.mark.parametrize(
+    "source, drafting", [("drafter", Drafting()), ("jacobi", Drafting(method="eagle2", depth=8, width=2, nodes=12))]
+)
 def test_drafting_is_lossless_on_the_quantised_model(tiny, kind, source, drafting):
     target = load_target(tiny / "target", dtype=torch.float64, weights=kind)
     drafter = load_drafter("jacobi" if source == "jacobi" else tiny / source, target)
@@ -55,7 +70,10 @@ def test_matrices_take_a_byte_a_weight(tiny, kind):
         for name in MATRICES:
             stored, scale, weight = getattr(ours, name), getattr(ours, f"{name}_scale"), getattr(theirs, name)
             assert stored.element_size() == 1 and scale.shape == (weight.shape[1],)
-            assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * {"int8": 0.5 / 127, "fp8": 2**-4}[kind]
+            assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * {
+                "int8": 0.5 / 127,
+                "fp8": 2**-4,
+            }[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adt_core.benchmark import PRESETS
+from adt_core.app.benchmark import PRESETS
 from benchmarks.charts import Bar, bars
 from benchmarks.findings import ENOUGH, verdict
 from benchmarks.results import MAIN, RELAXED, ablations, controls
 
 
-@pytest.mark.parametrize("values, said", [([1.2] * ENOUGH, "faster"), ([0.8] * ENOUGH, "slower"), ([0.8, 1.2] * ENOUGH, "neither"),
-                                          ([1.2] * (ENOUGH - 1), "neither")])
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        ([1.2] * ENOUGH, "faster"),
+        ([0.8] * ENOUGH, "slower"),
+        ([0.8, 1.2] * ENOUGH, "neither"),
+        ([1.2] * (ENOUGH - 1), "neither"),
+    ],
+)
 def test_a_verdict_needs_an_interval_on_one_side_and_enough_prompts(values, said):
     assert verdict(np.array(values), 1, "faster", "slower", "neither") == said
 

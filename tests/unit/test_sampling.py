@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from adt_core import AdtError, Sampling
-from adt_core.sampling import guide, keyed_gumbel, noise_table, process_logits
+from adt_core.rules.sampling import guide, keyed_gumbel, noise_table, process_logits
 
 
 def test_noise_of_a_position_does_not_depend_on_what_else_is_drawn():
@@ -18,7 +18,10 @@ def test_noise_of_a_position_does_not_depend_on_what_else_is_drawn():
 
 
 def test_noise_differs_between_seeds_images_and_positions():
-    rows = [keyed_gumbel(seed, image, range(at, at + 1), 64)[0] for seed, image, at in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))]
+    rows = [
+        keyed_gumbel(seed, image, range(at, at + 1), 64)[0]
+        for seed, image, at in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))
+    ]
     assert len({row.tobytes() for row in rows}) == 4
 
 
@@ -61,12 +64,18 @@ def test_pipeline_order_is_temperature_top_k_top_p():
 
 def test_top_p_always_keeps_the_best_and_top_k_keeps_ties():
     assert torch.isfinite(process_logits(torch.tensor([9.0, 0.0]), Sampling(top_p=0.01))).tolist() == [True, False]
-    assert torch.isfinite(process_logits(torch.tensor([1.0, 1.0, 0.0]), Sampling(top_k=1))).tolist() == [True, True, False]
+    assert torch.isfinite(process_logits(torch.tensor([1.0, 1.0, 0.0]), Sampling(top_k=1))).tolist() == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_guiding_features_is_guiding_logits():
     torch_generator = torch.Generator().manual_seed(0)
-    features, head = (torch.randn(*size, dtype=torch.float64, generator=torch_generator) for size in ((4, 2, 8), (5, 8)))
+    features, head = (
+        torch.randn(*size, dtype=torch.float64, generator=torch_generator) for size in ((4, 2, 8), (5, 8))
+    )
     c, u = (features @ head.T).chunk(2)
     assert torch.allclose(guide(features, 3.0) @ head.T, u + 3.0 * (c - u), atol=1e-12)
     assert guide(features, 1.0) is features
@@ -84,8 +93,20 @@ def test_global_generators_are_left_alone():
     assert np.array_equal(numpy_before, np.random.get_state()[1])
 
 
-@pytest.mark.parametrize("field, value", [("seed", -1), ("seed", 2**64), ("temperature", math.nan), ("temperature", -1.0), ("guidance", math.nan),
-                                          ("guidance", math.inf), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("seed", -1),
+        ("seed", 2**64),
+        ("temperature", math.nan),
+        ("temperature", -1.0),
+        ("guidance", math.nan),
+        ("guidance", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+    ],
+)
 def test_bad_settings_are_named(field, value):
     with pytest.raises(AdtError, match=f"^{field} is "):
         Sampling(**{field: value})

@@ -3,8 +3,8 @@
 import pytest
 
 from adt_core import AdtError, Drafting
-from adt_core.shape import AdtTree, FixedShape, TreeShape, make_policy
-from adt_core.trace import ImageRound
+from adt_core.policies.shape import AdtTree, FixedShape, TreeShape, make_policy
+from adt_core.rules.trace import ImageRound
 
 SETTINGS = dict(depth=4, width=3, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)
 
@@ -94,8 +94,22 @@ def test_policies_are_made_per_image_and_eagle2_never_changes():
     assert p.choose(4) == TreeShape(3, 2)
 
 
-@pytest.mark.parametrize("field, value", [("method", "magic"), ("proposal", "x"), ("init", "diagonal"), ("wrap", "x"), ("depth", 0), ("nodes", 0),
-                                          ("width", 1000), ("beta", float("nan")), ("beta", 2.0), ("depth_max", 0), ("keep_above", -0.1)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("method", "magic"),
+        ("proposal", "x"),
+        ("init", "diagonal"),
+        ("wrap", "x"),
+        ("depth", 0),
+        ("nodes", 0),
+        ("width", 1000),
+        ("beta", float("nan")),
+        ("beta", 2.0),
+        ("depth_max", 0),
+        ("keep_above", -0.1),
+    ],
+)
 def test_bad_settings_are_named(field, value):
     with pytest.raises(AdtError, match=field.removesuffix("_max")):
         Drafting(**{field: value})

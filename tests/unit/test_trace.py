@@ -2,7 +2,7 @@
 
 import pytest
 
-from adt_core.trace import FIGURES, ImageRound, Round, Trace
+from adt_core.rules.trace import FIGURES, ImageRound, Round, Trace
 
 
 @pytest.fixture
@@ -15,14 +15,23 @@ def trace():
     return trace
 
 
-@pytest.mark.parametrize("figure, image, rows", [
-    ("acceptance", 0, [[1, 3, 3], [3, 2, 2]]), ("acceptance", 1, [[1, 1, 4], [4, 4, 4]]),
-    ("depth", 0, [[0, 3, 3], [3, 2, 2]]), ("width", 1, [[0, 3, 1], [1, 1, 1]]),
-    ("time", 0, [[500, 10, 10], [10, 20, 20]]), ("time", 1, [[500, 30, 10], [10, 10, 10]])])
+@pytest.mark.parametrize(
+    "figure, image, rows",
+    [
+        ("acceptance", 0, [[1, 3, 3], [3, 2, 2]]),
+        ("acceptance", 1, [[1, 1, 4], [4, 4, 4]]),
+        ("depth", 0, [[0, 3, 3], [3, 2, 2]]),
+        ("width", 1, [[0, 3, 1], [1, 1, 1]]),
+        ("time", 0, [[500, 10, 10], [10, 20, 20]]),
+        ("time", 1, [[500, 30, 10], [10, 10, 10]]),
+    ],
+)
 def test_each_token_has_the_figure_of_its_round(trace, figure, image, rows):
     """The first token comes with the prompt."""
     assert trace.token_map(figure, image) == [pytest.approx(row) for row in rows]
 
 
 def test_acceptance_is_one_of_the_figures(trace):
-    assert [trace.acceptance_map(image) for image in range(2)] == [trace.token_map(FIGURES[0], image) for image in range(2)]
+    assert [trace.acceptance_map(image) for image in range(2)] == [
+        trace.token_map(FIGURES[0], image) for image in range(2)
+    ]

@@ -10,20 +10,24 @@ import torch
 from PIL import Image
 
 from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_target
+from adt_core.drafter_training import drafter as command
+from adt_core.drafter_training.features import Features
+from adt_core.drafter_training.run import initialise
+from adt_core.drafter_training.save import config_fields, drafter_tensors, write_checkpoint
+from adt_core.drafter_training.unroll import read, unroll
 from adt_core.drafters.eagle import EagleDrafter, _entries, describe
 from adt_core.models.checkpoint import Checkpoint, fill
-from adt_core.models.decoder import DecoderConfig
-from adt_core.training import drafter as command
-from adt_core.training.features import Features
-from adt_core.training.run import initialise
-from adt_core.training.save import config_fields, drafter_tensors, write_checkpoint
-from adt_core.training.unroll import read, unroll
+from adt_core.models.config import DecoderConfig
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.lumina import write_lumina
 
-PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue", "black") for thing in ("house", "ball", "tent", "car", "tree", "kite")]
+PROMPTS = [
+    f"{colour} {thing}"
+    for colour in ("red", "green", "blue", "black")
+    for thing in ("house", "ball", "tent", "car", "tree", "kite")
+]
 DECODER = DecoderConfig(40, 128, 96, 1, 2, 2, 1e-5, 1e4, 400, qk_norm=False)
 QUICK = {"steps": 6, "batch": 3, "held-out": 2, "every": 3, "draw-batch": 8}
 
@@ -38,11 +42,18 @@ def prompts(tmp_path_factory):
 @pytest.fixture
 def train(tiny, prompts, tmp_path, capsys):
     """Run ``train-drafter`` on the tiny target; returns the exit code and both outputs."""
+
     def run(output=tmp_path / "out", **given):
         options = {"model": tiny / "target", "prompts": prompts, "device": "cpu", "output": output, **QUICK}
         options |= {name.replace("_", "-"): value for name, value in given.items()}
-        code = cli.main(["train-drafter", *(str(x) for name, value in options.items() if value is not None for x in (f"--{name}", value))])
+        code = cli.main(
+            [
+                "train-drafter",
+                *(str(x) for name, value in options.items() if value is not None for x in (f"--{name}", value)),
+            ]
+        )
         return code, *capsys.readouterr()
+
     return run
 
 
@@ -58,7 +69,9 @@ def weights(folder):
 def with_and_without(target, drafter):
     """Codes of an image decoded plainly, and with the drafter."""
     for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
-        decoding = Decoding(target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter)
+        decoding = Decoding(
+            target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter
+        )
         list(decoding)
         yield decoding.codes
 
@@ -91,12 +104,23 @@ def test_what_it_writes_decodes_losslessly(train, tiny, tmp_path):
     assert not cli.main(["inspect", str(tmp_path / "out")])
 
 
-@pytest.mark.parametrize("settings", [{"cfg": 1}, {"temperature": 0}, {"top_k": 5, "top_p": 0.9, "temperature": 0.7},
-                                      {"accumulate": 2, "autocast": "bfloat16", "passes": 1}, {"autocast": "float16", "features_gb": 0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cfg": 1},
+        {"temperature": 0},
+        {"top_k": 5, "top_p": 0.9, "temperature": 0.7},
+        {"accumulate": 2, "autocast": "bfloat16", "passes": 1},
+        {"autocast": "float16", "features_gb": 0},
+    ],
+)
 def test_under_every_setting(train, tmp_path, settings):
     code, _, err = train(**settings)
     assert code == 0, err
-    assert all(np.isfinite(float(row["loss"])) and 0 <= float(row["depth 1 of 1"]) <= float(row["depth 1 of 4"]) <= 1 for row in table(tmp_path / "out"))
+    assert all(
+        np.isfinite(float(row["loss"])) and 0 <= float(row["depth 1 of 1"]) <= float(row["depth 1 of 4"]) <= 1
+        for row in table(tmp_path / "out")
+    )
 
 
 def test_from_captioned_pictures(train, tiny, tmp_path):
@@ -105,14 +129,18 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i, prompt in enumerate(PROMPTS[:6]):
-        Image.fromarray(rng.integers(0, 256, (48, 32 + i, 3), np.uint8)).save(folder / f"{i}.{'jpg' if i % 2 else 'png'}")
+        Image.fromarray(rng.integers(0, 256, (48, 32 + i, 3), np.uint8)).save(
+            folder / f"{i}.{'jpg' if i % 2 else 'png'}"
+        )
         (folder / f"{i}.txt").write_text(prompt)
     assert train(prompts=None, images=folder)[0] == 0
     settings = json.loads((tmp_path / "out" / "training" / "settings.json").read_text())
     codes = np.load(tmp_path / "out" / "training" / "codes.npy")
     assert sorted(settings["captions"]) == sorted(PROMPTS[:6])
     at = settings["captions"].index(PROMPTS[0])
-    pixels = torch.from_numpy(np.array(Image.open(folder / "0.png").convert("RGB"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
+    pixels = (
+        torch.from_numpy(np.array(Image.open(folder / "0.png").convert("RGB"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
+    )
     assert codes[at].tolist() == load_target(tiny / "target").codec.encode(pixels).flatten().tolist()
 
 
@@ -127,14 +155,22 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0), noisy=False)
     outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
 
-    from adt_core.models.decoder import KVCache, Rows, rope_tables
+    from adt_core.models.cache import KVCache
+    from adt_core.models.layers import rope_tables
+    from adt_core.models.rows import Rows
+
     rows = Rows(reading.prompts, 64, drafter.embedding)
-    cache, rope = KVCache(drafter.config, rows.count, 64, drafter.embedding), rope_tables(drafter.config, drafter.embedding)
+    cache, rope = (
+        KVCache(drafter.config, rows.count, 64, drafter.embedding),
+        rope_tables(drafter.config, drafter.embedding),
+    )
     ids = rows.spread(target.decoder.image_ids[codes])
     features = reading.features.double()
     drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
     starts = [rows.length] * 2
-    out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], rows.causal_step(starts, root), cache, rope)[:, -1:]
+    out = drafter(
+        ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], rows.causal_step(starts, root), cache, rope
+    )[:, -1:]
     for depth in range(passes):
         assert torch.allclose(out[:, 0], outs[depth], atol=1e-9)
         step = rows.step([rows.length + root] * 2, depth, depth, None)
@@ -147,8 +183,13 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text())["captions"][4]
     target = load_target(tiny / "target")
-    decoding = Decoding(target, [target.encode_prompt(prompt)], sampling=Sampling(seed=9, guidance=2, top_k=10),
-                        drafting=Drafting(method="autoregressive"), image_indices=[4])
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt)],
+        sampling=Sampling(seed=9, guidance=2, top_k=10),
+        drafting=Drafting(method="autoregressive"),
+        image_indices=[4],
+    )
     list(decoding)
     assert decoding.codes[0].tolist() == np.load(folder / "codes.npy")[4].tolist()
 
@@ -173,6 +214,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
             if count < 0:
                 raise Stop
             return whole(*args, **settings)
+
         monkeypatch.setattr(owner, name, counted)
 
     for owner, name, count in ((command.Pictures, "put", 1), (command.Trainer, "_step", 3)):
@@ -184,7 +226,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "out")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert [row["step"] for row in table(tmp_path / "out")] == ["2", "4", "6"]
-    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
+        tmp_path / "out" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_finished_run_says_its_figures_again(train):
@@ -197,23 +241,35 @@ def test_kept_features_change_nothing(train, tmp_path):
     for name, room in (("kept", 1), ("made", 0)):
         assert train(tmp_path / name, features_gb=room, steps=9)[0] == 0
     kept, made = weights(tmp_path / "kept"), weights(tmp_path / "made")
-    assert list((tmp_path / "kept" / "training" / "features").iterdir()) and not (tmp_path / "made" / "training" / "features").exists()
+    assert (
+        list((tmp_path / "kept" / "training" / "features").iterdir())
+        and not (tmp_path / "made" / "training" / "features").exists()
+    )
     assert all(torch.allclose(kept[name], made[name], atol=1e-3) for name in kept)
 
 
 # ---- bad input ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given, said", [
-    ({"batch": 0}, "--batch is 0; it must be 1 or more."),
-    ({"steps": -1}, "--steps is -1; it must be a number above 0."),
-    ({"features_gb": -1}, "--features-gb is -1.0; it must be 0 (keep none) or a number above it."),
-    ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
-    ({"held_out": 24}, "holds 24 captions, but 27 are needed: 24 to measure by (--held-out) and 3 for one step (--batch)"),
-    ({"pictures": 2}, "gives 2 pictures to train on, but one step takes 3 (--batch); draw more with --pictures."),
-    ({"prompts": "no.txt"}, "--prompts: 'no.txt' can't be read"),
-    ({"prompts": None, "images": "nowhere"}, "--images: 'nowhere' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt."),
-])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"batch": 0}, "--batch is 0; it must be 1 or more."),
+        ({"steps": -1}, "--steps is -1; it must be a number above 0."),
+        ({"features_gb": -1}, "--features-gb is -1.0; it must be 0 (keep none) or a number above it."),
+        ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
+        (
+            {"held_out": 24},
+            "holds 24 captions, but 27 are needed: 24 to measure by (--held-out) and 3 for one step (--batch)",
+        ),
+        ({"pictures": 2}, "gives 2 pictures to train on, but one step takes 3 (--batch); draw more with --pictures."),
+        ({"prompts": "no.txt"}, "--prompts: 'no.txt' can't be read"),
+        (
+            {"prompts": None, "images": "nowhere"},
+            "--images: 'nowhere' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt.",
+        ),
+    ],
+)
 def test_bad_options(train, tmp_path, monkeypatch, given, said):
     monkeypatch.chdir(tmp_path)
     code, out, err = train(**given)
@@ -222,7 +278,10 @@ def test_bad_options(train, tmp_path, monkeypatch, given, said):
 
 
 def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
-    for name, said in (("jacobi", "--compare: 'jacobi' is no EAGLE drafter"), ("nowhere", "drafter 'nowhere' does not exist")):
+    for name, said in (
+        ("jacobi", "--compare: 'jacobi' is no EAGLE drafter"),
+        ("nowhere", "drafter 'nowhere' does not exist"),
+    ):
         code, _, err = train(compare=name)
         assert code == 1 and said in err and not (tmp_path / "out").exists()
 
@@ -245,7 +304,11 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
     assert train()[0] == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     code, _, err = train(cfg=2)
-    assert code == 2 and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, or name another folder." in err
+    assert (
+        code == 2
+        and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, or name another folder."
+        in err
+    )
     assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 

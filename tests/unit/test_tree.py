@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adt_core.drafters.static import static_tree
-from adt_core.static import STATIC_TREES
-from adt_core.tree import CandidatePool, ancestor_matrix
+from adt_core.policies.static_trees import STATIC_TREES
+from adt_core.rules.tree import CandidatePool, ancestor_matrix
 
 
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
@@ -32,7 +32,13 @@ def test_flat_drafts_make_wide_trees_shallow():
 
 
 @settings(max_examples=40, deadline=None)
-@given(depth=st.integers(1, 5), width=st.integers(1, 5), nodes=st.integers(1, 60), seed=st.integers(0, 999), flat=st.booleans())
+@given(
+    depth=st.integers(1, 5),
+    width=st.integers(1, 5),
+    nodes=st.integers(1, 60),
+    seed=st.integers(0, 999),
+    flat=st.booleans(),
+)
 def test_kept_nodes_form_a_tree(depth, width, nodes, seed, flat):
     logp = torch.randn(5, generator=torch.Generator().manual_seed(seed)).log_softmax(0).sort(descending=True).values
     tree = grow(depth, width, torch.zeros(5) if flat else logp).rerank(torch.tensor([3]), nodes)
@@ -47,7 +53,9 @@ def test_kept_nodes_form_a_tree(depth, width, nodes, seed, flat):
             at = int(parents[at])
             lineage.add(at)
         assert set(tree.ancestors[0, node].nonzero().flatten().tolist()) == lineage
-    assert int(tree.realised_width()) == max((tree.valid[0] & (depths == level)).sum() for level in range(1, tree.height + 1))
+    assert int(tree.realised_width()) == max(
+        (tree.valid[0] & (depths == level)).sum() for level in range(1, tree.height + 1)
+    )
     siblings = [(int(parents[n]), int(tree.tokens[0, n])) for n in range(1, tree.size)]
     assert len(set(siblings)) == len(siblings)
 
@@ -75,7 +83,9 @@ def test_ancestors_of_a_chain():
     assert torch.equal(ancestor_matrix(parents, 3)[0], torch.ones(4, 4).tril().bool())
 
 
-@pytest.mark.parametrize("name, per_depth", [("mc_sim_7b_63", [4, 8, 8, 3, 2]), ("naive_extend_57", [5, 13, 16, 14, 9])])
+@pytest.mark.parametrize(
+    "name, per_depth", [("mc_sim_7b_63", [4, 8, 8, 3, 2]), ("naive_extend_57", [5, 13, 16, 14, 9])]
+)
 def test_static_trees_have_the_published_branches(name, per_depth):
     """Branch counts per depth as published with EAGLE and LANTERN++."""
     tree = static_tree(name, torch.device("cpu"))
@@ -88,4 +98,5 @@ def test_static_trees_have_the_published_branches(name, per_depth):
         nodes = [path for path in STATIC_TREES[name][depth] if path + "0" in paths]
         seen_so_far = [path for path in fed if len(path) <= depth]
         assert [[path for path, seen in zip(seen_so_far, row) if seen] for row in plan.seen.tolist()] == [
-            [other for other in seen_so_far if path.startswith(other)] for path in nodes]
+            [other for other in seen_so_far if path.startswith(other)] for path in nodes
+        ]

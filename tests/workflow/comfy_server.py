@@ -58,12 +58,14 @@ FLOOR = Release("0.16.3", "1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754
 
 def _one_at_a_time(install: Callable) -> Callable:
     """Of several processes that want the same thing installed, one does it and the others wait."""
+
     @functools.wraps(install)
     def wrapped(*args):
         CACHE.mkdir(parents=True, exist_ok=True)
         (CACHE / ".gitignore").write_text("*\n")
         with FileLock(CACHE / f"{install.__name__}.lock"):
             return install(*args)
+
     return wrapped
 
 
@@ -175,12 +177,21 @@ class Comfy:
 
     def command(self) -> list[str]:
         folders = ["--base-directory", str(self.base), "--database-url", f"sqlite:///{self.base / 'comfyui.db'}"]
-        return [str(environment()), str(source(self.release) / "main.py"), "--cpu", "--disable-api-nodes", *folders, *self.options]
+        return [
+            str(environment()),
+            str(source(self.release) / "main.py"),
+            "--cpu",
+            "--disable-api-nodes",
+            *folders,
+            *self.options,
+        ]
 
     def load_packs(self) -> list[str]:
         """Start up, load all packs and stop; what was said at the level of warnings, or printed past the log."""
         command = [*self.command(), "--quick-test-for-ci", "--verbose", "WARNING"]
-        run = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_clean_environment(), timeout=300)
+        run = subprocess.run(
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_clean_environment(), timeout=300
+        )
         assert run.returncode == 0, run.stdout
         return run.stdout.splitlines()
 
@@ -200,7 +211,9 @@ class Comfy:
             except (urllib.error.URLError, ConnectionError):
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
-                    raise RuntimeError(f"ComfyUI {self.release.version} did not start:\n{self.log.read_text()[-6000:]}") from None
+                    raise RuntimeError(
+                        f"ComfyUI {self.release.version} did not start:\n{self.log.read_text()[-6000:]}"
+                    ) from None
                 time.sleep(0.2)
 
     def __exit__(self, *_) -> None:
@@ -220,7 +233,9 @@ class Comfy:
 
     def post(self, path: str, data: dict):
         # NaN is not JSON, but Python's parser takes it, and so does ComfyUI: clients can send it.
-        request = urllib.request.Request(f"http://{self.address}{path}", json.dumps(data).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"http://{self.address}{path}", json.dumps(data).encode(), {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             body = answer.read()
         return json.loads(body) if body else None
@@ -242,11 +257,15 @@ class Comfy:
         """Outputs by node id once the prompt has ended; raises :class:`Failed` if it did not succeed."""
         deadline = time.monotonic() + timeout
         while not (entry := self.get(f"/history/{prompt_id}").get(prompt_id)):
-            assert time.monotonic() < deadline, f"prompt still running after {timeout} s:\n{self.log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline, (
+                f"prompt still running after {timeout} s:\n{self.log.read_text()[-4000:]}"
+            )
             assert self.process.poll() is None, self.log.read_text()[-6000:]
             time.sleep(0.02)
         if entry["status"]["status_str"] != "success":
-            kind, data = next(m for m in reversed(entry["status"]["messages"]) if m[0] in ("execution_error", "execution_interrupted"))
+            kind, data = next(
+                m for m in reversed(entry["status"]["messages"]) if m[0] in ("execution_error", "execution_interrupted")
+            )
             raise Failed(kind, data)
         return entry["outputs"]
 

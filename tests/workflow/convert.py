@@ -42,7 +42,11 @@ def to_prompt(workflow: dict, object_info: dict[str, dict]) -> dict[str, dict]:
 def _options(definition: dict) -> dict[str, list]:
     """Input name -> [type, options], in the order in which the browser makes the widgets."""
     sections = definition["input"]
-    return {name: sections[section][name] for section in ("required", "optional") for name in definition["input_order"].get(section, ())}
+    return {
+        name: sections[section][name]
+        for section in ("required", "optional")
+        for name in definition["input_order"].get(section, ())
+    }
 
 
 def _widget_values(node: dict, definition: dict) -> dict[str, Any]:
@@ -80,7 +84,9 @@ def _origin(link: list, nodes: dict, node: dict, slot: int, socket: dict, object
     assert link_id in output["links"], f"link {link_id} is not known to where it starts"
     expected = _options(object_info[node["type"]])[socket["name"]][0]
     given = object_info[source["type"]]["output"][source_slot]
-    assert kind == given == output["type"] and expected == socket["type"] and expected in (given, "*"), f"link {link_id} joins {given} to {expected}"
+    assert kind == given == output["type"] and expected == socket["type"] and expected in (given, "*"), (
+        f"link {link_id} joins {given} to {expected}"
+    )
     return [str(source_id), source_slot]
 
 

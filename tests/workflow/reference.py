@@ -36,4 +36,6 @@ with torch.inference_mode():
     images = (pixels.float().movedim(1, -1) / 2 + 0.5).clamp(0, 1).numpy()
 
 # The last step as the stock Save Image node does it.
-np.savez(output, samples=target.codec.lookup(codes).float().numpy(), images=np.clip(images * 255.0, 0, 255).astype(np.uint8))
+np.savez(
+    output, samples=target.codec.lookup(codes).float().numpy(), images=np.clip(images * 255.0, 0, 255).astype(np.uint8)
+)

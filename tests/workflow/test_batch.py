@@ -13,7 +13,7 @@ from PIL import Image
 from test_cancel import LIMIT, interrupt_and_time
 from test_errors import failed, refused
 
-from adt_core.collect import COLUMNS
+from nodes.contact_sheet import COLUMNS
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 TEXT = 3
@@ -24,7 +24,10 @@ TEXT = 3
 def coco(comfy):
     """The name of a file of 20 captions in MS-COCO's layout in the input folder, and the captions by id."""
     whole = json.loads(CAPTIONS.read_text(encoding="utf-8"))
-    annotations = [{**annotation, "id": 7000 + number, "image_id": 3 * number + 100} for number, annotation in enumerate(whole["annotations"][:20])]
+    annotations = [
+        {**annotation, "id": 7000 + number, "image_id": 3 * number + 100}
+        for number, annotation in enumerate(whole["annotations"][:20])
+    ]
     name = "captions_test2017.json"
     (comfy.base / "input").mkdir(exist_ok=True)
     (comfy.base / "input" / name).write_text(json.dumps({"images": [], "annotations": annotations}), encoding="utf-8")
@@ -66,25 +69,39 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
         outputs = comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=900)
         browser.wait_for(lambda m: m.type == "execution_success")
         steps = [m.data["value"] for m in browser.messages if m.type == "progress" and m.data["node"] == sampler]
-        assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == 20 * length, "what was made before counts at once"
+        assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == 20 * length, (
+            "what was made before counts at once"
+        )
         assert [m for m in browser.messages if m.type in (1, 4)], "no preview"
     assert folders() - before == {folder}
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     with Image.open(next(iter(kept))) as one:
-        assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed == json.loads(one.info["adt_tree"])["seed"], "it brings its graph along"
+        assert (
+            json.loads(one.info["prompt"])[sampler]["inputs"]["seed"]
+            == seed
+            == json.loads(one.info["adt_tree"])["seed"]
+        ), "it brings its graph along"
 
     with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == COLUMNS and {line["id"]: line["prompt"] for line in table} == captions
     assert [line["id"] for line in table] == list(captions) and {line["seed"] for line in table} == {str(seed)}
-    assert {folder / line["file"] for line in table} == set(folder.glob("*.png")) - {folder / "report.png"} and len({line["file"] for line in table}) == 20
-    assert all(float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table)
+    assert {folder / line["file"] for line in table} == set(folder.glob("*.png")) - {folder / "report.png"} and len(
+        {line["file"] for line in table}
+    ) == 20
+    assert all(
+        float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
+    )
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert [image["drafter"] for image in report["images"]].count("bundled") == len(kept) and report["summary"]["images"] == 20
+    assert [image["drafter"] for image in report["images"]].count("bundled") == len(kept) and report["summary"][
+        "images"
+    ] == 20
     together = images(comfy, outputs, saved)
     (sheet,) = images(comfy, outputs, batch.id("ADTTreeCollector"))
     np.testing.assert_array_equal(sheet, images(comfy, outputs, batch.id("PreviewImage"))[0])
-    assert sheet.shape[1] == 5 * 200 + 8 and all(sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet))
+    assert sheet.shape[1] == 5 * 200 + 8 and all(
+        sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet)
+    )
     assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
 
     # The first, made before, and the last, made after, are those of the ordinary sampler, in the loop that ComfyUI makes of lists.
@@ -92,7 +109,9 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     looped = loop(graph, text=f"{texts[0]}\n\n{texts[-1]}", seed=seed)
     outputs = comfy.run(graph.prompt)
     np.testing.assert_array_equal(images(comfy, outputs, looped), [together[0], together[-1]])
-    assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], "files are called by the number of the line and the prompt"
+    assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], (
+        "files are called by the number of the line and the prompt"
+    )
 
 
 def made(message: bytes) -> int:
@@ -108,9 +127,19 @@ def places(sheet: np.ndarray) -> list[tuple[int, int]]:
 
 def loop(graph, text: str, seed: int) -> str:
     """Let the ordinary workflow run for each prompt of a list; the node that saves."""
-    values = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start": 0, "count": 8, "shuffle": 0}
+    values = {
+        "file": "(the text below)",
+        "text": text,
+        "caption": "first",
+        "filter": "",
+        "start": 0,
+        "count": 8,
+        "shuffle": 0,
+    }
     node, _ = graph.add("ADTTreePrompts", **values)
-    graph.set("CLIPTextEncode", text=[node, 0]).set("ADTTreeSampler", seed=seed).set("SaveImage", filename_prefix=[node, 2])
+    graph.set("CLIPTextEncode", text=[node, 0]).set("ADTTreeSampler", seed=seed).set(
+        "SaveImage", filename_prefix=[node, 2]
+    )
     return graph.id("SaveImage")
 
 
@@ -165,13 +194,22 @@ def test_bad_values_are_refused_before_the_run(comfy, batch, node, values, words
     ],
 )
 def test_bad_lists_fail_at_once_and_write_nothing(comfy, batch, node, change, words):
-    other = batch.add("ADTTreePrompts", **{**batch.inputs("ADTTreePrompts"), "file": "(the text below)", "text": "a red house " * 500})[0]
+    other = batch.add(
+        "ADTTreePrompts", **{**batch.inputs("ADTTreePrompts"), "file": "(the text below)", "text": "a red house " * 500}
+    )[0]
     lengths = batch.add("StringLength", string=batch.link("ADTTreePrompts"))[0]  # as a whole number that is a list
     for name, value in change.items():
         if value is None:
             batch.drop(node, name)
         else:
-            batch.set(node, **{name: [{"other": other, "lengths": lengths}[value[0]], value[1]] if isinstance(value, list) else value})
+            batch.set(
+                node,
+                **{
+                    name: [{"other": other, "lengths": lengths}[value[0]], value[1]]
+                    if isinstance(value, list)
+                    else value
+                },
+            )
     assert words in failed(comfy, batch, node)
 
 

@@ -13,7 +13,9 @@ def interrupt_and_time(comfy, browser, prompt_id) -> float:
     """Seconds from the request to the moment at which the browser is told that the prompt has stopped."""
     asked = time.monotonic()
     comfy.post("/interrupt", {})
-    stopped = browser.wait_for(lambda m: m.type == "execution_interrupted" and m.data["prompt_id"] == prompt_id, timeout=30)
+    stopped = browser.wait_for(
+        lambda m: m.type == "execution_interrupted" and m.data["prompt_id"] == prompt_id, timeout=30
+    )
     with pytest.raises(Failed) as failed:
         comfy.wait(prompt_id)
     assert failed.value.kind == "execution_interrupted"
@@ -60,7 +62,14 @@ def test_while_weights_are_loaded(comfy, graph, loader):
 
 
 def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
-    values = {"prompts": "a cat\na dog\na cow", "count": 3, "methods": "jacobi", "seed": 904, "guidance": 3.0, "temperature": 1.0}
+    values = {
+        "prompts": "a cat\na dog\na cow",
+        "count": 3,
+        "methods": "jacobi",
+        "seed": 904,
+        "guidance": 3.0,
+        "temperature": 1.0,
+    }
     node, _ = graph.add("ADTTreeBenchmark", model=graph.link("ADTTreeModelLoader"), **values)
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}
     others = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl"))

@@ -70,14 +70,19 @@ def test_the_latent_decides_the_batch_and_batch_size_multiplies_it(graph, saved)
 def test_a_picture_is_continued_through_vae_encode(comfy, graph, saved):
     """The kept half is the picture, as close as its tokens come to it; drafting does not change the other half."""
     vae = graph.link("ADTTreeModelLoader", 2)
-    scaled = graph.add("ImageScale", image=graph.link("VAEDecode"), upscale_method="lanczos", width=512, height=512, crop="center")
+    scaled = graph.add(
+        "ImageScale", image=graph.link("VAEDecode"), upscale_method="lanczos", width=512, height=512, crop="center"
+    )
     fitted = graph.add("ImageScale", image=scaled, upscale_method="area", width=128, height=128, crop="disabled")
     encoded = graph.add("VAEEncode", pixels=fitted, vae=vae)
     other = graph.add("CLIPTextEncode", clip=graph.link("ADTTreeModelLoader", 1), text="A grassy field at night.")
     inputs = {**graph.inputs("ADTTreeSampler"), "latent_image": encoded, "keep": 0.5, "positive": other, "seed": 9}
     found, saved_node = [], graph.id("SaveImage")
     original = None
-    for settings in (graph.link("ADTTreeSettings"), graph.add("ADTTreeSettings", **{**graph.inputs("ADTTreeSettings"), "method": "autoregressive"})):
+    for settings in (
+        graph.link("ADTTreeSettings"),
+        graph.add("ADTTreeSettings", **{**graph.inputs("ADTTreeSettings"), "method": "autoregressive"}),
+    ):
         again = graph.add("VAEDecode", samples=graph.add("ADTTreeSampler", **{**inputs, "settings": settings}), vae=vae)
         shown, _ = graph.add("PreviewImage", images=again)
         outputs = comfy.run(graph.prompt)
@@ -96,7 +101,9 @@ def test_latents_that_do_not_fit(comfy, graph):
     small = graph.add("EmptyImage", width=64, height=96, batch_size=1, color=0x336699)
     encoded = graph.add("VAEEncode", pixels=small, vae=graph.link("ADTTreeModelLoader", 2))
     message = failed(comfy, graph.set("ADTTreeSampler", latent_image=encoded), "ADTTreeSampler")
-    assert message.startswith("latent_image: ") and "12 rows and 8 columns" in message and "128 by 128 pixels" in message
+    assert (
+        message.startswith("latent_image: ") and "12 rows and 8 columns" in message and "128 by 128 pixels" in message
+    )
     mask = graph.add("SolidMask", value=1.0, width=64, height=64)
     masked = graph.add("SetLatentNoiseMask", samples=encoded, mask=mask)
     graph.inputs("EmptyImage").update(width=128, height=128)
@@ -112,7 +119,10 @@ def test_shares_that_are_none(comfy, graph, name, value):
 def compare(comfy, graph, **changes) -> tuple[list[np.ndarray], str]:
     """The compare node in place of the sampler: images A, B and their difference, and what is reported."""
     sampler = graph.inputs("ADTTreeSampler")
-    inputs = {name: sampler[name] for name in ("model", "positive", "drafter", "seed", "guidance", "temperature", "top_k", "top_p")}
+    inputs = {
+        name: sampler[name]
+        for name in ("model", "positive", "drafter", "seed", "guidance", "temperature", "top_k", "top_p")
+    }
     node, _ = graph.add("ADTTreeCompare", **{**inputs, **changes})
     for used in ("SaveImage", "VAEDecode", "ADTTreeSampler"):
         graph.prompt.pop(graph.id(used))
@@ -129,7 +139,11 @@ def test_compare_shows_no_difference_and_both_times(comfy, graph, reference):
     np.testing.assert_array_equal(a, b)
     assert not difference.any()
     first, second, verdict = report.splitlines()
-    assert first.startswith("A: adt-tree, ") and second.startswith("B: autoregressive, ") and all(" s, " in line for line in (first, second))
+    assert (
+        first.startswith("A: adt-tree, ")
+        and second.startswith("B: autoregressive, ")
+        and all(" s, " in line for line in (first, second))
+    )
     assert "times as fast as B; every token is the same" in verdict
 
 
@@ -137,8 +151,12 @@ def test_compare_shows_what_lantern_changes(comfy, graph, reference):
     values = {"rule": "delta (LANTERN)", "neighbours": 50, "delta": 0.4, "factor": 2.0, "max_substitution": 1.0}
     settings = graph.add("ADTTreeSettings", **{**graph.inputs("ADTTreeSettings"), "method": "eagle2"})
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5)
-    (a, b, difference), report = compare(comfy, graph, lantern=graph.add("ADTTreeLantern", **values), settings_b=settings)
-    np.testing.assert_array_equal(a, reference(prompt=PROMPT, sampling={"seed": 5}, lantern={"neighbours": 50, "delta": 0.4})["images"][0])
+    (a, b, difference), report = compare(
+        comfy, graph, lantern=graph.add("ADTTreeLantern", **values), settings_b=settings
+    )
+    np.testing.assert_array_equal(
+        a, reference(prompt=PROMPT, sampling={"seed": 5}, lantern={"neighbours": 50, "delta": 0.4})["images"][0]
+    )
     np.testing.assert_array_equal(b, reference(prompt=PROMPT, sampling={"seed": 5})["images"][0])
     assert np.abs(difference.astype(int) - np.abs(a.astype(int) - b)).max() <= 1 and difference.any()
     assert "B: eagle2" in report and "replaced by LANTERN" in report and "tokens differ" in report
@@ -146,7 +164,9 @@ def test_compare_shows_what_lantern_changes(comfy, graph, reference):
 
 def test_compare_without_a_drafter(comfy, graph):
     sampler = graph.inputs("ADTTreeSampler")
-    inputs = {name: sampler[name] for name in ("model", "positive", "seed", "guidance", "temperature", "top_k", "top_p")}
+    inputs = {
+        name: sampler[name] for name in ("model", "positive", "seed", "guidance", "temperature", "top_k", "top_p")
+    }
     node, _ = graph.add("ADTTreeCompare", **inputs)
     graph.set("SaveImage", images=[node, 0])
     assert "needs one" in failed(comfy, graph, "ADTTreeCompare")

@@ -49,9 +49,19 @@ def test_bad_values_are_refused_before_the_run(comfy, graph, node, name, value, 
     assert words in refused(comfy, graph.set(node, **{name: value}))
 
 
-@pytest.mark.parametrize("name, value", [("neighbours", 0), ("delta", float("nan")), ("factor", 0.5), ("max_substitution", 2.0), ("rule", "magic")])
+@pytest.mark.parametrize(
+    "name, value",
+    [("neighbours", 0), ("delta", float("nan")), ("factor", 0.5), ("max_substitution", 2.0), ("rule", "magic")],
+)
 def test_bad_values_of_lantern_are_refused_before_the_run(comfy, graph, name, value):
-    values = {"rule": "delta (LANTERN)", "neighbours": 100, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0, name: value}
+    values = {
+        "rule": "delta (LANTERN)",
+        "neighbours": 100,
+        "delta": 0.1,
+        "factor": 2.0,
+        "max_substitution": 1.0,
+        name: value,
+    }
     assert name in refused(comfy, graph.set("ADTTreeSampler", lantern=graph.add("ADTTreeLantern", **values)))
 
 
@@ -69,12 +79,22 @@ def test_bad_values_of_the_benchmark_are_refused_before_the_run(comfy, graph, na
 
 
 def test_a_benchmark_of_methods_that_need_a_network_without_one(comfy, graph):
-    assert "'adt-tree' needs a network" in failed(comfy, benchmark(graph, methods="jacobi,adt-tree"), "ADTTreeBenchmark")
+    assert "'adt-tree' needs a network" in failed(
+        comfy, benchmark(graph, methods="jacobi,adt-tree"), "ADTTreeBenchmark"
+    )
 
 
 def benchmark(graph, **changes) -> Graph:
     """A benchmark without a drafter, and nothing else."""
-    values = {"prompts": "a cat", "count": 1, "methods": "jacobi", "seed": 0, "guidance": 3.0, "temperature": 1.0, **changes}
+    values = {
+        "prompts": "a cat",
+        "count": 1,
+        "methods": "jacobi",
+        "seed": 0,
+        "guidance": 3.0,
+        "temperature": 1.0,
+        **changes,
+    }
     node, _ = graph.add("ADTTreeBenchmark", model=graph.link("ADTTreeModelLoader"), **values)
     return Graph({key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))})
 
@@ -145,7 +165,10 @@ def test_latent_of_a_stranger(comfy, graph):
 
 def test_our_latent_in_a_stock_sampler(comfy, graph):
     theirs = graph.add("ProbeEmbedding")
-    graph.set("VAEDecode", samples=k_sampler(graph, graph.add("ProbeDiffusionModel"), theirs, theirs, graph.link("ADTTreeSampler")))
+    graph.set(
+        "VAEDecode",
+        samples=k_sampler(graph, graph.add("ProbeDiffusionModel"), theirs, theirs, graph.link("ADTTreeSampler")),
+    )
     assert "channels" in failed(comfy, graph, "KSampler")
 
 
@@ -215,7 +238,10 @@ def test_models_of_the_user(other_models, workflow):
     message = failed(other_models, graph.set("ADTTreeModelLoader", model="cut"), "ADTTreeModelLoader")
     assert "model.safetensors" in message and "download it again" in message
     # A model that arrives while ComfyUI runs is listed at the next look.
-    shutil.copytree(other_models.base / "models" / "ar_image" / "someone" / "copy", other_models.base / "models" / "ar_image" / "new")
+    shutil.copytree(
+        other_models.base / "models" / "ar_image" / "someone" / "copy",
+        other_models.base / "models" / "ar_image" / "new",
+    )
     info = other_models.get("/object_info/ADTTreeModelLoader")
     assert "new" in info["ADTTreeModelLoader"]["input"]["required"]["model"][1]["options"]
 
@@ -226,4 +252,6 @@ def pixels(png: bytes) -> bytes:
 
 def k_sampler(graph, model, positive, negative, latent) -> list:
     plugs = {"model": model, "positive": positive, "negative": negative, "latent_image": latent}
-    return graph.add("KSampler", **plugs, seed=0, steps=1, cfg=2.0, sampler_name="euler", scheduler="normal", denoise=1.0)
+    return graph.add(
+        "KSampler", **plugs, seed=0, steps=1, cfg=2.0, sampler_name="euler", scheduler="normal", denoise=1.0
+    )

@@ -9,8 +9,12 @@ from convert import Graph, to_prompt
 from test_run import images
 
 # What ComfyUI's own folder shows, the size of its images, and the size to ask for.
-FAMILIES = {"Lumina-mGPT-tiny": ((768, 768), (96, 64)), "t2i_XL_stage1_256.pt": ((256, 256), None), "janus-tiny": ((64, 64), None),
-            "emu3-tiny": ((720, 720), (48, 40))}
+FAMILIES = {
+    "Lumina-mGPT-tiny": ((768, 768), (96, 64)),
+    "t2i_XL_stage1_256.pt": ((256, 256), None),
+    "janus-tiny": ((64, 64), None),
+    "emu3-tiny": ((720, 720), (48, 40)),
+}
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +56,16 @@ def test_all_of_them_are_listed_and_nothing_else(families):
 def test_an_image_with_drafts_is_the_image_without(families, family_graph, name):
     """And it has the size that was asked for, as the engine and every other node between must know it."""
     (width, height), asked = FAMILIES[name]
-    graph = family_graph.set("ADTTreeModelLoader", model=name).set("CLIPTextEncode", text="a red house").set("ADTTreeSampler", seed=5, top_k=20)
+    graph = (
+        family_graph.set("ADTTreeModelLoader", model=name)
+        .set("CLIPTextEncode", text="a red house")
+        .set("ADTTreeSampler", seed=5, top_k=20)
+    )
     if asked is not None:
-        (width, height), model = asked, graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=asked[0], height=asked[1])
+        (width, height), model = (
+            asked,
+            graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=asked[0], height=asked[1]),
+        )
         graph.set("ADTTreeSampler", model=model)
     found = []
     for method in ("eagle2", "autoregressive"):
@@ -69,7 +80,9 @@ def test_a_size_that_a_model_cannot_draw_is_refused_in_a_sentence(families, fami
     from comfy_server import Failed
 
     model = family_graph.add("ADTTreeImageSize", model=family_graph.link("ADTTreeModelLoader"), width=256, height=128)
-    family_graph.set("ADTTreeModelLoader", model="bundled").set("CLIPTextEncode", text="x").set("ADTTreeSampler", model=model)
+    family_graph.set("ADTTreeModelLoader", model="bundled").set("CLIPTextEncode", text="x").set(
+        "ADTTreeSampler", model=model
+    )
     with pytest.raises(Failed) as raised:
         families.run(family_graph.prompt)
     assert "size is 256x128, which bundled can't draw: it draws a grid of 16 x 16 tokens only" in raised.value.message

@@ -29,27 +29,70 @@ def memory(comfy) -> dict:
 def everything(graph):
     """The shipped workflow and a batch of one, with a weak reference to everything that they make."""
     model, drafter = graph.link("ADTTreeModelLoader"), graph.link("ADTTreeDrafterLoader")
-    values = {"file": "(the text below)", "text": "a red car", "caption": "first", "filter": "", "start": 0, "count": 1, "shuffle": 0}
-    sampling = {"seed": 0, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "negative": "", "chunk_size": 1}
-    results = [graph.add("ADTTreeBatchSampler", model=model, drafter=drafter, prompts=graph.add("ADTTreePrompts", **values), **sampling)[0], 2]
+    values = {
+        "file": "(the text below)",
+        "text": "a red car",
+        "caption": "first",
+        "filter": "",
+        "start": 0,
+        "count": 1,
+        "shuffle": 0,
+    }
+    sampling = {
+        "seed": 0,
+        "guidance": 3.0,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "negative": "",
+        "chunk_size": 1,
+    }
+    results = [
+        graph.add(
+            "ADTTreeBatchSampler",
+            model=model,
+            drafter=drafter,
+            prompts=graph.add("ADTTreePrompts", **values),
+            **sampling,
+        )[0],
+        2,
+    ]
     sheet = graph.add("ADTTreeCollector", results=results, name="memory", columns=0, thumbnail=192, label="id")
-    graph.add("ProbeWatch", model=model, clip=graph.link("ADTTreeModelLoader", 1), vae=graph.link("ADTTreeModelLoader", 2), drafter=drafter,
-              positive=graph.link("CLIPTextEncode"), samples=graph.link("ADTTreeSampler"), trace=graph.link("ADTTreeSampler", 1),
-              images=graph.link("VAEDecode"), results=results, sheet=sheet)
+    graph.add(
+        "ProbeWatch",
+        model=model,
+        clip=graph.link("ADTTreeModelLoader", 1),
+        vae=graph.link("ADTTreeModelLoader", 2),
+        drafter=drafter,
+        positive=graph.link("CLIPTextEncode"),
+        samples=graph.link("ADTTreeSampler"),
+        trace=graph.link("ADTTreeSampler", 1),
+        images=graph.link("VAEDecode"),
+        results=results,
+        sheet=sheet,
+    )
     return graph
 
 
 def test_nothing_stays_when_memory_is_freed(comfy, everything):
     comfy.run(everything.prompt)
     held = memory(comfy)
-    assert {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors", "results"} <= set(held["alive"]), "ComfyUI keeps outputs"
-    assert {"Decoder", "Trace", "BatchResults"} <= set(held["classes"]) and not {"Decoding", "KVCache"} & set(held["classes"]), "caches go with their run"
+    assert {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors", "results"} <= set(
+        held["alive"]
+    ), "ComfyUI keeps outputs"
+    assert {"Decoder", "Trace", "BatchResults"} <= set(held["classes"]) and not {"Decoding", "KVCache"} & set(
+        held["classes"]
+    ), "caches go with their run"
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     deadline = time.monotonic() + 20
-    while (left := memory(comfy))["alive"] and time.monotonic() < deadline:  # the server frees when it next looks, once a second
+    while (left := memory(comfy))[
+        "alive"
+    ] and time.monotonic() < deadline:  # the server frees when it next looks, once a second
         time.sleep(0.2)
     assert left["alive"] == []
-    assert not set(left["classes"]) - {"Drafting", "Family", "Lantern", "Pairing", "Preset", "Sampling", "_Names"}, "only settings that are constants"
+    assert not set(left["classes"]) - {"Drafting", "Family", "Lantern", "Pairing", "Preset", "Sampling", "_Names"}, (
+        "only settings that are constants"
+    )
 
 
 def test_other_models_come_and_go_between_our_runs(comfy, graph):
@@ -61,7 +104,16 @@ def test_other_models_come_and_go_between_our_runs(comfy, graph):
         "2": {"class_type": "ProbeEmbedding", "inputs": {}},
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
         "4": {"class_type": "ProbePressure", "inputs": {"model": ["1", 0], "run": 0}},
-        "5": {"class_type": "KSampler", "inputs": {"model": ["4", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], **sampler}},
+        "5": {
+            "class_type": "KSampler",
+            "inputs": {
+                "model": ["4", 0],
+                "positive": ["2", 0],
+                "negative": ["2", 0],
+                "latent_image": ["3", 0],
+                **sampler,
+            },
+        },
         "6": {"class_type": "SaveLatent", "inputs": {"samples": ["5", 0], "filename_prefix": "stock"}},
     }
     sizes, first = [], None

@@ -8,7 +8,11 @@ from convert import to_prompt
 
 SAMPLING = {"ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSettings", "ADTTreeSampler"}
 BATCHES = {"ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"}
-NODES = SAMPLING | BATCHES | {"ADTTreeLantern", "ADTTreeCompare", "ADTTreeBenchmark", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeImageSize"}
+NODES = (
+    SAMPLING
+    | BATCHES
+    | {"ADTTreeLantern", "ADTTreeCompare", "ADTTreeBenchmark", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeImageSize"}
+)
 
 
 def test_loads_without_a_word(release, tmp_path):
@@ -51,7 +55,9 @@ def test_comfyui_keeps_its_own_nodes(object_info):
 
 
 def test_template_is_listed_and_served(comfy, workflow):
-    assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {path.stem for path in (ROOT / "workflows").glob("*.json")}
+    assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {
+        path.stem for path in (ROOT / "workflows").glob("*.json")
+    }
     assert comfy.get("/api/workflow_templates/ADT-Tree/text_to_image.json") == workflow
 
 
@@ -73,7 +79,10 @@ def test_workflow_fits_the_nodes_and_starts_at_their_defaults(name, object_info)
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "workflows").glob("*.json")))
 def test_workflow_boxes_do_not_overlap(name):
-    boxes = [(n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"]) for n in read(name)["nodes"]]
+    boxes = [
+        (n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"])
+        for n in read(name)["nodes"]
+    ]
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a[4], b[4])

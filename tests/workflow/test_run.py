@@ -35,7 +35,9 @@ def test_saved_png_brings_its_workflow_along(comfy, graph):
     assert prompt == graph.prompt
 
 
-@pytest.mark.parametrize("method, proposal", [("autoregressive", "coupled"), ("eagle2", "coupled"), ("adt-tree", "top-k")])
+@pytest.mark.parametrize(
+    "method, proposal", [("autoregressive", "coupled"), ("eagle2", "coupled"), ("adt-tree", "top-k")]
+)
 def test_drafting_does_not_change_the_image(comfy, graph, reference, method, proposal):
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1)
     graph.set("ADTTreeSettings", method=method, proposal=proposal)
@@ -46,7 +48,9 @@ def test_drafting_does_not_change_the_image(comfy, graph, reference, method, pro
 
 
 def test_without_drafter_and_settings_nodes(comfy, graph, reference):
-    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1).drop("ADTTreeSampler", "drafter", "negative")
+    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1).drop(
+        "ADTTreeSampler", "drafter", "negative"
+    )
     graph.set("ADTTreeSettings", method="autoregressive")
     (image,) = images(comfy, comfy.run(graph.prompt))
     np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
@@ -59,10 +63,15 @@ def test_the_drafter_without_files_gives_the_same_image(comfy, graph, reference)
     np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
 
 
-@pytest.mark.parametrize("values", [{"neighbours": 50, "delta": 0.4}, {"neighbours": 50, "factor": 5.0}, {"delta": 0.0}])
+@pytest.mark.parametrize(
+    "values", [{"neighbours": 50, "delta": 0.4}, {"neighbours": 50, "factor": 5.0}, {"delta": 0.0}]
+)
 def test_lantern_gives_the_engines_relaxed_image(comfy, graph, reference, values):
     rule = "lambda (LANTERN++)" if "factor" in values else "delta (LANTERN)"
-    lantern = graph.add("ADTTreeLantern", **{"rule": rule, "neighbours": 100, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0, **values})
+    lantern = graph.add(
+        "ADTTreeLantern",
+        **{"rule": rule, "neighbours": 100, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0, **values},
+    )
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, lantern=lantern)
     (image,) = images(comfy, comfy.run(graph.prompt))
     np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 5}, lantern=values)["images"][0])
@@ -148,9 +157,15 @@ def test_stock_nodes_round_trip_pixels_and_latents(comfy, graph):
     """Encode and decode, tiled or not, give the same; decoding a decoded image again stays close to it; alpha is dropped."""
     image, vae = graph.link("VAEDecode"), graph.link("ADTTreeModelLoader", 2)
     plain = graph.add("VAEEncode", pixels=image, vae=vae)
-    tiled = graph.add("VAEEncodeTiled", pixels=image, vae=vae, tile_size=512, overlap=64, temporal_size=64, temporal_overlap=8)
+    tiled = graph.add(
+        "VAEEncodeTiled", pixels=image, vae=vae, tile_size=512, overlap=64, temporal_size=64, temporal_overlap=8
+    )
     again = [graph.add("VAEDecode", samples=plain, vae=vae)]
-    again.append(graph.add("VAEDecodeTiled", samples=tiled, vae=vae, tile_size=512, overlap=64, temporal_size=64, temporal_overlap=8))
+    again.append(
+        graph.add(
+            "VAEDecodeTiled", samples=tiled, vae=vae, tile_size=512, overlap=64, temporal_size=64, temporal_overlap=8
+        )
+    )
     mask = graph.add("SolidMask", value=0.5, width=64, height=64)
     see_through = graph.add("JoinImageWithAlpha", image=image, alpha=mask)
     again.append(graph.add("VAEDecode", samples=graph.add("VAEEncode", pixels=see_through, vae=vae), vae=vae))
@@ -166,19 +181,25 @@ def test_stock_nodes_round_trip_pixels_and_latents(comfy, graph):
 def test_latents_can_be_upscaled_and_odd_images_encoded(comfy, graph):
     """What leaves stock latent nodes is rounded to codes again; images that no grid of tokens fits are cropped."""
     vae = graph.link("ADTTreeModelLoader", 2)
-    grown = graph.add("LatentUpscaleBy", samples=graph.link("ADTTreeSampler"), upscale_method="nearest-exact", scale_by=1.5)
+    grown = graph.add(
+        "LatentUpscaleBy", samples=graph.link("ADTTreeSampler"), upscale_method="nearest-exact", scale_by=1.5
+    )
     graph.add("PreviewImage", images=graph.add("VAEDecode", samples=grown, vae=vae))
     odd = graph.add("EmptyImage", width=75, height=53, batch_size=2, color=0x336699)
     cropped = graph.add("VAEEncode", pixels=odd, vae=vae)
     graph.add("PreviewImage", images=graph.add("VAEDecode", samples=cropped, vae=vae))
     first, *rest = sorted_images(comfy, comfy.run(graph.prompt))
     height, width, _ = first.shape
-    assert sorted(image.shape for image in rest) == sorted([(height * 3 // 2, width * 3 // 2, 3), (48, 72, 3), (48, 72, 3)])
+    assert sorted(image.shape for image in rest) == sorted(
+        [(height * 3 // 2, width * 3 // 2, 3), (48, 72, 3), (48, 72, 3)]
+    )
 
 
 def sorted_images(comfy, outputs) -> list[np.ndarray]:
     """The saved image first, then the previews."""
-    saved = {key: value for key, value in outputs.items() if any(i["type"] == "output" for i in value.get("images", ()))}
+    saved = {
+        key: value for key, value in outputs.items() if any(i["type"] == "output" for i in value.get("images", ()))
+    }
     return images(comfy, saved) + images(comfy, {key: value for key, value in outputs.items() if key not in saved})
 
 
@@ -189,11 +210,20 @@ def tokens(comfy, graph, outputs) -> int:
 
 
 def test_the_benchmark_node_compares_and_writes_its_results(comfy, graph):
-    inputs = {"model": graph.link("ADTTreeModelLoader"), "drafter": graph.link("ADTTreeDrafterLoader"), "prompts": f"{PROMPT}\nA red car on a street.\n"}
-    node, _ = graph.add("ADTTreeBenchmark", **inputs, count=4, methods="eagle2, jacobi", seed=3, guidance=3.0, temperature=1.0)
+    inputs = {
+        "model": graph.link("ADTTreeModelLoader"),
+        "drafter": graph.link("ADTTreeDrafterLoader"),
+        "prompts": f"{PROMPT}\nA red car on a street.\n",
+    }
+    node, _ = graph.add(
+        "ADTTreeBenchmark", **inputs, count=4, methods="eagle2, jacobi", seed=3, guidance=3.0, temperature=1.0
+    )
     before = set(comfy.base.glob("output/adt_tree_benchmark/*"))
     with comfy.socket() as browser:
-        outputs = comfy.run({key: graph.prompt[key] for key in (node, *(link[0] for link in list(inputs.values())[:2]))}, client=browser.id)
+        outputs = comfy.run(
+            {key: graph.prompt[key] for key in (node, *(link[0] for link in list(inputs.values())[:2]))},
+            client=browser.id,
+        )
         browser.wait_for(lambda m: m.type == "execution_success")
         steps = [m.data["value"] for m in browser.messages if m.type == "progress" and m.data["node"] == node]
     assert steps == [1, 2]
@@ -202,6 +232,12 @@ def test_the_benchmark_node_compares_and_writes_its_results(comfy, graph):
     assert (folder / "results.md").read_text(encoding="utf-8") == table
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
-    assert all(row["identical"] == 2 and row["tau"] >= 1 for row in results["summary"]) and results["settings"]["drafter"] == "bundled"
-    assert sorted(results["settings"]["prompts"]) == ["A blue sailboat in the middle of a calm lake at sunset.", "A red car on a street."]
+    assert (
+        all(row["identical"] == 2 and row["tau"] >= 1 for row in results["summary"])
+        and results["settings"]["drafter"] == "bundled"
+    )
+    assert sorted(results["settings"]["prompts"]) == [
+        "A blue sailboat in the middle of a calm lake at sunset.",
+        "A red car on a street.",
+    ]
     assert len(list(folder.glob("images/autoregressive/*.png"))) == 2

@@ -17,7 +17,9 @@ LANGUAGES = ["en", *LOCALES]
 @pytest.fixture
 def ours(object_info):
     """The pack's nodes: name -> definition."""
-    return {name: node for name, node in object_info.items() if node["python_module"].startswith("custom_nodes.ADT-Tree")}
+    return {
+        name: node for name, node in object_info.items() if node["python_module"].startswith("custom_nodes.ADT-Tree")
+    }
 
 
 def inputs(node: dict) -> dict:

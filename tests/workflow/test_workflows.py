@@ -75,13 +75,18 @@ def test_what_it_needs_is_what_it_names(name):
 def test_is_laid_out_for_people(name):
     workflow = read(name)
     assert [n["type"] for n in workflow["nodes"]].count("MarkdownNote") == 1
-    boxes = [(n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"]) for n in workflow["nodes"]]
+    boxes = [
+        (n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"])
+        for n in workflow["nodes"]
+    ]
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a[4], b[4])
     frames = [(x, y, x + w, y + h) for x, y, w, h in (group["bounding"] for group in workflow["groups"])]
     for box in (box for box in boxes if box[4] != "MarkdownNote"):
-        assert any(f[0] <= box[0] and f[1] <= box[1] and f[2] >= box[2] and f[3] >= box[3] for f in frames), f"{box[4]} is in no group"
+        assert any(f[0] <= box[0] and f[1] <= box[1] and f[2] >= box[2] and f[3] >= box[3] for f in frames), (
+            f"{box[4]} is in no group"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,7 +111,9 @@ def test_compare_with_plain(comfy, graph_of):
     np.testing.assert_array_equal(a, b)
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
-    assert report.startswith("A: adt-tree, ") and "\nB: autoregressive, " in report and "every token is the same" in report
+    assert (
+        report.startswith("A: adt-tree, ") and "\nB: autoregressive, " in report and "every token is the same" in report
+    )
 
 
 def test_lantern(comfy, graph_of):
@@ -131,7 +138,9 @@ def test_upscale_with_model(comfy, graph_of):
     generator = torch.Generator().manual_seed(0)
     sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
     weights = {f"{name}.weight": 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
-    weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()} | {f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)}
+    weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()} | {
+        f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)
+    }
     save_file(weights, folder / TO_INSTALL["upscale_with_model"][2])
     (image,) = images(comfy, comfy.run(graph_of("upscale_with_model").prompt))
     assert image.shape == (512, 512, 3) and image.std() > 20
@@ -145,4 +154,6 @@ def test_continue_image(comfy, graph_of):
     assert len(continued) == 4
     for image in continued:
         assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, as close as tokens come to it"
-    assert all((a[64:] != b[64:]).any() for i, a in enumerate(continued) for b in continued[:i]), "and every rest is another"
+    assert all((a[64:] != b[64:]).any() for i, a in enumerate(continued) for b in continued[:i]), (
+        "and every rest is another"
+    )

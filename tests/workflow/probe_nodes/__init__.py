@@ -24,10 +24,28 @@ class DiffusionModel:
         return {"required": {}}
 
     def make(self):
-        shape = {"in_channels": 4, "out_channels": 4, "model_channels": 32, "channel_mult": [1, 2], "num_res_blocks": [1, 1]}
-        attention = {"num_heads": 2, "context_dim": 16, "transformer_depth": [1, 1], "transformer_depth_output": [1] * 4}
-        rest = {"image_size": 32, "transformer_depth_middle": 1, "use_spatial_transformer": True, "dtype": torch.float32}
-        config = comfy.supported_models.SD15({**shape, **attention, **rest, "use_linear_in_transformer": False, "adm_in_channels": None})
+        shape = {
+            "in_channels": 4,
+            "out_channels": 4,
+            "model_channels": 32,
+            "channel_mult": [1, 2],
+            "num_res_blocks": [1, 1],
+        }
+        attention = {
+            "num_heads": 2,
+            "context_dim": 16,
+            "transformer_depth": [1, 1],
+            "transformer_depth_output": [1] * 4,
+        }
+        rest = {
+            "image_size": 32,
+            "transformer_depth_middle": 1,
+            "use_spatial_transformer": True,
+            "dtype": torch.float32,
+        }
+        config = comfy.supported_models.SD15(
+            {**shape, **attention, **rest, "use_linear_in_transformer": False, "adm_in_channels": None}
+        )
         device = comfy.model_management.get_torch_device()
         model = comfy.model_base.BaseModel(config, device=device)
         return (ModelPatcher(model, load_device=device, offload_device=comfy.model_management.unet_offload_device()),)
@@ -80,17 +98,37 @@ class Watch:
     """Remembers what it is given, and what hangs on it, by weak references."""
 
     CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "watch", (), True
-    SOCKETS = {"model": "ADT_MODEL", "clip": "CLIP", "vae": "VAE", "drafter": "ADT_DRAFTER", "positive": "CONDITIONING", "samples": "LATENT",
-               "trace": "ADT_TRACE", "images": "IMAGE", "results": "ADT_RESULTS", "sheet": "IMAGE"}
+    SOCKETS = {
+        "model": "ADT_MODEL",
+        "clip": "CLIP",
+        "vae": "VAE",
+        "drafter": "ADT_DRAFTER",
+        "positive": "CONDITIONING",
+        "samples": "LATENT",
+        "trace": "ADT_TRACE",
+        "images": "IMAGE",
+        "results": "ADT_RESULTS",
+        "sheet": "IMAGE",
+    }
 
     @classmethod
     def INPUT_TYPES(cls):
         return {"required": {name: (kind,) for name, kind in cls.SOCKETS.items()}}
 
     def watch(self, model, drafter, positive, samples, results, **others):
-        parts = {"target": model.target, "decoder": model.target.decoder, "codec": model.target.codec, "patcher": model.patcher, "codec patcher": model.codec,
-                 "network": drafter.drafter, "network patcher": drafter.patcher, "ids": positive[0][0], "prompt": positive[0][1]["adt_tree_prompt"],
-                 "vectors": samples["samples"], "batch": results.images}
+        parts = {
+            "target": model.target,
+            "decoder": model.target.decoder,
+            "codec": model.target.codec,
+            "patcher": model.patcher,
+            "codec patcher": model.codec,
+            "network": drafter.drafter,
+            "network patcher": drafter.patcher,
+            "ids": positive[0][0],
+            "prompt": positive[0][1]["adt_tree_prompt"],
+            "vectors": samples["samples"],
+            "batch": results.images,
+        }
         found = {"model": model, "drafter": drafter, "results": results, **others, **parts}
         _watched[:] = [(name, weakref.ref(value)) for name, value in found.items()]
         return {}
@@ -106,5 +144,10 @@ async def memory(request):
     return web.json_response({"alive": alive, "classes": sorted(ours), "bytes": psutil.Process().memory_info().rss})
 
 
-NODE_CLASS_MAPPINGS = {"ProbeDiffusionModel": DiffusionModel, "ProbeEmbedding": Embedding, "ProbePressure": Pressure,
-                       "ProbeReadTrace": ReadTrace, "ProbeWatch": Watch}
+NODE_CLASS_MAPPINGS = {
+    "ProbeDiffusionModel": DiffusionModel,
+    "ProbeEmbedding": Embedding,
+    "ProbePressure": Pressure,
+    "ProbeReadTrace": ReadTrace,
+    "ProbeWatch": Watch,
+}

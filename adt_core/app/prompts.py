@@ -1,0 +1,154 @@
+"""Prompts from the files that people have: plain text, MS-COCO captions, PartiPrompts, JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from ..errors import AdtError
+
+FILES = (".txt", ".json", ".jsonl", ".tsv")
+"""Endings of the files that are read; any other is taken for plain text."""
+BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
+"""Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
+CAPTIONS = ("first", "longest", "all")
+"""Which of the captions of an MS-COCO image are prompts."""
+_Any = TypeVar("_Any")
+
+
+class Prompt(NamedTuple):
+    """A prompt and what its source calls it."""
+
+    id: str
+    text: str
+
+
+def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
+    """The texts of :func:`read_list`."""
+    return [prompt.text for prompt in read_list(path, caption)]
+
+
+def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
+    """The prompts of a file, by its ending.
+
+    ``.json``: MS-COCO's ``captions_*.json`` in the order of the image ids, of each image the ``first`` caption or the ``longest``, under the id of
+    the image, or ``all``, under the ids of the annotations; or a plain list of strings. ``.jsonl``: a string, or an object with "prompt" or
+    "caption" and maybe an "id", on each line. ``.tsv``: PartiPrompts, the column "Prompt". Anything else: one prompt per line. Where the file gives no
+    id, it is the number of the line (without a table's heading) or of the string, from 1. Raises AdtError.
+    """
+    path = Path(path)
+    readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
+    try:
+        found = readers.get(path.suffix.lower(), _lines)(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdtError(
+            f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error})."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+        raise AdtError(
+            f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, PartiPrompts' table, "
+            "JSON lines or plain text were expected."
+        ) from error
+    if not found:
+        raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
+    return found
+
+
+def typed(text: str) -> list[Prompt]:
+    """One prompt per line, under the number of the line; none for an empty text."""
+    return _lines(text)
+
+
+def select(
+    prompts: list[Prompt], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
+) -> list[Prompt]:
+    """Those that contain ``filter``, in upper or lower case; in an order that ``shuffle`` fixes, 0 leaving them as they are; without the first
+    ``start``; ``count`` at most. Raises AdtError if none is left.
+    """
+    found = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
+    if not found:
+        raise AdtError(
+            f"filter: none of the {len(prompts)} prompts contains '{filter}'; give a part of a prompt, or nothing for all."
+        )
+    if start >= len(found):
+        raise AdtError(f"start is {start}, but there are {len(found)} prompts; give a smaller number.")
+    if shuffle:
+        found = sample(found, len(found), shuffle)
+    return found[start:][:count]
+
+
+def slug(text: str, longest: int = 40) -> str:
+    """The first words of a text as part of a file name: letters, digits and hyphens, ``longest`` characters at most; may be empty."""
+    words = re.findall(r"[^\W_]+", text.casefold())
+    name = "-".join(words)[: longest + 1]
+    return name[:longest] if len(name) <= longest or "-" not in name else name.rpartition("-")[0]
+
+
+def file_stems(prompts: list[Prompt]) -> list[str]:
+    """Names for the prompts' files, without an ending: the id, in the order of the numbers where ids are numbers, and the first words."""
+    ids = [re.sub(r"[^\w.-]+", "-", prompt.id).strip(".-") for prompt in prompts]
+    width = max((len(id) for id in ids if id.isdecimal()), default=0)
+    return [
+        "-".join(filter(None, (id.zfill(width) if id.isdecimal() else id, slug(prompt.text)))) or "prompt"
+        for id, prompt in zip(ids, prompts)
+    ]
+
+
+def sample(prompts: list[_Any], count: int, seed: int) -> list[_Any]:
+    """``count`` of the prompts, in an order that ``seed`` fixes; all of them if there are no more."""
+    order = np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64))).permutation(len(prompts))
+    return [prompts[i] for i in order[:count]]
+
+
+def _numbered(texts: Iterable[str]) -> list[Prompt]:
+    """Prompts under their numbers, from 1; blank ones count and are left out."""
+    return _present(Prompt(str(number), text) for number, text in enumerate(texts, start=1))
+
+
+def _present(prompts: Iterable[Prompt]) -> list[Prompt]:
+    return [prompt._replace(text=prompt.text.strip()) for prompt in prompts if prompt.text.strip()]
+
+
+def _lines(text: str) -> list[Prompt]:
+    return _numbered(text.splitlines())
+
+
+def _json(text: str, caption: str) -> list[Prompt]:
+    values = json.loads(text)
+    if isinstance(values, list):
+        return _numbered(values)
+    annotations = sorted(values["annotations"], key=lambda a: (a["image_id"], a["id"]))
+    if caption == "all":
+        return _present(Prompt(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
+    images: dict[int, list[str]] = {}
+    for annotation in annotations:
+        images.setdefault(annotation["image_id"], []).append(annotation["caption"])
+    return _present(
+        Prompt(str(image), captions[0] if caption == "first" else max(captions, key=len))
+        for image, captions in images.items()
+    )
+
+
+def _json_lines(text: str) -> list[Prompt]:
+    prompts = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            value = json.loads(line)
+            value = {"prompt": value} if isinstance(value, str) else value
+            prompts.append(
+                Prompt(str(value.get("id", number)), value["prompt"] if "prompt" in value else value["caption"])
+            )
+    return _present(prompts)
+
+
+def _table(text: str) -> list[Prompt]:
+    rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    if "Prompt" not in (rows.fieldnames or []):
+        raise ValueError("no column Prompt")
+    return _numbered(row["Prompt"] for row in rows)

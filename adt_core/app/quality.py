@@ -1,0 +1,218 @@
+"""How good the pictures of a benchmark are: scores of single pictures, and of all pictures of a method together.
+
+A metric of single pictures is a function of a picture and its prompt that gives a pair (sum, count) per column; the table shows
+the sums over the counts, so that shares such as "attributes found of those asked for" add up as means do. Another one is a function
+away: ``Benchmark.metrics``. Weights are read from local paths and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..errors import AdtError
+
+Scores = dict[str, tuple[float, float]]
+PictureMetric = Callable[[Image.Image, str], Scores]
+SetMetric = Callable[[dict[str, list[Path]]], dict[str, dict[str, float]]]
+"""Files of the pictures of every method -> columns of every method."""
+
+NEEDS = {
+    "CLIP score": "--clip",
+    "HPSv2": "--hps",
+    "aesthetic": "--clip and --aesthetic",
+    "IS": "torch-fidelity and --inception",
+    "FID": "torch-fidelity, --inception and --real-images",
+}
+"""Column -> what has to be given for it."""
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+
+
+class Quality(NamedTuple):
+    """What is measured. pictures: by a name that goes into the settings. sets: None for nothing. note: a line under the table."""
+
+    pictures: dict[str, PictureMetric]
+    sets: SetMetric | None
+    note: str
+
+
+def choose(
+    clip: Path | None,
+    hps: Path | None,
+    aesthetic: Path | None,
+    inception: Path | None,
+    real_images: Path | None,
+    count: int,
+    device: torch.device,
+) -> Quality:
+    """The metrics that the options of the benchmark give weights for, loaded. count: pictures of a method. Raises AdtError."""
+    if aesthetic and not clip:
+        raise AdtError("--aesthetic reads the embeddings of CLIP ViT-L/14; give that model's folder with --clip.")
+    if real_images and not inception:
+        raise AdtError(
+            "--real-images: FID compares features of Inception; give torch-fidelity's weights of it with --inception."
+        )
+    sets = inception_metric(inception, real_images, count, device) if inception else None
+    pictures: dict[str, PictureMetric] = {}
+    if clip:
+        pictures[f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")] = clip_metric(
+            clip, "--clip", "CLIP score", device, aesthetic
+        )
+    if hps:
+        pictures[f"HPSv2 {hps}"] = clip_metric(hps, "--hps", "HPSv2", device)
+    given = {"CLIP score": clip, "HPSv2": hps, "aesthetic": aesthetic, "IS": inception, "FID": real_images}
+    missing = [f"{column} (needs {NEEDS[column]})" for column, path in given.items() if not path]
+    return Quality(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
+
+
+# ---- single pictures -----------------------------------------------------
+
+
+def clip_metric(
+    folder: Path, option: str, column: str, device: torch.device, aesthetic: Path | None = None
+) -> PictureMetric:
+    """100 max(cos, 0) between a picture and its prompt, by a CLIP model in transformers' layout (CLIPScore, arXiv 2104.08718, before
+    its scaling; HPSv2, arXiv 2306.09341, is the same with its own weights). Prompts are cut where the model's context ends.
+
+    aesthetic: weights of LAION's predictor, for a column of that name. Raises AdtError, naming ``option``.
+    """
+    from transformers import CLIPModel, CLIPProcessor
+
+    if not (folder / "config.json").is_file():
+        raise AdtError(
+            f"{option}: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
+        )
+    try:
+        model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
+        processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many types for files that are missing, damaged or of another model
+        raise AdtError(
+            f"{option}: '{folder}' is not a whole CLIP model in transformers' layout ({error}); download it again."
+        ) from error
+    predictor = _aesthetic_predictor(aesthetic, model.config.projection_dim) if aesthetic else None
+
+    @torch.inference_mode()
+    def metric(picture: Image.Image, prompt: str) -> Scores:
+        longest = model.config.text_config.max_position_embeddings
+        inputs = processor(
+            text=[prompt], images=[picture], return_tensors="pt", truncation=True, max_length=longest
+        ).to(device)
+        found = model(**inputs)  # its embeddings have length 1
+        scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
+        return scores | ({"aesthetic": (predictor(found.image_embeds.cpu()), 1)} if predictor else {})
+
+    return metric
+
+
+def _aesthetic_predictor(path: Path, width: int) -> Callable[[Tensor], float]:
+    """LAION's linear predictor, or its improved one, a chain of linear layers with nothing between them, on a normalised embedding."""
+    tensors = _read(path, "--aesthetic")
+    order = sorted(
+        (name for name in tensors if name.endswith("weight")),
+        key=lambda name: [int(number) for number in re.findall(r"\d+", name)],
+    )
+    layers = [(tensors[name].float(), tensors[f"{name.removesuffix('weight')}bias"].float()) for name in order]
+    if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
+        raise AdtError(
+            f"--aesthetic: '{path}' does not lead from an embedding of {width} numbers to one score; give the predictor for the model in --clip."
+        )
+
+    def predict(x: Tensor) -> float:
+        for weight, bias in layers:
+            x = torch.nn.functional.linear(x, weight, bias)
+        return x.item()
+
+    return predict
+
+
+def _read(path: Path, option: str) -> dict[str, Tensor]:
+    """The tensors of a file. AdtError if it holds anything else."""
+    try:
+        return (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # torch raises many types; none of them may run what the file asks for
+        raise AdtError(
+            f"{option}: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); download it again."
+        ) from error
+
+
+# ---- sets ----------------------------------------------------------------
+
+
+class _Pictures(Dataset):
+    """The middle squares of picture files, uint8 [3, size, size]."""
+
+    def __init__(self, files: list[Path], size: int):
+        self.files, self.size = files, size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with Image.open(self.files[index]) as picture:
+            return torch.from_numpy(np.array(ImageOps.fit(picture.convert("RGB"), (self.size, self.size)))).permute(
+                2, 0, 1
+            )
+
+
+def inception_metric(weights: Path, real_images: Path | None, count: int, device: torch.device) -> SetMetric:
+    """Inception Score of each method's pictures, in one split, and their FID against the pictures in a folder, by torch-fidelity.
+
+    Real pictures are cropped and scaled to the size of the others. Raises AdtError.
+    """
+    try:
+        import torch_fidelity  # noqa: F401
+    except ImportError as error:
+        raise AdtError(
+            "--inception: torch-fidelity computes what is asked for, and is not installed; pip install torch-fidelity."
+        ) from error
+    _read(weights, "--inception")  # torch-fidelity would run what a pickle asks for
+    real = sorted(path for path in real_images.rglob("*") if path.suffix.lower() in _PICTURES) if real_images else []
+    if real_images and min(len(real), count) < 2:
+        raise AdtError(
+            f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} for {count} of every method."
+        )
+    return partial(_inception_scores, weights=weights, real=real, device=device)
+
+
+def _inception_scores(
+    pictures: dict[str, list[Path]], weights: Path, real: list[Path], device: torch.device
+) -> dict[str, dict[str, float]]:
+    from torch_fidelity import calculate_metrics
+
+    with Image.open(next(iter(pictures.values()))[0]) as first:
+        size = min(first.size)
+    against = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
+    known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores
+    with TemporaryDirectory() as cache:
+        for files in map(tuple, pictures.values()):
+            if files not in known:
+                found = calculate_metrics(
+                    input1=_Pictures(list(files), size),
+                    isc=True,
+                    isc_splits=1,
+                    **against,
+                    cuda=device.type == "cuda",
+                    verbose=False,
+                    feature_extractor_weights_path=str(weights),
+                    cache_root=cache,
+                    save_cpu_ram=True,
+                )
+                known[files] = {"IS": float(found["inception_score_mean"])} | (
+                    {"FID": float(found["frechet_inception_distance"])} if real else {}
+                )
+    return {name: known[tuple(files)] for name, files in pictures.items()}

@@ -1,0 +1,32 @@
+"""Shape of a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of a decoder.
+
+    qk_norm: per-head LayerNorm on queries and keys (Chameleon). grid_rope: positions are rotated by row and column of the grid instead of their
+    number, as (how many positions before the grid are blanked out, columns of the grid) (LlamaGen). head_width: units of the hidden layer
+    between features and codes; 0 for a linear head (Janus has one).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_positions: int
+    qk_norm: bool = True
+    grid_rope: tuple[int, int] | None = None
+    head_width: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads

@@ -1,0 +1,110 @@
+"""Cleaning of captions as LlamaGen's text encoder was fed in training: the recipe of DeepFloyd IF and PixArt, applied twice.
+
+Restated as three lists of substitutions, in order: what belongs to web pages rather than to pictures is dropped, typography is made uniform.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from importlib import import_module
+from types import ModuleType
+from urllib.parse import unquote_plus
+
+from ...errors import AdtError
+
+_FORMATS = "png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4"
+_DOMAIN = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
+_DASHES = "\u002d\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+
+Rules = tuple[tuple[re.Pattern, str], ...]
+
+
+def _rules(*pairs: tuple[str, str]) -> Rules:
+    return tuple((re.compile(pattern), instead) for pattern, instead in pairs)
+
+
+_LINKS = _rules(
+    ("<person>", "person"),
+    (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
+    (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
+)
+"""While markup is still there."""
+
+_TYPOGRAPHY = _rules(
+    (r"@\w+\b", ""),  # nicknames
+    ("[\u31c0-\u9fff]+", ""),  # CJK strokes, phonetic extensions, enclosed letters, ideographs, hexagrams
+    (f"[{_DASHES}]+", "-"),
+    ("[`\u00b4\u00ab\u00bb\u201c\u201d\u00a8]", '"'),
+    ("[\u2018\u2019]", "'"),
+    ("&quot;?", ""),
+    ("&amp", ""),
+    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # addresses of machines
+    (r"\d:\d\d\s+$", ""),  # numbers of articles
+    (r"\\n", " "),
+    (r"#\d{1,3}\b", ""),
+    (r"#\d{5,}\b", ""),
+    (r"\b\d{6,}\b", ""),
+    (rf"\S+\.(?:{_FORMATS})", ""),
+    ("[\"']{2,}", '"'),
+    (r"\.{2,}", " "),
+    ("[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\\[\\]{}|\\\\/*]+", " "),
+    (r"\s+\.\s+", " "),
+)
+"""On plain text."""
+
+_JUNK = _rules(
+    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers, of several kinds
+    (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
+    (r"\b\d+[a-zA-Z]+\d+\b", ""),
+    (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),
+    (r"(?:free\s)?download(?:\sfree)?", ""),
+    (r"\bclick\b\s(?:for|on)\s\w+", ""),
+    (rf"\b(?:{_FORMATS})(?:\simages?)?", ""),
+    (r"\bpage\s+\d+\b", ""),
+    (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),
+    ("\\b\\d+\\.?\\d*[x\u0445\u00d7]\\d+\\.?\\d*\\b", ""),  # sizes
+    (r"\b\s+:\s+", ": "),
+    (r"(\D[,./])\b", r"\1 "),
+    (r"\s+", " "),
+    ("^[\"']([\\w\\W]+)[\"']$", r"\1"),  # quotation marks around all of it
+    ("^['_,\\-:;]", ""),
+    ("['_,\\-:+]$", ""),
+    (r"^\.\S+$", ""),
+)
+"""When garbled characters have been mended."""
+
+_WORD_JOINTS = re.compile("[-_]")
+_FEW_JOINTS = 3  # with more of them, a caption is taken for words-joined-in-this-way
+
+
+def clean(caption: str) -> str:
+    """What is left of a caption; "" if nothing is. AdtError if ftfy or Beautiful Soup is not installed."""
+    return _once(_once(caption))
+
+
+def _once(text: str) -> str:
+    ftfy, soup = libraries()
+    text = _apply(_LINKS, unquote_plus(text).strip().lower())
+    text = _apply(_TYPOGRAPHY, soup.BeautifulSoup(text, features="html.parser").text)
+    if len(_WORD_JOINTS.findall(text)) > _FEW_JOINTS:
+        text = _WORD_JOINTS.sub(" ", text)
+    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    return _apply(_JUNK, text).strip()
+
+
+def _apply(rules: Rules, text: str) -> str:
+    for pattern, instead in rules:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def libraries() -> tuple[ModuleType, ModuleType]:
+    """ftfy and bs4. AdtError if one is not installed."""
+    try:
+        return import_module("ftfy"), import_module("bs4")
+    except ImportError as error:
+        raise AdtError(
+            f"LlamaGen's prompts are cleaned with ftfy and Beautiful Soup, and {error.name} is not installed; "
+            "run: pip install ftfy beautifulsoup4"
+        ) from error

@@ -1,0 +1,192 @@
+"""The transformer decoder that every target family and the drafter share."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..rules.sampling import guide
+from .cache import Check, KVCache
+from .config import DecoderConfig
+from .rows import Step
+
+
+def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sign-folded sin, [max_positions, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
+
+    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of the pairs turns with the row
+    and the other with the column, and both tables are 0 before the grid, which blanks queries and keys out.
+    """
+    half = config.head_dim // 2
+    position = torch.arange(config.max_positions, dtype=torch.float64)[:, None]
+    if config.grid_rope is None:
+        angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        shown = torch.ones_like(position)
+    else:
+        blank, columns = config.grid_rope
+        frequency = config.rope_theta ** (-torch.arange(half // 2, dtype=torch.float64) / (half // 2))
+        cell = (position - blank).clamp_min(0)
+        angle, shown = torch.cat([cell // columns * frequency, cell % columns * frequency], -1), position >= blank
+    cos, sin = torch.cat([angle.cos()] * 2, -1) * shown, torch.cat([-angle.sin(), angle.sin()], -1) * shown
+    return cos.to(like), sin.to(like)
+
+
+MATRICES = ("qkv", "out", "gate_up", "down")
+"""Names of a layer's matrices: nearly all of a model's weights."""
+
+
+_ONEDNN = (
+    torch.ops.mkldnn._linear_pointwise.default
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    else None
+)
+
+
+def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """x [..., in] times weight [in, out]. A quantised weight is first widened to what ``scale`` [out] makes of it, which float16 can hold as well.
+
+    float32 on a CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md). torch
+    offers that under no public name, though torch.compile lives on it.
+    """
+    weight = weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype)
+    if (
+        _ONEDNN is not None
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and torch.is_inference_mode_enabled()
+    ):
+        return _ONEDNN(x, weight.t(), None, "none", [], "")
+    return x @ weight
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and SwiGLU.
+
+    Projections that share an input are stored fused, and all of them as [in, out]: on CPUs a product with few
+    rows is up to twice as fast that way round, which is what makes checking a tree cheap.
+    """
+
+    def __init__(self, config: DecoderConfig, input_norm: bool = True):
+        super().__init__()
+        h, kv = config.hidden_size, config.num_kv_heads * config.head_dim
+        self.config = config
+        heads = config.num_heads + config.num_kv_heads
+        self.input_norm = nn.Parameter(torch.ones(h)) if input_norm else None
+        self.qkv = nn.Parameter(torch.empty(h, h + 2 * kv))
+        self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
+        self.qk_norm_bias = nn.Parameter(torch.zeros(heads, config.head_dim)) if config.qk_norm else None
+        self.out = nn.Parameter(torch.empty(h, h))
+        self.mlp_norm = nn.Parameter(torch.ones(h))
+        self.gate_up = nn.Parameter(torch.empty(h, 2 * config.intermediate_size))
+        self.down = nn.Parameter(torch.empty(config.intermediate_size, h))
+        for name in MATRICES:
+            self.register_buffer(f"{name}_scale", None)
+
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
+        """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
+        config = self.config
+        rows, n, _ = x.shape
+        both = config.num_heads + config.num_kv_heads
+        qk, v = (
+            product(x, self.qkv, self.qkv_scale)
+            .view(rows, n, both + config.num_kv_heads, config.head_dim)
+            .split_with_sizes([both, config.num_kv_heads], 2)
+        )
+        if self.qk_norm_weight is not None:
+            qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
+        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
+        q, k = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
+        keys, values = cache[0], cache[1]
+        if isinstance(step.slots, slice):
+            keys.narrow(2, step.slots.start, n).copy_(k)
+            values.narrow(2, step.slots.start, n).copy_(v.transpose(1, 2))
+        else:
+            slots = step.slots[:, None, :, None].expand_as(k)
+            keys.scatter_(2, slots, k)
+            values.scatter_(2, slots, v.transpose(1, 2))
+        keys, values = keys.narrow(2, 0, step.end), values.narrow(2, 0, step.end)
+        y = F.scaled_dot_product_attention(
+            q, keys, values, step.mask, enable_gqa=config.num_kv_heads != config.num_heads
+        )
+        return y.transpose(1, 2).reshape(rows, n, -1)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
+        eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
+        h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
+        x = x + product(self.attention(h, cos, sin, step, cache), self.out, self.out_scale)
+        gate, up = product(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up, self.gate_up_scale).chunk(2, -1)
+        return x + product(F.silu(gate) * up, self.down, self.down_scale)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and the image rows of the head.
+
+    The head is [h, num_codes] in code order and the ids of image tokens are looked up by code, so everything above this class speaks of codes
+    only. ``image_ids`` may be longer than the head: what follows the codes is never drawn, but forced. Final norm and head work in at least float32.
+    """
+
+    def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
+        super().__init__()
+        self.config = config
+        codes = num_codes or len(image_ids)
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.head_in = self.head_in_bias = self.head_bias = None
+        if config.head_width:
+            self.head_in = nn.Parameter(torch.empty(config.hidden_size, config.head_width))
+            self.head_in_bias, self.head_bias = (
+                nn.Parameter(torch.empty(config.head_width)),
+                nn.Parameter(torch.empty(codes)),
+            )
+        self.head = nn.Parameter(torch.empty(config.head_width or config.hidden_size, codes))
+        self.register_buffer("image_ids", image_ids)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def weights(self) -> str | None:
+        """How the matrices are stored, if not in ``dtype``: "int8" or "fp8"."""
+        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].qkv.dtype)
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """The dtype of features, logits and noise: float64 for float64 weights, else float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def forward(
+        self,
+        ids: Tensor,
+        step: Step,
+        cache: KVCache,
+        rope: tuple[Tensor, Tensor],
+        check: Check | None = None,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
+        """Token ids [R, n] -> final features [R, n, h] in ``wide_dtype``; keys and values are written to ``cache``.
+
+        inputs: [R, n, h], what stands in the place of the tokens' embeddings.
+        """
+        x = F.embedding(ids, self.embedding) if inputs is None else inputs
+        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
+        for layer, slot in zip(self.layers, cache.data):
+            if check is not None:
+                check()
+            x = layer(x, cos, sin, step, slot)
+        return F.rms_norm(
+            x.to(self.wide_dtype), (self.config.hidden_size,), self.norm.to(self.wide_dtype), self.config.rms_norm_eps
+        )
+
+    def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
+        """Features in ``wide_dtype`` -> logits of the codes [..., num_codes].
+
+        Under classifier-free guidance the rows [cond..., uncond...] [2B, ..., h] become [B, ..., num_codes]: the head's last step is affine, so guiding
+        its input guides its logits at half the cost.
+        """
+        if self.head_in is not None:
+            features = F.gelu(product(features, self.head_in.to(features.dtype)) + self.head_in_bias)
+        z = product(guide(features, guidance), self.head.to(features.dtype))
+        return z if self.head_bias is None else z + self.head_bias

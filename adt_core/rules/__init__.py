@@ -1,0 +1,1 @@
+"""Which token is drawn and which drafts pass: pure tensor functions."""

@@ -1,0 +1,118 @@
+"""The logit pipeline and keyed noise: which token a position gets.
+
+The token of position t is ``argmax_v [z_t(v) + g_t(v)]`` with ``z`` the processed logits and ``g`` a
+Gumbel(0, 1) table that depends on (seed, image index, t, v) alone. That is an exact sample of
+softmax(z) (Gumbel-max), and it makes drafts checkable by comparison (Daliri et al., arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import AdtError
+
+_AT_ONCE = 256  # positions whose noise is made in float64 before it goes into the table
+NOISE_VERSION = 1
+"""Format of the keyed noise; written into metadata, raised if the bits ever change."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    seed: 64-bit unsigned. temperature: 0 takes the most likely token. top_k: 0 switches it off.
+    top_p: 1 switches it off. guidance: classifier-free guidance scale; 1 switches it off (and
+    halves the work), as ``logits = uncond + guidance * (cond - uncond)``.
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    guidance: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise AdtError(f"seed is {self.seed}; it must be a whole number from 0 to 2**64 - 1.")
+        for name, low, high in (("temperature", 0.0, 100.0), ("guidance", 0.0, 100.0)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise AdtError(f"{name} is {value}; it must be a number from {low:g} to {high:g}.")
+        if self.top_k < 0:
+            raise AdtError(f"top_k is {self.top_k}; it must be 0 (off) or a positive whole number.")
+        if not 0 < self.top_p <= 1:
+            raise AdtError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off).")
+
+
+def keyed_gumbel(
+    seed: int, image_index: int, positions: range, vocabulary: int, check: Callable[[], None] | None = None
+) -> np.ndarray:
+    """Gumbel(0, 1) noise, float64 [len(positions), vocabulary].
+
+    Counter-based (Philox 4x64): key (seed, image_index), counter word 1 = position, so any position can
+    be made alone and nothing depends on what was drawn before. ``check`` is called for every position.
+    """
+    key = np.array([seed, image_index], dtype=np.uint64)
+    table = np.empty((len(positions), vocabulary))
+    for row, position in enumerate(positions):
+        if check is not None:
+            check()
+        bits = np.random.Philox(key=key, counter=[0, position, 0, 0]).random_raw(vocabulary)
+        uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        table[row] = -np.log(-np.log(uniform))
+    return table
+
+
+def noise_table(
+    sampling: Sampling,
+    image_indices: list[int],
+    length: int,
+    vocabulary: int,
+    like: Tensor,
+    check: Callable[[], None] | None = None,
+) -> Tensor | None:
+    """Noise of whole images, [B, length, vocabulary] in ``like``'s dtype and device; None at temperature 0."""
+    if sampling.temperature == 0:
+        return None
+    table = like.new_empty(len(image_indices), length, vocabulary)
+    for noise, index in zip(table, image_indices):
+        for first in range(0, length, _AT_ONCE):
+            positions = range(first, min(first + _AT_ONCE, length))
+            noise[first : positions.stop].copy_(
+                torch.from_numpy(keyed_gumbel(sampling.seed, index, positions, vocabulary, check))
+            )
+    return table
+
+
+def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Temperature, then top-k (ties at the k-th value are kept), then top-p; removed entries become -inf.
+
+    logits: [..., V], guidance already applied, float32 or wider. Returns z of the same shape.
+    """
+    z = logits / sampling.temperature if sampling.temperature > 0 and sampling.temperature != 1 else logits
+    if 0 < sampling.top_k < z.shape[-1]:
+        z = z.masked_fill(z < z.topk(sampling.top_k, -1).values[..., -1:], -math.inf)
+    if sampling.top_p < 1:
+        ordered, order = z.sort(dim=-1, descending=True, stable=True)
+        probability = ordered.softmax(-1)
+        outside = probability.cumsum(-1) - probability >= sampling.top_p  # the first token always stays
+        z = z.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), -math.inf)
+    return z
+
+
+def guide(features: Tensor, guidance: float) -> Tensor:
+    """Classifier-free guidance on features: rows [cond..., uncond...] [2B, ...] -> [B, ...].
+
+    A head's last step is affine, so guiding its input guides its logits at half the head's cost.
+    At guidance 1 there are no unconditional rows and the input is returned.
+    """
+    if guidance == 1:
+        return features
+    conditional, unconditional = features.chunk(2)
+    return torch.lerp(unconditional, conditional, guidance)

@@ -1,0 +1,153 @@
+"""Draft trees: candidate scores, rerank to the verification budget, parents, depths, ancestor mask.
+
+A tree has a root (node 0, an emitted token whose keys and values are not cached yet) and up to N drafts.
+Nodes are numbered so that parents come before children and siblings stand in descending score.
+Everything is batch-first over images; a tree with fewer drafts than its neighbours is padded with
+nodes whose ``valid`` is False.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass
+class DraftTree:
+    """tokens, parents, depths, ranks, scores, valid: [B, N + 1]; ancestors: [B, N + 1, N + 1] bool.
+
+    ``tokens[:, 0]`` is the root's code. ``ancestors[b, i, j]``: j is i or an ancestor of i. ``ranks`` counts
+    siblings from 0 (the drafter's favourite). ``scores`` are cumulative log-probabilities. ``height`` bounds the depths of all images.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ranks: Tensor
+    scores: Tensor
+    valid: Tensor
+    ancestors: Tensor
+    height: int
+
+    @property
+    def size(self) -> int:
+        """Nodes, root and padding included."""
+        return self.tokens.shape[1]
+
+    def realised_depth(self) -> Tensor:
+        """Depth of each image's tree, [B]."""
+        return (self.depths * self.valid).amax(1)
+
+    def realised_width(self) -> Tensor:
+        """Drafts on the widest level of each image's tree, [B]."""
+        levels = torch.zeros(len(self.depths), self.height + 1, dtype=torch.long, device=self.depths.device)
+        return levels.scatter_add_(1, self.depths * self.valid, self.valid.long())[:, 1:].amax(1)
+
+
+def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
+    """parents [B, n], root pointing at itself -> bool [B, n, n]; ``depth`` bounds the longest path.
+
+    Squaring the relation "self or parent" reaches twice as far each time.
+    """
+    batch, n = parents.shape
+    reach = torch.eye(n, device=parents.device).repeat(batch, 1, 1).scatter_(2, parents[..., None], 1.0)
+    for _ in range(max(depth - 1, 0).bit_length()):
+        reach = (reach @ reach).clamp_max_(1)
+    return reach > 0
+
+
+@lru_cache(maxsize=256)
+def _depths_and_ranks(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Depth and sibling rank of every candidate of levels with ``m`` parents and ``k`` children each."""
+    depth = [torch.full((m * k,), level + 1) for level, (m, k) in enumerate(sizes)]
+    rank = [torch.arange(m * k) % k for m, k in sizes]
+    return torch.cat(depth).to(device), torch.cat(rank).to(device)
+
+
+@lru_cache(maxsize=64)
+def _chain_shape(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents and depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
+    depths = torch.arange(n, device=device)[None]
+    return (depths - 1).clamp_min(0), depths, torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+
+
+def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
+    """The tree without branches: tokens [B, n], root first; cumulative scores [B, n - 1], -inf for padding."""
+    batch, n = tokens.shape
+    parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
+    valid = F.pad(scores.isfinite(), (1, 0), value=True)
+    return DraftTree(
+        tokens, parents, depths * valid, torch.zeros_like(tokens), F.pad(scores, (1, 0)), valid, ancestors, n - 1
+    )
+
+
+class CandidatePool:
+    """Candidates of all levels, and the choice of the N best (EAGLE-2, arXiv 2406.16858, section 4.2).
+
+    Candidates are numbered from 1 in the order they come; 0 is the root.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[Tensor] = []
+        self._scores: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._sizes: list[tuple[int, int]] = []
+        self.count = 0
+
+    def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
+        """Append one level: tokens and scores [B, m, k], k children for each of the candidates ``parents`` [B, m].
+
+        Scores are cumulative; -inf marks a candidate that must not be used. Returns the number of the
+        level's first candidate; the others follow in flattened order.
+        """
+        batch, m, k = tokens.shape
+        first = self.count + 1
+        self._tokens.append(tokens.reshape(batch, -1))
+        self._scores.append(scores.reshape(batch, -1))
+        self._parents.append(parents[..., None].expand(-1, -1, k).reshape(batch, -1))
+        self._sizes.append((m, k))
+        self.count += m * k
+        return first
+
+    def nth_best(self, n: int) -> Tensor:
+        """Score of each image's n-th best candidate so far, [B, 1]; there must be n of them."""
+        return torch.cat(self._scores, 1).topk(n, 1).values[:, -1:]
+
+    def rerank(self, root: Tensor, nodes: int) -> DraftTree:
+        """Keep the ``nodes`` best candidates of each image (ties to the earlier one). root: codes [B].
+
+        A child never scores above its parent and stands behind it, so the kept set is ancestor-closed.
+        """
+        tokens, scores, parents = torch.cat(self._tokens, 1), torch.cat(self._scores, 1), torch.cat(self._parents, 1)
+        depth, rank = _depths_and_ranks(tuple(self._sizes), root.device)
+        nodes = min(nodes, self.count)
+        if scores.device.type == "cpu":  # no synchronisation to fear: verify live candidates only
+            nodes = min(nodes, int(scores.isfinite().sum(1).max()))
+        if nodes < self.count:
+            kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
+            node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)  # candidate -> node
+            node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))
+            tokens, scores, parents = (
+                tokens.gather(1, kept),
+                scores.gather(1, kept),
+                node.gather(1, parents.gather(1, kept)),
+            )
+            depth, rank = depth[kept], rank[kept]
+        else:
+            depth, rank = depth.expand_as(tokens), rank.expand_as(tokens)
+        valid = F.pad(scores.isfinite(), (1, 0), value=True)
+        parents = F.pad(parents, (1, 0)) * valid
+        return DraftTree(
+            tokens=torch.cat([root[:, None], tokens], 1),
+            parents=parents,
+            depths=F.pad(depth, (1, 0)) * valid,
+            ranks=F.pad(rank, (1, 0)),
+            scores=F.pad(scores, (1, 0)),
+            valid=valid,
+            ancestors=ancestor_matrix(parents, len(self._sizes)),
+            height=len(self._sizes),
+        )

@@ -1,0 +1,56 @@
+"""Stage 1: render the captioned data set.
+
+    python -m model_making.data --out DIR [--count 32000] [--seed 1]
+
+writes ``images.npy`` (uint8 [count, 128, 128, 3]), ``captions.txt`` and ``scenes.jsonl``. Image i depends
+only on (seed, i), so any part of the set can be made again. Held-out sets use another seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from multiprocessing import Pool
+from pathlib import Path
+
+import numpy as np
+
+from .render import SIZE, render
+from .scenes import Scene, describe, sample_scene
+
+
+def example(seed: int, index: int) -> tuple[np.ndarray, str, Scene]:
+    """Image (uint8 [SIZE, SIZE, 3]), caption and scene number ``index`` of the set named ``seed``."""
+    rng = np.random.default_rng([seed, index])
+    scene = sample_scene(rng)
+    caption = describe(scene, rng)
+    return np.asarray(render(scene, rng)), caption, scene
+
+
+def _example(args: tuple[int, int]) -> tuple[np.ndarray, str, Scene]:
+    return example(*args)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=32000)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    images = np.lib.format.open_memmap(args.out / "images.npy", "w+", np.uint8, (args.count, SIZE, SIZE, 3))
+    with (
+        Pool() as pool,
+        open(args.out / "captions.txt", "w") as captions,
+        open(args.out / "scenes.jsonl", "w") as scenes,
+    ):
+        jobs = ((args.seed, i) for i in range(args.count))
+        for i, (image, caption, scene) in enumerate(pool.imap(_example, jobs, chunksize=64)):
+            images[i] = image
+            captions.write(caption + "\n")
+            scenes.write(json.dumps(asdict(scene)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Stage 5: write the shipped target, fp16 safetensors in the published layout.
+
+python -m model_making.export --tokens DIR --codec codec.pt --target target.pt --out adt_core/bundled/target
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+
+from adt_core.drafter_training.save import layer_tensors, write_checkpoint
+from adt_core.models.layers import Decoder
+
+from .codec import CONFIG
+from .target import open_sequences, trained_decoder
+
+
+def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
+    c = decoder.config
+    vq = {
+        "model_type": "chameleon_vqgan",
+        "embed_dim": CONFIG.embed_dim,
+        "num_embeddings": CONFIG.num_embeddings,
+        "double_latent": False,
+        "latent_channels": CONFIG.latent_channels,
+        "resolution": CONFIG.resolution,
+        "in_channels": 3,
+        "base_channels": CONFIG.base_channels,
+        "channel_multiplier": list(CONFIG.channel_multiplier),
+        "num_res_blocks": CONFIG.num_res_blocks,
+        "attn_resolutions": None,
+        "dropout": 0.0,
+        "attn_type": "vanilla",
+    }
+    return {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "model_type": "chameleon",
+        "torch_dtype": "float16",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": c.max_positions,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "model_parallel_size": 1,
+        "swin_norm": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": vocabulary["<s>"],
+        "pad_token_id": vocabulary["<pad>"],
+        "eos_token_id": vocabulary["</s>"],
+        "vocabulary_map": vocabulary,
+        "vq_config": vq,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("tokens", "codec", "target", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    args = parser.parse_args()
+    vocabulary = open_sequences(args.tokens).vocabulary
+    decoder = trained_decoder(args.target, vocabulary)
+    config = hf_config(decoder, vocabulary)
+    head = torch.zeros(len(vocabulary), decoder.config.hidden_size)  # only image tokens are ever predicted
+    head[decoder.image_ids] = decoder.head.detach().T
+    tensors = {
+        "model.embed_tokens.weight": decoder.embedding,
+        "model.norm.weight": decoder.norm,
+        "lm_head.weight": head,
+    }
+    for i, layer in enumerate(decoder.layers):
+        tensors |= layer_tensors(layer, f"model.layers.{i}")
+    codec = torch.load(args.codec, weights_only=True)["weights"]
+    write_checkpoint(args.out, tensors | {f"model.vqmodel.{name}": value for name, value in codec.items()}, config)
+    shutil.copyfile(args.tokens / "tokenizer.json", args.out / "tokenizer.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Procedural scenes with captions: what the bundled model is taught to draw.
+
+A :class:`Scene` is a small symbolic description. :func:`sample_scene` draws one, :func:`describe`
+words it the way MS-COCO captions read, and ``model_making.render.render`` paints it. Everything is a
+function of the ``numpy.random.Generator`` that is passed in, so a seed names a data set.
+
+    python -m model_making.scenes --count 1500 --seed 7 > captions.txt
+
+prints the captions that ``model_making.data`` would draw pictures for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import numpy as np
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (205, 48, 44),
+    "orange": (242, 138, 36),
+    "yellow": (247, 213, 58),
+    "green": (52, 158, 74),
+    "blue": (48, 98, 208),
+    "purple": (140, 70, 182),
+}
+PLACES: dict[str, float] = {"left": 7 / 32, "middle": 0.5, "right": 25 / 32}
+
+GROUNDS = ("grass", "sand", "snow", "water", "cobblestone")
+SKIES = ("clear", "cloudy", "sunset", "night", "rain")
+BACKDROPS = ("none", "mountains", "hills", "forest")
+WALLS = ("brick", "plaster", "striped", "tiled")
+
+LAND_OBJECTS = ("house", "tent", "ball", "car", "umbrella", "flower")
+WATER_OBJECTS = ("sailboat", "ball", "rowboat")
+AIR_OBJECTS = ("balloon", "kite")
+TABLE_OBJECTS = ("mug", "vase", "teapot", "lamp", "bowl")
+PLANTS = ("tree", "pine")
+THINGS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
+
+# Colours that would melt into what is behind the object: neither a person nor the
+# attribute check could tell them apart.
+_CLASHES = {
+    "grass": {"green"},
+    "sand": {"yellow", "orange"},
+    "water": {"blue"},
+    "clear": {"blue"},
+    "sunset": {"orange", "yellow"},
+    "night": {"blue", "purple"},
+    "brick": {"red", "orange"},
+    "table": {"orange"},
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One named thing: its kind, its colour (None for plants in their natural colour) and its place."""
+
+    kind: str
+    colour: str | None
+    place: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a picture shows. ``sky`` and ``ground`` are set outdoors, ``wall`` indoors."""
+
+    items: tuple[Item, ...]
+    ground: str | None = None
+    sky: str | None = None
+    backdrop: str = "none"
+    wall: str | None = None
+
+    @property
+    def indoors(self) -> bool:
+        return self.wall is not None
+
+
+def _colour(rng: np.random.Generator, *surroundings: str, used: tuple[str | None, ...] = ()) -> str:
+    banned = set(used).union(*(_CLASHES.get(name, set()) for name in surroundings))
+    return str(rng.choice([name for name in COLOURS if name not in banned]))
+
+
+def _outdoor_item(rng: np.random.Generator, ground: str, sky: str, place: str, used: tuple[str | None, ...]) -> Item:
+    if rng.random() < 0.2:
+        return Item(str(rng.choice(AIR_OBJECTS)), _colour(rng, sky, used=used), place)
+    kinds = WATER_OBJECTS if ground == "water" else LAND_OBJECTS
+    return Item(str(rng.choice(kinds)), _colour(rng, ground, sky, used=used), place)
+
+
+def sample_scene(rng: np.random.Generator) -> Scene:
+    """Draw one scene; about one in five is a still life indoors."""
+    places = [str(p) for p in rng.permutation(list(PLACES))]
+    if rng.random() < 0.2:
+        wall = str(rng.choice(WALLS))
+        first = Item(str(rng.choice(TABLE_OBJECTS)), _colour(rng, wall, "table"), places[0])
+        items = [first]
+        if rng.random() < 0.5:
+            kind = str(rng.choice([k for k in TABLE_OBJECTS if k != first.kind]))
+            items.append(Item(kind, _colour(rng, wall, "table", used=(first.colour,)), places[1]))
+        return Scene(tuple(items), wall=wall)
+    ground, sky = str(rng.choice(GROUNDS)), str(rng.choice(SKIES))
+    items = [_outdoor_item(rng, ground, sky, places[0], ())]
+    if rng.random() < 0.55:
+        if ground != "water" and rng.random() < 0.4:
+            items.append(Item(str(rng.choice(PLANTS)), None, places[1]))
+        else:
+            other = _outdoor_item(rng, ground, sky, places[1], (items[0].colour,))
+            if other.kind != items[0].kind:
+                items.append(other)
+    return Scene(tuple(items), ground=ground, sky=sky, backdrop=str(rng.choice(BACKDROPS)))
+
+
+_GROUND_WORDS = {
+    "grass": ("in a grassy field", "on a green meadow"),
+    "sand": ("on a sandy beach", "on the sand"),
+    "snow": ("in a snowy field", "in the snow"),
+    "water": ("on a calm lake", "on the water"),
+    "cobblestone": ("on a cobblestone street", "on a paved square"),
+}
+_OVER_WORDS = {
+    "grass": ("above a grassy field", "over a green meadow"),
+    "sand": ("above a sandy beach", "over the sand"),
+    "snow": ("above a snowy field", "over the snow"),
+    "water": ("above a calm lake", "over the water"),
+    "cobblestone": ("above a cobblestone street", "over a paved square"),
+}
+_SKY_WORDS = {
+    "clear": ("under a clear blue sky", "on a sunny day"),
+    "cloudy": ("under a cloudy sky", "on an overcast day"),
+    "sunset": ("at sunset", "under an orange evening sky"),
+    "night": ("at night", "under a starry night sky"),
+    "rain": ("in the rain", "on a rainy day"),
+}
+_BACKDROP_WORDS = {
+    "mountains": "with mountains in the background",
+    "hills": "with rolling hills in the distance",
+    "forest": "in front of a dark forest",
+}
+_WALL_WORDS = {
+    "brick": ("in front of a brick wall", "against a red brick wall"),
+    "plaster": ("in front of a plain wall", "against a cream wall"),
+    "striped": ("in front of striped wallpaper", "against a striped wall"),
+    "tiled": ("in front of a tiled wall", "against blue and white tiles"),
+}
+_NAMES = {"balloon": "hot air balloon", "pine": "pine tree", "bowl": "bowl of fruit", "vase": "vase of flowers"}
+
+
+def _name(item: Item) -> str:
+    words = " ".join(part for part in (item.colour, _NAMES.get(item.kind, item.kind)) if part)
+    return ("an " if words[0] in "aeiou" else "a ") + words
+
+
+def _where(place: str, rng: np.random.Generator) -> str:
+    if place == "middle":
+        return str(rng.choice(["in the middle", "in the center"]))
+    return str(rng.choice([f"on the {place}", f"to the {place}"]))
+
+
+def describe(scene: Scene, rng: np.random.Generator) -> str:
+    """Word a scene as one MS-COCO style sentence; the wording varies with ``rng``."""
+    first, rest = scene.items[0], scene.items[1:]
+    pick = lambda options: str(rng.choice(options))  # noqa: E731
+    subject, where = _name(first), _where(first.place, rng)
+    if scene.indoors:
+        setting, close = pick(["on a wooden table", "on a table"]), pick(_WALL_WORDS[scene.wall])
+    else:
+        words = _OVER_WORDS if first.kind in AIR_OBJECTS else _GROUND_WORDS
+        setting, close = pick(words[scene.ground]), pick(_SKY_WORDS[scene.sky])
+    sentence = pick([f"{subject} {where} {setting} {close}", f"{subject} {setting} {where} {close}"])
+    for item in rest:
+        joint = pick(["with", "and", "next to"])
+        sentence += f" {joint} {_name(item)} {_where(item.place, rng)}"
+    if scene.backdrop != "none" and rng.random() < 0.75:
+        sentence += " " + _BACKDROP_WORDS[scene.backdrop]
+    return sentence[0].upper() + sentence[1:] + "."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    args = parser.parse_args()
+    for rng in (np.random.default_rng([args.seed, i]) for i in range(args.count)):
+        print(describe(sample_scene(rng), rng))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Token sequences of the bundled model: its vocabulary, batches, and the full-sequence forward of training.
+
+The engine's modules hold the parameters; inference runs them over a cache, training over whole sequences, and
+``tests/parity`` holds both to transformers' Chameleon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adt_core.models.layers import Decoder, Layer, rope_tables
+
+SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
+SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
+
+
+def image_token(code: int) -> str:
+    """Chameleon's name of a code: its decimal digits as letters A..J."""
+    return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
+
+
+def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
+    """Caption tokens keep their ids; special tokens and image tokens follow, image tokens in code order."""
+    names = [
+        *sorted(text, key=text.get),
+        *SPECIAL_BEFORE,
+        *(image_token(code) for code in range(num_codes)),
+        *SPECIAL_AFTER,
+    ]
+    return {name: i for i, name in enumerate(names)}
+
+
+@dataclass
+class Batch:
+    """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets;
+    captioned [B] bool: which rows kept their caption."""
+
+    ids: Tensor
+    starts: Tensor
+    codes: Tensor
+    captioned: Tensor
+
+    def at_image(self, values: Tensor) -> Tensor:
+        """Gather ``values`` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
+        index = self.starts[:, None] + torch.arange(self.codes.shape[1])
+        return values[torch.arange(len(index))[:, None], index]
+
+
+class Sequences:
+    """Captions and codes as model inputs: ``<s> caption <reserved08706> <racm3:break> image``."""
+
+    def __init__(self, codes: np.ndarray, captions: np.ndarray, vocabulary: dict[str, int], dropout: float = 0.1):
+        self.codes, self.captions, self.vocabulary, self.dropout = codes, captions, vocabulary, dropout
+        self.first_image_id = vocabulary[image_token(0)]
+
+    def prompt(self, index: int, conditional: bool) -> list[int]:
+        v = self.vocabulary
+        text = [int(i) for i in self.captions[index] if i >= 0]
+        return (
+            [v["<s>"], *text, v["<reserved08706>"], v["<racm3:break>"]]
+            if conditional
+            else [v["<s>"], v["<racm3:break>"]]
+        )
+
+    def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
+        """One batch; the caption is dropped with probability ``dropout`` unless ``conditional`` says otherwise."""
+        keep = [rng.random() >= self.dropout if conditional is None else conditional for _ in indices]
+        rows = [self.prompt(index, kept) for index, kept in zip(indices, keep)]
+        codes = torch.from_numpy(self.codes[indices].astype(np.int64))
+        image = codes + self.first_image_id
+        longest = max(map(len, rows)) + codes.shape[1]
+        ids = torch.full((len(rows), longest), self.vocabulary["<pad>"])
+        for row, prompt, tokens in zip(ids, rows, image):
+            row[: len(prompt)] = torch.tensor(prompt)
+            row[len(prompt) : len(prompt) + len(tokens)] = tokens
+        return Batch(ids, torch.tensor([len(prompt) - 1 for prompt in rows]), codes, torch.tensor(keep))
+
+
+def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One layer over whole sequences x [B, n, h], causal; right padding needs no mask."""
+    c = layer.config
+    h = x if layer.input_norm is None else F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps)
+    both = c.num_heads + c.num_kv_heads
+    heads = (h @ layer.qkv).unflatten(-1, (both + c.num_kv_heads, c.head_dim)).transpose(1, 2)
+    qk, v = heads[:, :both], heads[:, both:]
+    if layer.qk_norm_weight is not None:
+        qk = F.layer_norm(qk, (c.head_dim,), eps=1e-5) * layer.qk_norm_weight[:, None] + layer.qk_norm_bias[:, None]
+    qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
+    y = F.scaled_dot_product_attention(
+        qk[:, : c.num_heads], qk[:, c.num_heads :], v, is_causal=True, enable_gqa=c.num_kv_heads != c.num_heads
+    )
+    x = x + y.transpose(1, 2).flatten(2) @ layer.out
+    gate, up = (F.rms_norm(x, (c.hidden_size,), layer.mlp_norm, c.rms_norm_eps) @ layer.gate_up).chunk(2, -1)
+    return x + (F.silu(gate) * up) @ layer.down
+
+
+def run_layers(decoder: Decoder, ids: Tensor) -> list[Tensor]:
+    """The residual stream [B, n, h] after every layer, of whole sequences."""
+    x = F.embedding(ids, decoder.embedding)
+    cos, sin = (table[: ids.shape[1]] for table in rope_tables(decoder.config, decoder.embedding.detach()))
+    streams = []
+    for layer in decoder.layers:
+        x = run_layer(layer, x, cos, sin)
+        streams.append(x)
+    return streams
+
+
+def final_features(decoder: Decoder, stream: Tensor) -> Tensor:
+    """What the head reads: the last layer's residual stream, normed."""
+    return F.rms_norm(stream, (decoder.config.hidden_size,), decoder.norm, decoder.config.rms_norm_eps)

@@ -1,0 +1,105 @@
+"""What a batch made, for people and for programs: a contact sheet, a table and all figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from PIL import Image, ImageDraw, ImageFont
+
+from ..adt_core.app.images import write, write_json
+
+COLUMNS = (
+    "id",
+    "prompt",
+    "seed",
+    "seconds",
+    "tokens",
+    "tau",
+    "target_forwards",
+    "mean_depth",
+    "substitution_rate",
+    "file",
+)
+"""Columns of the CSV; JSON has all figures."""
+LONGEST_SIDE = 8192
+"""Pixels of a contact sheet, at most: thumbnails of more images are smaller."""
+_PAPER, _INK, _GAP = (24, 24, 24), (235, 235, 235), 8
+
+
+def summary(rows: Sequence[dict]) -> dict:
+    """The figures of all images together. rows: ``id``, ``prompt``, ``file`` and the figures of each.
+
+    seconds: decoding, of images that several rows share once. tau, mean_depth and substitution_rate: means over the images.
+    """
+    images = list({row["file"]: row for row in rows}.values())
+    seconds, tokens = (sum(image[name] for image in images) for name in ("seconds", "tokens"))
+    return {
+        "images": len(rows),
+        "distinct_images": len(images),
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        **{name: mean(image[name] for image in images) for name in ("tau", "mean_depth", "substitution_rate")},
+    }
+
+
+def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folder: Path, name: str) -> list[Path]:
+    """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder, in place of what has these names."""
+    table = io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    picture = io.BytesIO()
+    sheet.save(picture, "PNG")
+    paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
+    write(paths[0], table.getvalue().encode("utf-8-sig"))  # with the mark by which spreadsheets know UTF-8
+    write_json(paths[1], {"settings": settings, "summary": summary(rows), "images": list(rows)})
+    write(paths[2], picture.getvalue())
+    return paths
+
+
+def contact_sheet(
+    pictures: Sequence[Image.Image], labels: Sequence[str], columns: int = 0, width: int = 192
+) -> Image.Image:
+    """Thumbnails in rows, each over its label.
+
+    pictures: all of the first one's shape. columns: 0 for about as many as rows. width: pixels of a thumbnail, fewer where the sheet would exceed
+    LONGEST_SIDE. Labels take no room if all are empty.
+    """
+    columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
+    lines = 3 if any(labels) else 0
+    size = max(8, min(12, width // 8))
+    rows, caption = -(-len(pictures) // columns), lines * (size + 4)
+    ratio = pictures[0].height / pictures[0].width
+    room = LONGEST_SIDE - _GAP
+    width = max(8, min(width, room // columns - _GAP, int((room // rows - _GAP - caption) / ratio)))
+    shape = (width, max(1, round(width * ratio)))
+    font = ImageFont.load_default(size)
+    sheet = Image.new("RGB", (columns * (shape[0] + _GAP) + _GAP, rows * (shape[1] + _GAP + caption) + _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (picture, label) in enumerate(zip(pictures, labels)):
+        left = _GAP + number % columns * (shape[0] + _GAP)
+        top = _GAP + number // columns * (shape[1] + _GAP + caption)
+        sheet.paste(picture.convert("RGB").resize(shape, Image.Resampling.LANCZOS), (left, top))
+        for line, text in enumerate(_wrap(label, font, shape[0], lines)):
+            draw.text((left, top + shape[1] + 2 + line * (size + 3)), text, _INK, font)
+    return sheet
+
+
+def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, lines: int) -> list[str]:
+    """The text in ``lines`` lines at most, broken between words; what does not fit ends in dots."""
+    found, rest = [], " ".join(text.split())
+    while rest and len(found) < lines:
+        last, fits = len(found) == lines - 1, len(rest)
+        while fits > 1 and font.getlength(rest[:fits] + ("..." if last and fits < len(rest) else "")) > width:
+            fits -= 1
+        if fits < len(rest) and not last and " " in rest[: fits + 1]:
+            fits = rest.rindex(" ", 0, fits + 1)
+        found.append(rest[:fits].rstrip() + ("..." if last and fits < len(rest) else ""))
+        rest = rest[fits:].lstrip()
+    return found
