@@ -83,7 +83,7 @@ RUNS = {
 
 
 class Drawn(NamedTuple):
-    """tokens: codes by image, row, column. rounds: by prompt and round, the drafter's forwards and each image's FIELDS."""
+    """tokens: codes by image, row, column. rounds: by prompt and round, drafter's forwards and every image's FIELDS."""
 
     tokens: list
     rounds: list[list]
