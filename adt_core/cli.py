@@ -517,7 +517,7 @@ def train_drafter(options: argparse.Namespace) -> int:
     from .drafter_training import drafter
 
     try:
-        plan = drafter.plan(options, {name: getattr(options, name) for name in SAMPLING})
+        plan = drafter.plan(options)
     except AdtError as error:
         raise UsageError(str(error)) from error
     print(drafter.run(plan))
@@ -533,5 +533,5 @@ def check_drafter(options: argparse.Namespace) -> int:
     options.drafter = options.drafter or default_drafter(options.model)
     if has_window(options.drafter):
         raise UsageError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
-    print(pairing.run(options, {name: getattr(options, name) for name in SAMPLING}))
+    print(pairing.run(options))
     return 0
