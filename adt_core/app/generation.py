@@ -31,7 +31,7 @@ from ..rules.trace import Trace
 from ..rules.verify import Lantern
 from ..version import VERSION
 from . import distributed
-from .batch import STRETCH
+from .jobs import STRETCH
 from .continuation import KEEP, kept_tokens, open_picture, to_pixels
 from .images import check_writable, to_png, write, write_json
 from .prompts import read_prompts
