@@ -38,9 +38,9 @@ WORD_LAYER, LAYOUT_LAYER = 3, 7
 PLACE_WORDS = ("left", "right", "middle", "center")  # each is said of the thing before it
 # What a column may hold: nothing (0), a plant in its own green, or a thing in a colour.
 CONTENTS = [None, *((kind, None) for kind in PLANTS), *((kind, colour) for kind in THINGS for colour in COLOURS)]
-# Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column" is
-# one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period near
-# 16; with it a small model drew things in the wrong place.
+# Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
+# is one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period
+# near 16; with it a small model drew things in the wrong place.
 ROPE_THETA = (GRID / (2 * math.pi)) ** (32 / 4)
 
 

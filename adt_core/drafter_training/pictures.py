@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..app.continuation import open_picture, to_pixels
+from ..app.jobs import Job, decode
 from ..app.prompts import read_prompts, sample
-from ..engine.decoding import Decoding
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies.shape import Drafting
@@ -94,21 +94,11 @@ def _caption(path: Path) -> str:
 
 
 def plain_codes(target: Target, prompts: list[str], numbers: list[int], sampling: Sampling) -> Tensor:
-    """Codes [B, T] int64 of the prompts' pictures, decoded plainly: picture i is image ``numbers[i]`` of the seed's
-    noise.
+    """Codes [B, T] int64 of the prompts' pictures, decoded plainly; ``numbers`` are their image indices.
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in prompts],
-        sampling=sampling,
-        drafting=Drafting(method="autoregressive"),
-        image_indices=numbers,
-    )
-    for _ in decoding:
-        pass
-    return decoding.codes
+    return decode(Job(target, sampling, Drafting(method="autoregressive")).decoding(prompts, numbers)).codes
 
 
 def draw(pictures: Pictures, target: Target, sampling: Sampling, batch: int) -> None:
