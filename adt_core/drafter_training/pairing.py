@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..app.generation import choose_device, open_target
+from ..app.generation import choose_device, default_drafter, open_target
 from ..app.images import write_json
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters.eagle import PAIRING_FILE, EagleDrafter, Pairing, load_eagle, paired_ids
+from ..drafters.load import has_window
 from ..errors import AdtError
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
 from ..models.target import Target
@@ -28,6 +29,13 @@ from .pictures import plain_codes
 from .unroll import CHILDREN, acceptance, read
 
 PAIRINGS = [Pairing(late, codes) for late, codes in product((False, True), (False, True))]
+
+
+def choose_drafter(options: argparse.Namespace) -> None:
+    """Choose the drafter if none is named. AdtError if it is no network."""
+    options.drafter = options.drafter or default_drafter(options.model)
+    if has_window(options.drafter):
+        raise AdtError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
 
 
 def run(options: argparse.Namespace) -> str:
