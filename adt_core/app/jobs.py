@@ -60,6 +60,11 @@ class Job:
         """Of the computation, as ``--dtype`` calls it."""
         return str(self.target.decoder.dtype).removeprefix("torch.")
 
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raises AdtError for a prompt that is empty or too long: better now than after an hour of drawing others."""
+        for prompt in [*prompts, *filter(str.strip, [self.negative])]:
+            self.target.encode_prompt(prompt)
+
     def decoding(
         self,
         prompts: Sequence[str],

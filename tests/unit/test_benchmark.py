@@ -6,7 +6,7 @@ import json
 import pytest
 
 from adt_core import cli
-from adt_core.app import benchmark
+from adt_core.app import jobs
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.app.report import COLUMNS
 
@@ -79,7 +79,7 @@ def test_every_method_and_every_column(run, tmp_path):
 
 
 def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
-    finish = benchmark.Decoding
+    finish = jobs.Decoding
     started = []
 
     def interrupted(*args, **kwargs):
@@ -88,14 +88,14 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
             raise KeyboardInterrupt
         return finish(*args, **kwargs)
 
-    monkeypatch.setattr(benchmark, "Decoding", interrupted)
+    monkeypatch.setattr(jobs, "Decoding", interrupted)
     code, _, err = run(methods="eagle2")  # two to warm up, two a prompt
     assert code == 130 and "Interrupted" in err
     lines = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
     with (tmp_path / "out" / "runs.jsonl").open("a") as file:
         file.write('{"prompt": 1, "te')  # the power went while the next was being written
-    monkeypatch.setattr(benchmark, "Decoding", finish)
+    monkeypatch.setattr(jobs, "Decoding", finish)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
     assert after[:2] == lines and [json.loads(line)["text"] for line in after[1:]] == ["a cat", "a dog", "a cow"]
