@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .app.prompts import CAPTIONS
 from .errors import AdtError
@@ -137,13 +137,14 @@ class Flag(NamedTuple):
 
     def add_to(self, group: argparse._ActionsContainer) -> None:
         """Make it an option of a parser's group."""
-        said = self.help.replace("%", "%%") + ("" if self.default in (None, False) else f" (default: {self.default})")
+        said = self.help.replace("%", "%%") + ("" if self.default is None else f" (default: {self.default})")
         name, *shown = self.usage.split()
         if self.kind is bool:
             group.add_argument(name, action="store_true", help=said)
             return
-        values = {"choices": self.kind} if isinstance(self.kind, tuple) else {"type": self.kind}
-        values |= {"dest": self.name, "required": self.required} if name.startswith("--") else {}
+        values: dict[str, Any] = {"choices": self.kind} if isinstance(self.kind, tuple) else {"type": self.kind}
+        if name.startswith("--"):
+            values |= {"dest": self.name, "required": self.required}
         group.add_argument(name, default=self.default, metavar=shown[0] if shown else None, help=said, **values)
 
 
@@ -161,10 +162,10 @@ SUBJECT = (
     Flag("--prompts FILE", "prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl", one_of=True),
     Flag("--from-png FILE", "make the image in this PNG again; other options change its settings", one_of=True),
 )
-NEGATIVE = Flag("--negative TEXT", "what guidance leads away from (default: no text; Emu3 has a negative prompt)")
+NEGATIVE = Flag("--negative TEXT", "what guidance leads away from (default: no text; of Emu3, its published prompt)")
 NUMBERS = (
     Flag("--batch-size N", "pictures per prompt", int, 1),
-    Flag("--at-once N", "pictures at work at the same time; more are faster (default: those of one prompt)", int),
+    Flag("--at-once N", "pictures drawn at the same time; more of them are faster (default: one prompt's)", int),
 )
 CONTINUATION = (
     Flag("--continue-from FILE", "the picture; cropped and resized to the model's size", Path),
@@ -174,10 +175,14 @@ CONTINUATION = (
 TARGET = (
     Flag("--model PATH", "folder or weights file of the target", str, "bundled"),
     Flag("--dtype", "of the computation; float32 and float64 keep the image", DTYPES, "float32"),
-    Flag("--weights", "of the transformer, a byte per number (default: as --dtype)", ("int8", "fp8")),
+    Flag("--weights", "store the transformer's matrices in a byte per number (default: as --dtype)", ("int8", "fp8")),
     Flag("--size WxH", "pixels of an image, for models that draw several sizes (default: the model's own)", _size),
 )
-DRAFTER = Flag("--drafter PATH", "folder; jacobi, which needs none; or PATH+jacobi (default: bundled, else jacobi)")
+DRAFTER = Flag(
+    "--drafter PATH",
+    "folder of a network; jacobi, which needs no files; or PATH+jacobi, both in one tree "
+    "(default: bundled for the bundled model, else jacobi)",
+)
 DEVICE = Flag("--device", "auto takes CUDA where there is any", ("auto", "cpu", "cuda"), "auto")
 LANTERN = (
     Flag("--lantern-k K", "neighbours in the codebook that are looked at", int, 100),
@@ -197,7 +202,7 @@ PICTURE_FILES = (
     Flag("--tokens FILE.json", "write the codebook indices of each picture, row by row", Path),
     Flag("--trace FILE.json", "write what happened in each round", Path),
     Flag("--report FILE.json", "write the run's figures", Path),
-    Flag("--compare", "decode plainly too, with the same seed, and print the speed-up", bool, False),
+    Flag("--compare", "decode plainly too, with the same seed, and print the speed-up", bool),
 )
 WORKERS = (
     Flag("--workers N", "engines, each with a GPU of its own, or a share of the CPU cores", int, 1),
@@ -206,8 +211,8 @@ WORKERS = (
 COMPARISON = (
     Flag("--prompts FILE", "as for generate; bundled are the captions that come with the pack", str, "bundled"),
     Flag("--count N", "prompts to take from it (default: all)", int),
-    Flag("--sample-seed N", "which ones", int, 0),
-    Flag("--caption", "of the captions of an MS-COCO image", CAPTIONS, CAPTIONS[0]),
+    Flag("--sample-seed N", "which prompts --count takes", int, 0),
+    Flag("--caption", "which of the captions of an MS-COCO image", CAPTIONS, CAPTIONS[0]),
     Flag("--methods A,B,...", "methods, +lantern behind a name for relaxed acceptance (default: some of each kind)"),
     Flag("--output DIR", "for results; an interrupted benchmark goes on where it stopped", Path, required=True),
 )
@@ -246,7 +251,7 @@ DRAWN = (
 )
 CHECKPOINT = (
     Flag("path PATH", "folder or file of a target or a drafter, or 'bundled'"),
-    Flag("--json", "print JSON", bool, False),
+    Flag("--json", "print JSON", bool),
 )
 
 

@@ -109,7 +109,7 @@ def clip_metric(
     def metric(picture: Image.Image, prompt: str) -> Scores:
         inputs = processor(text=[prompt], images=[picture], return_tensors="pt", truncation=True, max_length=longest)
         found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
-        scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
+        scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
         return scores | ({"aesthetic": (predictor(found.image_embeds.cpu()), 1)} if predictor else {})
 
     return metric

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..app.generation import choose_device, open_target
+from ..app.generation import choose_device, open_target, sampling_of
 from ..app.images import write_json
 from ..drafters.eagle import EagleDrafter, grid_of_pairs
 from ..drafters.load import load_drafter
 from ..errors import AdtError
 from ..models.checkpoint import Checkpoint, resolve
-from ..models.target import Target
+from ..models.target import Prompt, Target
 from ..rules.sampling import Sampling
 from .features import Features
 from .log import figures, sentence, write_log
@@ -87,7 +87,7 @@ def plan(options: argparse.Namespace) -> Plan:
             raise AdtError(f"--{name.replace('_', '-')} is {value}; it must be a number above 0.")
     if not 0 <= options.features_gb < inf:
         raise AdtError(f"--features-gb is {options.features_gb}; it must be 0 (keep none) or a number above it.")
-    sampling = Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
+    sampling = sampling_of(options)
     made = Plan(options, *_captions(options, sampling.seed), sampling, choose_device(options.device))
     _check_output(made)
     return made
@@ -149,7 +149,7 @@ def make_drafter(target: Target) -> EagleDrafter:
     del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.fc.data[config.hidden_size :] += torch.eye(config.hidden_size)
-    drafter.embedding = decoder.embedding.detach().float()
+    drafter.embedding = decoder.embedding.detach().float()  # type: ignore[assignment]
     return drafter.to(decoder.embedding.device)
 
 
@@ -184,7 +184,7 @@ class Trainer:
         self.target, self.pictures, self.sampling, self.options = target, pictures, plan.sampling, options
         self.drafter, self._config = make_drafter(target), Checkpoint(resolve(options.model, "target")).config
         self._features = Features(plan.folder / "features", options.features_gb * 2**30)
-        self._prompts: dict[int, list[int]] = {}
+        self._prompts: dict[int, Prompt] = {}
         half = _autocast_dtype(plan.device, options.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
         rate = options.learning_rate

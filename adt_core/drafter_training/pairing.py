@@ -9,14 +9,14 @@ child is most often the target's token is recorded beside the drafter.
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..app.generation import choose_device, default_drafter, open_target
+from ..app.generation import choose_device, default_drafter, open_target, sampling_of
 from ..app.images import write_json
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters.eagle import PAIRING_FILE, EagleDrafter, Pairing, load_eagle, paired_ids
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
     if options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
-    sampling = Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
+    sampling = sampling_of(options)
     prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, sampling.seed)
     target = open_target(options, choose_device(options.device))
     drafter = load_eagle(options.drafter, target)

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -70,7 +71,8 @@ def muon_and_adam(
 ) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices; AdamW for vectors, embeddings and parameters with a part of ``not_muon`` in their
     names."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if p.requires_grad:
             is_matrix = p.ndim >= 2 and not any(part in name for part in ("embed", *not_muon))
@@ -107,7 +109,7 @@ class Run:
         self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
         device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=half)
-        self.state = {"step": 0, "elapsed": 0.0}
+        self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if path.exists():
             self.state = torch.load(path, map_location=device, weights_only=True)
             model.load_state_dict(self.state["model"])

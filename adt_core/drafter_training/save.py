@@ -24,7 +24,7 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
         q, k = paired(c.head_dim)(q), paired(c.head_dim)(k)
     gate, up = layer.gate_up.T.chunk(2)
     attention = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": layer.out.T}
-    if layer.qk_norm_weight is not None:
+    if layer.qk_norm_weight is not None and layer.qk_norm_bias is not None:
         for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
             heads = norm.split([c.num_heads, c.num_kv_heads])
             attention |= {f"q_norm.{kind}": heads[0], f"k_norm.{kind}": heads[1]}
