@@ -140,45 +140,26 @@ class Benchmark:
             found[name] = preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset
         return found
 
-    @property
-    def needs_network(self) -> bool:
-        return any(preset.source.startswith(NETWORK) for preset in self.presets.values())
-
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        found, path = sources(drafter), self.drafter.removesuffix(WITH_WINDOW)
-        for name, preset in self.presets.items():
-            if preset.source and preset.source not in found:
+        found, jobs, path = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
+        for name, (drafting, source, lantern) in self.presets.items():
+            if source and source not in found:
                 raise AdtError(
                     f"--drafter: the method {name!r} needs a network; "
                     "give a drafter that is one, or leave the method out."
                 )
-        return {
-            name: Job(
-                target,
-                self.sampling,
-                preset.drafting,
-                found.get(preset.source),
-                preset.lantern,
-                model_path=self.model,
-                drafter_path=preset.source.replace(NETWORK, path) or None,
-            )
-            for name, preset in self.presets.items()
-        }
+            job = Job(target, self.sampling, drafting, found.get(source), lantern, model_path=self.model)
+            jobs[name] = replace(job, drafter_path=source.replace(NETWORK, path) or None)
+        return jobs
 
     def settings(self, target: Target) -> dict:
-        """Everything that the figures hang on; runs of other settings are never mixed with these."""
+        """Everything that the figures depend on. Runs with other settings are never mixed with these."""
         decoder = target.decoder
-        device = (
-            torch.cuda.get_device_name() if decoder.embedding.is_cuda else platform.processor() or platform.machine()
-        )
+        cpu = platform.processor() or platform.machine()
         methods = {
-            name: {
-                **asdict(preset.drafting),
-                "source": preset.source,
-                "lantern": preset.lantern and asdict(preset.lantern),
-            }
-            for name, preset in self.presets.items()
+            name: {**asdict(drafting), "source": source, "lantern": lantern and asdict(lantern)}
+            for name, (drafting, source, lantern) in self.presets.items()
         }
         return {
             "model": target.name,
@@ -193,7 +174,7 @@ class Benchmark:
             "commit": _commit(),
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": device,
+            "device": torch.cuda.get_device_name() if decoder.embedding.is_cuda else cpu,
             "threads": torch.get_num_threads(),
             "dtype": str(decoder.dtype).removeprefix("torch."),
         }
@@ -210,8 +191,7 @@ def _commit() -> str | None:
 
 
 def open_runs(folder: Path, settings: dict) -> list[dict]:
-    """Finished prompts in ``folder``; begins the file if there is none. AdtError if they were made with other
-    settings."""
+    """The records in ``folder``; begins the file if there is none. AdtError if they were made with other settings."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RUNS
     if not path.exists():
@@ -222,9 +202,7 @@ def open_runs(folder: Path, settings: dict) -> list[dict]:
         raise AdtError(
             f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
         )
-    whole = [
-        line for line in lines if line.endswith("\n")
-    ]  # a line that was being written when the power went is done again
+    whole = [line for line in lines if line.endswith("\n")]  # not what was being written when the power went
     path.write_text("".join([head, *whole]), encoding="utf-8")
     return [json.loads(line) for line in whole]
 
@@ -245,9 +223,9 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
     """
 
     def one_by_one(numbers: list[int]) -> Iterator[tuple[int, Measured]]:
-        warm_up_all(benchmark, jobs, check)
+        warm_up_all(jobs, benchmark.prompts[0], check)
         for number in numbers:
-            yield number, measure_prompt(benchmark, jobs, number, check)
+            yield number, measure_prompt(jobs, number, benchmark.prompts[number], check)
 
     return collect(benchmark, benchmark.settings(jobs[PLAIN].target), folder, one_by_one)
 
@@ -255,10 +233,7 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
 def collect(
     benchmark: Benchmark, settings: dict, folder: Path, source: Callable[[list[int]], Iterable[tuple[int, Measured]]]
 ) -> Iterator[dict]:
-    """The same with what ``source`` measures of the prompts whose numbers it is given, in any order.
-
-    Finished records come first.
-    """
+    """The same, where ``source`` measures the prompts whose numbers it is given, in any order."""
     done = open_runs(folder, settings)
     yield from done
     missing = sorted(set(range(len(benchmark.prompts))) - {record["prompt"] for record in done})
@@ -266,15 +241,15 @@ def collect(
         yield _keep(benchmark, number, measured, folder)
 
 
-def warm_up_all(benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None) -> None:
+def warm_up_all(jobs: dict[str, Job], prompt: str, check: Check | None = None) -> None:
     """First calls are slow."""
     for job in jobs.values():
-        warm_up(job.decoding(benchmark.prompts[:1], check=check), WARM_UP)
+        warm_up(job.decoding([prompt], check=check), WARM_UP)
 
 
-def measure_prompt(benchmark: Benchmark, jobs: dict[str, Job], number: int, check: Check | None = None) -> Measured:
+def measure_prompt(jobs: dict[str, Job], number: int, prompt: str, check: Check | None = None) -> Measured:
     """Decode a prompt by all methods, in an order that its number fixes."""
-    prompt, done, runs, pngs = benchmark.prompts[number], {}, {}, {}
+    done, runs, pngs = {}, {}, {}
     rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
     for name in map(str, rng.permutation(list(jobs))):
         decoding = decode(jobs[name].decoding([prompt], check=check))
@@ -298,9 +273,9 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
         path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
         write(folder / path, png)
         picture = Image.open(BytesIO(png))
-        scores = {
-            column: score for metric in benchmark.metrics.values() for column, score in metric(picture, prompt).items()
-        }
+        scores: dict = {}
+        for metric in benchmark.metrics.values():
+            scores |= metric(picture, prompt)
         shown[name] = {"picture": path.as_posix(), "quality": scores}
     runs = {name: {**run, **shown.get(name, shown[PLAIN])} for name, run in measured.runs.items()}
     record = {"prompt": number, "text": prompt, "runs": runs}
@@ -313,20 +288,17 @@ class Engine:
     """A benchmark's models in memory; measures prompts. Raises AdtError for files and prompts that don't fit."""
 
     def __init__(self, benchmark: Benchmark, options: argparse.Namespace):
-        self._benchmark, target = benchmark, open_target(options, choose_device(options.device))
-        drafter = load_drafter(benchmark.drafter, target) if benchmark.needs_network else None
-        self.jobs, self._warm = benchmark.jobs(target, drafter), False
+        self._prompts, target = benchmark.prompts, open_target(options, choose_device(options.device))
+        network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
+        self.jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
         self.jobs[PLAIN].check(benchmark.prompts)
-
-    @property
-    def settings(self) -> dict:
-        return self._benchmark.settings(self.jobs[PLAIN].target)
+        self.settings, self._warm = benchmark.settings(target), False
 
     def __call__(self, number: int) -> Measured:
         if not self._warm:
-            warm_up_all(self._benchmark, self.jobs)
+            warm_up_all(self.jobs, self._prompts[0])
         self._warm = True
-        return measure_prompt(self._benchmark, self.jobs, number)
+        return measure_prompt(self.jobs, number, self._prompts[number])
 
 
 @contextmanager

@@ -26,8 +26,7 @@ from ..policies.shape import Drafting
 from ..rules.sampling import Sampling
 from ..rules.trace import Trace
 from ..rules.verify import Lantern
-from . import distributed
-from .continuation import KEEP, kept_tokens, open_picture, to_pixels
+from . import continuation, distributed
 from .images import check_writable, to_png, write, write_json
 from .jobs import Job, rounds, stretches, warm_up
 from .prompts import read_prompts
@@ -77,7 +76,7 @@ def plan(options: argparse.Namespace) -> Plan:
     for name in ("output", "tokens", "trace", "report"):
         if getattr(options, name):
             check_writable(getattr(options, name), f"--{name}")
-    check_continuation(options)
+    continuation.check(options)
     distributed.check(options)
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
     if not all(prompt.strip() for prompt in prompts):
@@ -93,8 +92,7 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
 
 
 def drafting_of(options: argparse.Namespace) -> Drafting:
-    """How drafts are made: the options that are given, else what suits the drafter. AdtError if these don't go
-    together."""
+    """How drafts are made: the given options, else what suits the drafter. AdtError if these don't go together."""
     given = {field.name: getattr(options, field.name) for field in fields(Drafting)}
     default = JacobiDrafter.default if has_window(options.drafter) else Drafting()
     drafting = replace(default, **{name: value for name, value in given.items() if value is not None})
@@ -105,39 +103,12 @@ def drafting_of(options: argparse.Namespace) -> Drafting:
 
 def lantern_of(options: argparse.Namespace) -> Lantern | None:
     """Relaxed acceptance as the options ask for it; None for exact acceptance."""
-    k, delta, factor, share = (
-        getattr(options, name) for name in ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
-    )
+    delta, factor, share = options.lantern_delta, options.lantern_lambda, options.max_substitution
     if delta is not None and factor is not None:
         raise AdtError("--lantern-delta and --lantern-lambda are two rules; give one of them.")
     if factor is not None:
-        return Lantern(k, factor=factor, max_substitution=share)
-    return None if delta is None else Lantern(k, delta, max_substitution=share)
-
-
-def check_continuation(options: argparse.Namespace) -> None:
-    """Raises AdtError for options that say nothing or can't be followed, and for a picture that can't be read."""
-    if options.continue_from is None:
-        if options.keep is not None or options.keep_left is not None:
-            raise AdtError("--keep and --keep-left say how much of a picture is kept; name it with --continue-from.")
-        return
-    kept_tokens((1, 1), options.keep or 0.0, options.keep_left or 0.0)
-    open_picture(options.continue_from, "--continue-from")
-
-
-def kept_codes(options: argparse.Namespace, target: Target) -> list[int]:
-    """The first codes of every image: of the picture to continue, else those that a PNG to make again started from."""
-    if options.continue_from is None:
-        return options.kept or []
-    rows, columns = target.grid
-    picture = open_picture(options.continue_from, "--continue-from")
-    pixels = to_pixels(picture, rows * target.downsample, columns * target.downsample)
-    keep = KEEP if options.keep is None else options.keep
-    count = kept_tokens(target.grid, keep, options.keep_left or 0.0)
-    if count == rows * columns:
-        raise AdtError(f"--keep {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
-    with torch.inference_mode():
-        return target.codec.encode(pixels).flatten()[:count].tolist()
+        return Lantern(options.lantern_k, factor=factor, max_substitution=share)
+    return None if delta is None else Lantern(options.lantern_k, delta, max_substitution=share)
 
 
 def default_drafter(model: str) -> str:
@@ -190,7 +161,7 @@ class Engine:
             load_drafter(options.drafter, target) if plan.drafting.method != PLAIN.method else None,
             plan.lantern,
             options.negative or "",
-            tuple(kept_codes(options, target)),
+            tuple(continuation.kept_codes(options, target)),
             options.model,
             options.drafter,
         )
