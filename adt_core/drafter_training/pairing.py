@@ -19,8 +19,9 @@ from torch import Tensor
 from ..app.generation import choose_device, default_drafter, open_target, sampling_of
 from ..app.images import write_json
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from ..drafters.eagle import PAIRING_FILE, EagleDrafter, Pairing, load_eagle, paired_ids
-from ..drafters.load import has_window
+from ..drafters import is_network
+from ..drafters.eagle import EagleDrafter, Pairing, paired_ids
+from ..drafters.eagle_files import PAIRING_FILE, load_eagle
 from ..errors import AdtError
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
 from ..models.target import Target
@@ -34,7 +35,7 @@ PAIRINGS = [Pairing(late, codes) for late, codes in product((False, True), (Fals
 def choose_drafter(options: argparse.Namespace) -> None:
     """Choose the drafter if none is named. AdtError if it is no network."""
     options.drafter = options.drafter or default_drafter(options.model)
-    if has_window(options.drafter):
+    if not is_network(options.drafter):
         raise AdtError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
 
 

@@ -20,7 +20,7 @@ from ..app.jobs import Job, decode
 from ..app.prompts import read_prompts, sample
 from ..errors import AdtError
 from ..models.target import Target
-from ..policies.shape import Drafting
+from ..policies import PLAIN, Drafting
 from ..rules.sampling import Sampling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -98,7 +98,7 @@ def plain_codes(target: Target, prompts: list[str], numbers: list[int], sampling
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
-    return decode(Job(target, sampling, Drafting(method="autoregressive")).decoding(prompts, numbers)).codes
+    return decode(Job(target, sampling, Drafting(PLAIN)).decoding(prompts, numbers)).codes
 
 
 def draw(pictures: Pictures, target: Target, sampling: Sampling, batch: int) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from adt_core.drafter_training.features import Features
 from adt_core.drafter_training.run import initialise
 from adt_core.drafter_training.save import config_fields, drafter_tensors, write_checkpoint
 from adt_core.drafter_training.unroll import read, unroll
-from adt_core.drafters.eagle import EagleDrafter, _entries, describe
-from adt_core.models.checkpoint import Checkpoint, fill
+from adt_core.drafters.eagle import EagleDrafter
+from adt_core.drafters.eagle_files import load_eagle
 from adt_core.models.config import DecoderConfig
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
@@ -157,7 +158,7 @@ def test_training_sees_what_inference_sees(models, tmp_path):
 
     from adt_core.models.cache import KVCache
     from adt_core.models.layers import rope_tables
-    from adt_core.models.rows import Rows
+    from adt_core.models.rows import Roots, Rows
 
     rows = Rows(reading.prompts, 64, drafter.embedding)
     cache, rope = (
@@ -167,13 +168,11 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     ids = rows.spread(target.decoder.image_ids[codes])
     features = reading.features.double()
     drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
-    starts = [rows.length] * 2
-    out = drafter(
-        ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], rows.causal_step(starts, root), cache, rope
-    )[:, -1:]
+    step = rows.causal_step(Roots.all_at(codes[:, 0], 0), root)
+    out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], step, cache, rope)[:, -1:]
     for depth in range(passes):
         assert torch.allclose(out[:, 0], outs[depth], atol=1e-9)
-        step = rows.step([rows.length + root] * 2, depth, depth, None)
+        step = rows.step(Roots.all_at(codes[:, 0], root), depth, depth, None)
         out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache, rope)
 
 
@@ -350,8 +349,7 @@ def test_what_is_written_is_what_was_trained(tmp_path, grid):
     fields = config_fields(drafter)
     tmp_path.joinpath("drafter").mkdir()
     write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
-    checkpoint = Checkpoint(tmp_path / "drafter")
-    again, _ = describe(checkpoint)
-    again = again.to_empty(device="cpu")
-    fill(_entries(again, checkpoint), checkpoint)
+    of_target = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))
+    decoder = SimpleNamespace(config=of_target, dtype=torch.float32, embedding=drafter.embedding)
+    again = load_eagle(tmp_path / "drafter", SimpleNamespace(name="a target", decoder=decoder))
     assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values()))
