@@ -1,4 +1,5 @@
-"""``train-drafter``: it learns, it goes on where it stopped, what it writes decodes losslessly, and bad input is one clear sentence."""
+"""``train-drafter``: it learns, it goes on where it stopped, what it writes decodes losslessly, and bad input is one
+clear sentence."""
 
 import csv
 import json
@@ -81,7 +82,8 @@ def with_and_without(target, drafter):
 
 
 def test_it_learns_what_the_target_draws(train, tiny, tmp_path):
-    """Loss falls, acceptance on held-out prompts rises at every depth, and ends above a random drafter's; the figures are in the table and the line."""
+    """Loss falls, acceptance on held-out prompts rises at every depth, and ends above a random drafter's; the figures
+    are in the table and the line."""
     code, out, err = train(steps=90, every=30, batch=4, held_out=8, pictures=40, compare=tiny / "drafter")
     assert code == 0, err
     rows = table(tmp_path / "out")
@@ -149,7 +151,8 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
 
 
 def test_training_sees_what_inference_sees(models, tmp_path):
-    """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs, same positions, same sight."""
+    """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs,
+    same positions, same sight."""
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
     prompts, root, passes = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")], 3, 3
@@ -201,7 +204,8 @@ class Stop(Exception):
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monkeypatch):
-    """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run ends with."""
+    """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run
+    ends with."""
     assert train(tmp_path / "whole", steps=6, every=2)[0] == 0
 
     def stop_after(count, owner, name):
@@ -305,7 +309,8 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
     code, _, err = train(cfg=2)
     assert (
         code == 2
-        and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, or name another folder."
+        and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, "
+        "or name another folder."
         in err
     )
     assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
@@ -328,7 +333,8 @@ def write_family(name, folder):
 
 @pytest.mark.parametrize("name", ["lumina-mgpt", "llamagen", "janus", "emu3"])
 def test_a_drafter_for_every_family(train, tmp_path, name):
-    """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and drafts from what it learned."""
+    """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
+    drafts from what it learned."""
     model, options = write_family(name, tmp_path)
     code, _, err = train(model=model, steps=12, every=6, **options)
     assert code == 0, err
