@@ -164,10 +164,13 @@ def run(plan: Plan) -> str:
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_json(plan.folder / "settings.json", plan.settings)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, options.held_out)
-    if plan.paths:
-        encode(pictures, plan.paths, target)
-    else:
-        draw(pictures, target, plan.sampling, options.draw_batch)
+
+    def codes_of(numbers: list[int]) -> Tensor:
+        if plan.paths:
+            return encode(target, [plan.paths[i] for i in numbers])
+        return draw(target, [plan.prompts[i] for i in numbers], numbers, plan.sampling)
+
+    pictures.make(codes_of, options.draw_batch)
     trainer = Trainer(target, pictures, plan)
     trainer.train()
     last = trainer.log[-1]

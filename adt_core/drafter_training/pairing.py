@@ -26,7 +26,7 @@ from ..errors import AdtError
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
 from ..models.target import Target
 from ..rules.sampling import Sampling
-from .pictures import plain_codes
+from .pictures import draw
 from .unroll import CHILDREN, acceptance, read
 
 PAIRINGS = [Pairing(late, codes) for late, codes in product((False, True), (False, True))]
@@ -73,7 +73,7 @@ def measure(target: Target, drafter: EagleDrafter, prompts: list[str], sampling:
     They are taken on pictures of the prompts, which the target draws plainly.
     """
     numbers = list(range(len(prompts)))
-    codes = plain_codes(target, prompts, numbers, sampling)
+    codes = draw(target, prompts, numbers, sampling)
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling)
     first = torch.tensor([[prompt[0]] for prompt in reading.prompts], device=reading.ids.device)
     every, shares = torch.cat([first, reading.ids], 1), {}
