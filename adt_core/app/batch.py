@@ -15,10 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..drafters.merged import MergedDrafter
 from ..engine.decoding import Decoding
-from ..errors import AdtError
-from ..models.checkpoint import Check
+from ..errors import AdtError, Check
 from ..rules.sampling import NOISE_VERSION
 from .images import digest, is_whole, read_settings, save_png
 from .jobs import Job
@@ -88,12 +86,12 @@ def key(job: Job) -> str:
     """A name for the job's folder: the same for jobs that give the same images. Drafting counts under LANTERN alone."""
     target, relaxed = job.target, None
     if job.lantern is not None:
-        network = job.drafter.network if isinstance(job.drafter, MergedDrafter) else job.drafter
+        network = job.drafter.network if job.drafter is not None else None
         relaxed = {
             **asdict(job.lantern),
-            **asdict(job.drafting),
+            **job.drafting.flat(),
             "drafter": job.drafter_name,
-            "drafter_weights": fingerprint(network) if isinstance(network, nn.Module) else None,
+            "drafter_weights": fingerprint(network) if network is not None else None,
         }
     modules = (target.decoder, target.codec, target.text_encoder)
     return digest(

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter
+from ..drafters import Drafter
 from ..engine.decoding import Decoding
-from ..models.checkpoint import BUNDLED, Check
+from ..errors import Check
+from ..models.checkpoint import BUNDLED
 from ..models.target import Target
-from ..policies.shape import Drafting
+from ..policies import Drafting
 from ..rules.sampling import NOISE_VERSION, Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
@@ -121,7 +122,7 @@ class Job:
             **asdict(self.sampling),
             "image_index": image_index,
             "kept": list(self.kept),
-            **asdict(self.drafting),
+            **self.drafting.flat(),
             "lantern_k": rule.neighbours,
             "lantern_delta": rule.delta if self.lantern and rule.factor is None else None,
             "lantern_lambda": rule.factor,
@@ -146,9 +147,8 @@ def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, 
         waiting[:] = [group for group in waiting if not whole[group]]
         return done
 
-    with closing(iter(decoding)) as running:
-        for _ in running:
-            yield finished()
+    for _ in decoding:
+        yield finished()
     if waiting:
         yield finished()
 
