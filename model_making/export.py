@@ -17,7 +17,6 @@ from adt_core.models.layers import Decoder
 from .codec import CONFIG
 from .target import open_sequences, trained_decoder
 
-
 VQ_CONFIG = {
     "model_type": "chameleon_vqgan",
     "embed_dim": CONFIG.embed_dim,
