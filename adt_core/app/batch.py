@@ -24,8 +24,7 @@ from .prompts import slug
 
 
 class Picture(NamedTuple):
-    """A finished image: its prompt, its PNG, its codes [rows, columns] int64 on the CPU, and its figures, by the names
-    of ``Trace.report``."""
+    """A finished image. codes: [rows, columns] int64 on the CPU. figures: by the names of ``Trace.report``."""
 
     prompt: str
     path: Path
@@ -109,8 +108,7 @@ def key(job: Job) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Tells modules apart by their weights: the first numbers of every parameter and of every buffer that is no
-    counter."""
+    """Tells modules apart: a digest of the first numbers of every parameter and every floating-point buffer."""
     values = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
     numbers = torch.cat([value.detach().flatten()[:64].to("cpu", torch.float32) for value in values])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]
