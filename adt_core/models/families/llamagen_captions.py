@@ -1,6 +1,8 @@
-"""Cleaning of captions as LlamaGen's text encoder was fed in training: the recipe of DeepFloyd IF and PixArt, applied twice.
+"""Cleaning of captions as LlamaGen's text encoder was fed in training: the recipe of DeepFloyd IF and PixArt, applied
+twice.
 
-Restated as three lists of substitutions, in order: what belongs to web pages rather than to pictures is dropped, typography is made uniform.
+Restated as three lists of substitutions, in order: what belongs to web pages rather than to pictures is dropped,
+typography is made uniform.
 """
 
 from __future__ import annotations
