@@ -1,4 +1,4 @@
-"""How Hugging Face checkpoints describe a decoder: the fields of ``config.json`` and the names of tensors and tokens."""
+"""How Hugging Face checkpoints describe a decoder: fields of ``config.json``, names of tensors and tokens."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ class VQConfig:
     @classmethod
     def from_dict(cls, values: dict) -> VQConfig:
         known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+        known["channel_multiplier"] = tuple(known.get("channel_multiplier", cls.channel_multiplier))
+        return cls(**known)
 
     @property
     def widths(self) -> list[int]:
@@ -64,7 +65,7 @@ class VQConfig:
 
 
 def coarsest_first(name: str, config: VQConfig) -> str:
-    """Name of a parameter where ``decoder.up.0`` is the coarsest level, not the finest (LlamaGen, transformers' Janus)."""
+    """A parameter's name where ``up.0`` is the coarsest level, not the finest (LlamaGen, transformers' Janus)."""
     parts = name.split(".")
     if parts[:2] == ["decoder", "up"]:
         parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))

@@ -89,7 +89,10 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 UNNEEDED = (f"{CODEC}loss.",)
 REMEDIES = {CODEC: "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it"}
-_ANOLE_FILES = "the folder; if it holds no image decoder, `vqgan.ckpt` of Chameleon or the folder `Anole-7b-v0.1-vqvae-hf` beside it"
+_ANOLE_FILES = (
+    "the folder; if it holds no image decoder, `vqgan.ckpt` of Chameleon or the folder `Anole-7b-v0.1-vqvae-hf` "
+    "beside it"
+)
 FAMILY = Family(
     "chameleon",
     "Anole",

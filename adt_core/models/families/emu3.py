@@ -73,7 +73,8 @@ class Emu3Prompter(TokenPrompter):
             return "both sides must be one token at least"
         if (rows - 0.5) * (columns - 0.5) <= usual[0] * usual[1]:
             return ""
-        return f"it may have about as many tokens as a grid of {usual[0]} x {usual[1]}, and that would be {rows} x {columns}"
+        most = f"it may have about as many tokens as a grid of {usual[0]} x {usual[1]}"
+        return f"{most}, and that would be {rows} x {columns}"
 
 
 class Emu3Codec(Codec):
