@@ -102,10 +102,9 @@ def _unpickle(file: Path) -> object:
 
 
 class Checkpoint:
-    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or one file of weights. Tensors
-    are read one by one.
+    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or one file of weights.
 
-    ``config`` is empty if there is no ``config.json``. AdtError if files are missing or damaged.
+    ``config`` is {} if there is no ``config.json``. AdtError if files are missing or damaged.
     """
 
     def __init__(self, path: Path):
@@ -173,10 +172,9 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a parameter comes from: tensors of the checkpoint by ``names``, and the ``shapes`` that they must have.
+    """Where a parameter comes from: tensors of the checkpoint by ``names``, which must have these ``shapes``.
 
-    make: the parameter's value from these tensors; by default they are joined along dim 0. put: stores the value; by
-    default it is copied.
+    make: the parameter's value from the tensors, by default joined along dim 0. put: stores it; by default, a copy.
     """
 
     parameter: Tensor
@@ -202,9 +200,7 @@ def same(parameter: Tensor, name: str, transpose: bool = False, put: Callable[[T
 
 
 def whole(module: nn.Module, prefix: str, called: Callable[[str], str] = str) -> list[Entry]:
-    """Every parameter of ``module``, as it is. In the checkpoint it is ``prefix`` and then what ``called`` makes of its
-    own name.
-    """
+    """Every parameter of ``module`` as it is, under ``prefix`` and what ``called`` makes of its own name."""
     return [same(parameter, prefix + called(name)) for name, parameter in module.named_parameters()]
 
 
@@ -242,9 +238,7 @@ def check_entries(
 
 @torch.no_grad()
 def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
-    """Read the parameters one by one, straight to their device and dtype. ``check`` is called before each and may raise
-    to cancel.
-    """
+    """Read the parameters one by one, straight to where they belong. ``check`` comes before each; it may raise."""
     for entry in entries:
         if check is not None:
             check()

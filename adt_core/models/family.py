@@ -13,8 +13,8 @@ from .target import Prompter, Target
 class Published(NamedTuple):
     """A published checkpoint, or several alike: a row of the table in docs/models.md, in Markdown.
 
-    model: its name. source: where it is on Hugging Face. files: what to put into ``models/ar_image``. pixels: per side
-    of its images. memory: with weights in bfloat16 / int8.
+    source: where it is on Hugging Face. files: what to put into ``models/ar_image``. pixels: per side of its images.
+    memory: with weights in bfloat16 / int8.
     """
 
     model: str
@@ -25,16 +25,17 @@ class Published(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family of models. A new one is a file in ``families`` and a line in ``load.FAMILIES``; nothing else lists
-    families.
+    """A family of models. A new one is a file in ``families`` and a line in ``load.FAMILIES``; nothing else lists them.
 
-    name, title: for programs and for people. recognises: is a checkpoint of the family, by its config.json ({} if it
-    has none) and the names of its tensors? There are no names when models are listed, since no weights are opened for
-    that. skeleton: the target that a checkpoint describes, not yet filled, without its prompter, on torch's default
-    device; AdtError if its configuration makes no sense. entries: where the target's parameters come from. prompter:
-    AdtError if a tokenizer is missing. unneeded: how the names of tensors begin that drawing does not need. remedies:
-    what to do if tensors are missing, by how their names begin. single_files: glob patterns of weights files that are
-    models without a config.json. search: words that find the loader node.
+    name, title: for programs and for people.
+    recognises: by the config.json ({} if there is none) and the names of tensors, which are () where models are listed.
+    skeleton: the target that a checkpoint describes, not yet filled, without its prompter, on torch's default device.
+    entries: where the target's parameters come from.
+    prompter: what reads its prompts. Like ``skeleton`` it raises AdtError if something is missing or makes no sense.
+    unneeded: how the names of tensors begin that drawing does not need.
+    remedies: what to do if tensors are missing, by how their names begin.
+    single_files: glob patterns of weights files that are models without a config.json.
+    search: words that find the loader node.
     """
 
     name: str

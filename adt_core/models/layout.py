@@ -39,8 +39,7 @@ def whole_number(config: dict, name: str, source: Path | str, default: object = 
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
-    """Shape of a decoder (or of a drafter, which has one layer) from a ``config.json``. AdtError if a field is missing
-    or wrong.
+    """Shape of a decoder, or of a drafter, from a ``config.json``. AdtError if a field is missing or wrong.
 
     changes: fields of the result that the ``config.json`` does not decide.
     """
@@ -98,9 +97,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Turn 
 
 
 def unpaired(head_dim: int) -> Turn:
-    """For models that rotate neighbouring elements of a head together: ours rotates element i of a head's first half
-    with i of its second.
-    """
+    """For models that rotate neighbouring elements of a head together; ours rotates its two halves together."""
     return lambda weight: weight.view(-1, head_dim // 2, 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
 
 
@@ -110,9 +107,7 @@ def paired(head_dim: int) -> Turn:
 
 
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
-    """Norms of q and k, [heads, head dim] each. Lumina-mGPT has fewer rows: one for each part of the model in its
-    training, shared by the part's heads.
-    """
+    """Norms of q and k [heads, head dim]. Lumina-mGPT has fewer rows; each then is for several heads in a row."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
 
     def rows(name: str, most: int) -> int:
@@ -150,13 +145,9 @@ def decoder_entries(
 
 
 def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int | None = None) -> dict[str, int]:
-    """The checkpoint's ``vocabulary_map``. AdtError if it lacks a name that is ``needed``, or has an id of ``size``
-    (``vocab_size``) or more.
-    """
-    vocabulary, source = (
-        checkpoint.config.get("vocabulary_map") or {},
-        f"{checkpoint.path}: config.json's vocabulary_map",
-    )
+    """Token ids by name. AdtError if a ``needed`` name is missing, or an id is not below ``size`` (``vocab_size``)."""
+    source = f"{checkpoint.path}: config.json's vocabulary_map"
+    vocabulary = checkpoint.config.get("vocabulary_map") or {}
     missing = ", ".join(name for name in needed if name not in vocabulary)
     if missing:
         raise AdtError(f"{source} lacks {missing}; use the checkpoint's own config.json.")
@@ -166,13 +157,16 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int |
     return vocabulary
 
 
-def in_code_order(ids: dict[int, int], pattern: str, model: str) -> list[int]:
-    """Token ids of the image codes, in code order, from ids by code. AdtError if a code is missing.
+def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -> list[int]:
+    """Ids of the image tokens, which are named ``begin`` code ``end``, in code order. AdtError if a code is missing.
 
-    pattern, model: for the error, what image tokens are called and what has them.
+    The digits of a code may be the letters A to J.
     """
+    digits = str.maketrans("ABCDEFGHIJ", "0123456789")
+    names = [name for name in vocabulary if name.startswith(begin) and name.endswith(end)]
+    ids = {int(name[len(begin) : -len(end)].translate(digits)): vocabulary[name] for name in names}
     if not ids or sorted(ids) != list(range(len(ids))):
-        problem = f"does not name image tokens 0 to n - 1 as {pattern}; this is not an {model} checkpoint"
+        problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}; this is not an {model} checkpoint"
         raise AdtError(f"config.json's vocabulary_map {problem}.")
     return [ids[code] for code in range(len(ids))]
 

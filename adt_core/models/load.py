@@ -62,10 +62,9 @@ def load_target(
     check: Check | None = None,
     weights: str | None = None,
 ) -> Target:
-    """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if files are missing, damaged
-    or of another kind.
+    """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if it can't be read.
 
-    dtype: of the transformer and a text encoder; but T5 overflows float16, so for that the text encoder is in bfloat16.
+    dtype: of the transformer and the text encoder, which is in bfloat16 instead of float16 because T5 overflows that.
     The codec is in float32. weights: "int8" or "fp8" to store the transformer's matrices so. Every tensor is read
     straight to its place on ``device``; ``check`` is called before each and may raise to cancel.
     """

@@ -18,7 +18,7 @@ from .vq import Codec
 class Prompt(list[int]):
     """Token ids of one row of a prompt; the last one begins the image.
 
-    features: [n, h], what a model with a text encoder reads instead of the ids, which then only fill a drafter's input.
+    features: [n, h], read instead of the ids by a model with a text encoder; the ids then only fill a drafter's input.
     hidden: how many tokens at the beginning nothing attends to.
     """
 
@@ -35,8 +35,7 @@ class Prompt(list[int]):
 
 
 def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor:
-    """Logits [B, n, num_codes] of the tokens at ``positions`` [n] or [B, n] -> [B, n, num_tokens], -inf where a token
-    is impossible.
+    """Logits [B, n, num_codes] at ``positions`` [n] or [B, n] -> [B, n, num_tokens], -inf for impossible tokens.
 
     grammar: from :meth:`Target.grammar`; None leaves the logits as they are.
     """
@@ -55,20 +54,17 @@ class Prompter:
         raise NotImplementedError
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        """If the family can't draw ``grid``: what it can draw, in words; else "". usual: the grid that the model draws
-        best.
-        """
+        """If the family can't draw ``grid``, what it can draw; else "". usual: the grid that the model draws best."""
         return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"
 
 
 @dataclass
 class Target:
-    """A target model. Its weights: ``decoder`` is the transformer, ``codec`` the image tokenizer, ``text_encoder``
-    reads prompts if the decoder does not (LlamaGen).
+    """A target model. Its weights: ``decoder`` (the transformer), ``codec`` and, if it has one, ``text_encoder``.
 
-    grid: rows and columns of the image's cells. usual_grid: the grid that the model draws best, if ``grid`` is another
-    one. row_end: every row of cells is followed by a token that ends it (Lumina-mGPT, Emu3). That is the last of
-    ``decoder.image_ids``, forced at the end of a row and impossible elsewhere.
+    grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
+    row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
+    end of a row and impossible elsewhere.
     """
 
     name: str
@@ -141,11 +137,7 @@ class Target:
         return torch.cat(ended, 1)
 
     def grammar(self, like: Tensor) -> Tensor | None:
-        """What to add to the logits in each column of the image [columns, num_tokens]: 0, or -inf for impossible
-        tokens. None if all are possible.
-
-        like: gives dtype and device.
-        """
+        """Added to the logits in each column [columns, num_tokens]: 0 or -inf. None if all tokens are possible."""
         if not self.row_end:
             return None
         table = like.new_zeros(self.columns, self.num_tokens)

@@ -24,8 +24,7 @@ from .checkpoint import Check, Entry, whole
 
 @dataclass(frozen=True)
 class VQConfig:
-    """Shape of the network: the fields of a Chameleon ``vq_config`` that matter, with its names and defaults, and two
-    more for VQ-16.
+    """Shape of the network: those fields of a Chameleon ``vq_config`` that decide it, and two for VQ-16.
 
     attention: an attention block follows every residual block of the coarsest level. normalised: codebook vectors are
     scaled to length 1.
@@ -80,9 +79,7 @@ AUTHORS_NAMES = {
     "mid.attn_1.": "mid.1.",
     "mid.block_2.": "mid.2.",
 }
-"""From names with ``up.0`` as the coarsest level to those of VQ-16's authors (LlamaGen's ``vq_ds16_t2i.pt``, DeepSeek's
-Janus).
-"""
+"""From our names, with ``up.0`` as the coarsest level, to those of VQ-16's authors."""
 
 
 def _norm(channels: int) -> nn.GroupNorm:
@@ -119,26 +116,27 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
 
-def _middle(channels: int) -> nn.Module:
-    blocks = {"block_1": ResBlock(channels, channels), "attn_1": AttnBlock(channels)}
-    return nn.Sequential(OrderedDict(blocks, block_2=ResBlock(channels, channels)))
+def _sequence(**modules: nn.Module) -> nn.Module:
+    """Modules that run one after another, under their names in the checkpoint."""
+    return nn.Sequential(OrderedDict(modules))
 
 
-def _downsample(channels: int) -> nn.Module:
-    conv = nn.Conv2d(channels, channels, 3, stride=2)
-    return nn.Sequential(OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=conv))
+def _middle(width: int) -> nn.Module:
+    return _sequence(block_1=ResBlock(width, width), attn_1=AttnBlock(width), block_2=ResBlock(width, width))
 
 
-def _upsample(channels: int) -> nn.Module:
-    conv = nn.Conv2d(channels, channels, 3, padding=1)
-    return nn.Sequential(OrderedDict(nearest=nn.Upsample(scale_factor=2.0), conv=conv))
+def _downsample(width: int) -> nn.Module:
+    return _sequence(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(width, width, 3, stride=2))
+
+
+def _upsample(width: int) -> nn.Module:
+    return _sequence(nearest=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(width, width, 3, padding=1))
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, each with an attention block behind it if ``attention``, then the change to
-    the next resolution.
+    """Residual blocks of one resolution, each followed by attention if there is any, then the change of resolution.
 
-    Encoders set ``downsample`` and decoders ``upsample``, except on their last level; until then they do nothing.
+    Encoders replace ``downsample`` and decoders ``upsample``, except on their last level.
     """
 
     def __init__(self, channels: int, width: int, blocks: int, attention: bool):
@@ -178,10 +176,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents [B, latent_channels, h, w] -> pixels [B, 3, H, W]: the encoder backwards, with one more block per level.
-
-    ``up.0`` is the finest level.
-    """
+    """Latents [B, latent_channels, h, w] -> pixels [B, 3, H, W]. ``up.0`` is the finest level, which runs last."""
 
     def __init__(self, config: VQConfig):
         super().__init__()
@@ -246,17 +241,13 @@ class Codec(nn.Module):
         return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
-        """The ``k`` nearest neighbours of every code; computed once. On the CPU, so that nothing stays on the GPU when
-        weights are unloaded.
-        """
+        """The ``k`` nearest neighbours of every code, computed once; on the CPU, so that the GPU can be emptied."""
         if self._nearest is None or self._nearest.indices.shape[1] != min(k, len(self.codebook) - 1):
             self._nearest = Neighbours.of(self.codebook, k).to(torch.device("cpu"))
         return self._nearest
 
     def working_bytes(self, pixels: int) -> int:
-        """Memory that decoding or encoding ``pixels`` pixels takes: at full resolution a block has about eight float32
-        maps at a time.
-        """
+        """Memory for decoding or encoding ``pixels`` pixels: eight float32 maps at full resolution."""
         return pixels * self.base_channels * 8 * 4
 
     def lookup(self, codes: Tensor) -> Tensor:
@@ -264,23 +255,19 @@ class Codec(nn.Module):
         return F.embedding(codes.to(self.codebook.device), self.codebook).permute(0, 3, 1, 2).contiguous()
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """vectors [B, C, h, w] -> codes of the nearest codebook vectors [B, h, w] int64 (Euclidean; of equally near
-        ones, the lowest code).
-        """
+        """vectors [B, C, h, w] -> nearest codes [B, h, w] int64 (Euclidean, ties to the lower code)."""
         codebook = self.codebook
         flat, squares = vectors.to(codebook).permute(0, 2, 3, 1), codebook.pow(2).sum(1)
         nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_ROWS)]
         return torch.cat(nearest).view(flat.shape[:3])
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
-        """pixels [B, 3, H, W] in [-1, 1], H and W multiples of ``downsample`` -> codes [B, h, w]. ``check`` may raise
-        to cancel.
-        """
+        """pixels [B, 3, H, W] in [-1, 1], sides multiples of ``downsample`` -> codes [B, h, w]. ``check`` may raise."""
         with _watched(self, check):
             return self.nearest(self._encode(pixels.to(self.codebook)))
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]. ``check`` may raise to cancel."""
+        """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]. ``check`` may raise."""
         with _watched(self, check):
             return self._decode(self.lookup(codes)).clamp(-1, 1)
 
@@ -316,7 +303,5 @@ class VQModel(Codec):
         return self.decoder(self.post_quant_conv(vectors))
 
     def entries(self, prefix: str) -> list[Entry]:
-        """Where its parameters come from if ``up.0`` is the coarsest level there, not the finest (LlamaGen,
-        transformers' Janus).
-        """
+        """Where its parameters come from if ``up.0`` is the coarsest level (LlamaGen, transformers' Janus)."""
         return whole(self, prefix, lambda name: coarsest_first(name, self.config))

@@ -14,7 +14,7 @@ from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, whole
 from ..family import Family, Published
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, in_code_order, read_vocabulary, section
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, section
 from ..prompter import TokenPrompter
 from ..target import Prompt, Target
 from ..vq import VQConfig, VQModel
@@ -30,16 +30,11 @@ def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
 
 
 def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
-    """Token ids of the image codes, in code order. AdtError if codes are missing or do not follow each other, as
-    drafters expect them to.
-    """
-    digits = str.maketrans("ABCDEFGHIJ", "0123456789")
-    names = [name for name in vocabulary if name.startswith("IMGIMG") and name.endswith("Z")]
-    ids = {int(name[len("IMGIMG") : -1].translate(digits)): vocabulary[name] for name in names}
-    codes = in_code_order(ids, "IMGIMG...Z", "image-generating Chameleon")
+    """Token ids of the image codes, in code order. AdtError if they do not follow each other; drafters rely on it."""
+    codes = image_tokens(vocabulary, "IMGIMG", "Z", "image-generating Chameleon")
     wrong = next((code for code, number in enumerate(codes) if number != codes[0] + code), None)
     if wrong is not None:
-        problem = f"gives code {wrong} the id {ids[wrong]}, but code 0 has {codes[0]} and codes follow each other"
+        problem = f"gives code {wrong} the id {codes[wrong]}, but code 0 has {codes[0]} and codes follow each other"
         raise AdtError(f"config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
     return codes
 

@@ -1,8 +1,7 @@
-"""Emu3-Gen: a LLaMA decoder over one vocabulary of text and image, an end token behind every row, and a codec that was
-made for video.
+"""Emu3-Gen: a LLaMA decoder over text and image tokens, an end token behind every row, a codec made for video.
 
 Wang et al., arXiv 2409.18869. Read in the layout of transformers (``BAAI/Emu3-Gen-hf``). The published settings are
-guidance 3, temperature 1 and top-k 2048; the published example ends every prompt with " masterpiece, film grained, best
+guidance 3, temperature 1 and top-k 2048; the published example ends prompts with " masterpiece, film grained, best
 quality.".
 """
 
@@ -18,7 +17,7 @@ from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, same
 from ..family import Family, Published
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, in_code_order, read_vocabulary, section
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, section
 from ..prompter import TokenPrompter
 from ..target import Prompt, Target
 from ..vq import Codec, Quantizer
@@ -54,9 +53,7 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
 
 
 class Emu3Prompter(TokenPrompter):
-    """Rows ``<|extra_203|> text <|image start|> rows*columns <|image token|>``. Without a text, the published negative
-    prompt stands in its place.
-    """
+    """Rows ``<|extra_203|> text <|image start|> rows*columns <|image token|>``; in unconditional ones, NEGATIVE."""
 
     BOS, IN_TOKENIZER = BOS, (BOS, BEGIN_IMAGE, BEGIN_CODES)
 
@@ -80,8 +77,7 @@ class Emu3Prompter(TokenPrompter):
 class Emu3Codec(Codec):
     """transformers' ``Emu3VQVAE`` for single images.
 
-    The original turns 4 frames into one of codes and back. An image is 4 equal frames, so layers that work on each
-    frame alone run once.
+    The original codes 4 frames as one. Here these are equal, so layers that work on each frame alone run once.
     """
 
     def __init__(self, values: dict):
@@ -119,20 +115,13 @@ class Emu3Codec(Codec):
         return decoder.conv_out(F.silu(decoder.norm_out(x, vectors)))
 
 
-def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
-    """Token ids of the image codes, in code order. AdtError if codes are missing."""
-    begin, end = "<|visual token ", "|>"
-    names = [name for name in vocabulary if name.startswith(begin) and name.endswith(end)]
-    ids = {int(name[len(begin) : -len(end)]): vocabulary[name] for name in names}
-    return in_code_order(ids, f"{begin}...{end}", "Emu3")
-
-
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
     text, source = section(checkpoint.config, "text_config", checkpoint.path), checkpoint.path
     config = decoder_config(_TEXT | text, source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
-    codec, codes = Emu3Codec(section(checkpoint.config, "vq_config", source)), image_token_ids(vocabulary)
+    codec = Emu3Codec(section(checkpoint.config, "vq_config", source))
+    codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
     if len(codes) != len(codec.codebook):
         problem = f"names {len(codes)} image tokens, but its vq_config {len(codec.codebook)} codes"
         raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
@@ -142,9 +131,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Decoder and codec, under the names of transformers or under those of its first versions, which the published
-    files have.
-    """
+    """Decoder and codec, under the names of transformers or of its first versions, as in the published files."""
     if any(name.startswith("text_model.") for name in checkpoint.names):
         body, head, codec = "text_model.model.", "text_model.lm_head.weight", "vqmodel."
     else:

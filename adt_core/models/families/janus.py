@@ -56,9 +56,7 @@ def _is_deepseeks(config: dict) -> bool:
 
 
 class JanusPrompter(TokenPrompter):
-    """Rows ``<bos> <|User|>: text, <|Assistant|>: <begin_of_image>``; without a text, padding stands between the first
-    and the last token.
-    """
+    """Rows ``<bos> <|User|>: text, <|Assistant|>: <begin_of_image>``; without a text, padding between the ends."""
 
     BOS, IN_TOKENIZER = BOS, (BOS, PAD, BEGIN_IMAGE)
 
@@ -73,9 +71,7 @@ class JanusPrompter(TokenPrompter):
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
-    """By transformers' names: the configuration of the decoder, that of what draws, and the side of an image in pixels.
-    AdtError if one is missing.
-    """
+    """Configuration of the decoder and of what draws, by transformers' names; pixels per side. AdtError if missing."""
     config, source = checkpoint.config, checkpoint.path
     if _is_deepseeks(config):
         text = section(config, "language_config", source)

@@ -1,8 +1,6 @@
-"""Cleaning of captions as LlamaGen's text encoder was fed in training: the recipe of DeepFloyd IF and PixArt, applied
-twice.
+"""Cleaning of captions for LlamaGen's text encoder, as in its training: the recipe of DeepFloyd IF and PixArt, twice.
 
-Restated as three lists of substitutions, in order: what belongs to web pages rather than to pictures is dropped,
-typography is made uniform.
+Restated as three lists of substitutions, in order. They drop what belongs to web pages and make typography uniform.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Lumina-mGPT: Chameleon's transformer and codec, with an end token behind every row of the image and the image's size
-in the prompt.
+"""Lumina-mGPT: Chameleon with an end token behind every row of the image, and the image's size in the prompt.
 
 Liu et al., arXiv 2408.02657. Sizes come in steps of 32 pixels; the token ``<reserved{8800 + n}>`` stands for n steps.
 """
@@ -60,9 +59,7 @@ class LuminaPrompter(ChameleonPrompter):
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family. The name of its folder says the size of its images; if it does not, that is 768
-    pixels.
-    """
+    """An empty target of the family. The name of its folder says its size in pixels; 768 if it does not."""
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.path.name)
     steps = max(map(int, sizes), default=768) // _PIXELS
     codec = VQModel(VQConfig.from_dict(checkpoint.config.get("vq_config") or {}))
