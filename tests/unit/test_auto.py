@@ -56,7 +56,8 @@ def told(policy: Auto, nodes: int, accepted: int, seconds: float, together=1, pl
 class Device:
     """A round with n drafts takes ``1 + slope * n + overhead`` plain steps.
 
-    All takes ``speed(step)`` times as long at a moment, and the first ``slow`` rounds with drafts five times their time.
+    At a moment all takes ``speed(step)`` times as long. The first ``slow`` rounds with drafts take five times their
+    time.
     """
 
     def __init__(self, slope, overhead=0.5, slow=0, speed=lambda at: 1.0):
