@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..models.rows import Roots, Rows, Step
 from ..models.target import Target
-from ..policies import Shape
-from ..policies.table import Proposals
+from ..policies import Settings, Shape
 from ..rules.sampling import Sampling
 from ..rules.tree import DraftTree
 from ..rules.verify import Verdict
@@ -27,14 +26,14 @@ class Session:
     """What a proposer works for.
 
     rows: of the images at work. noise: [B, T, V], the very table that the target is sampled with; None at temperature
-    0. largest: the largest shape that it will be asked for.
+    0. settings: of the method. largest: the largest shape that it will be asked for.
     """
 
     target: Target
     rows: Rows
     noise: Tensor | None
     sampling: Sampling
-    proposals: Proposals
+    settings: Settings
     largest: Shape
 
 
@@ -55,26 +54,19 @@ class Prefill:
 
 
 class Shapes:
-    """The shapes that are asked for in a round, one for each image, and the largest of them in each direction."""
+    """The shapes of a round, one for each image (``each``), and the largest of them in each direction."""
 
     def __init__(self, shapes: Sequence[Shape], device: torch.device):
-        self._shapes, self._device = list(shapes), device
-        self.depth = max(shape.depth for shape in shapes)
-        self.width = max(shape.width for shape in shapes)
-        self.nodes = max(shape.nodes for shape in shapes)
+        self.each, self._device = shapes, device
+        self.depth, self.width, self.nodes = (max(shape[i] for shape in shapes) for i in range(3))
         # Policies that set these have one shape for all images, but for those that have no room left for drafts.
         self.tree, self.menu = max(shapes, key=lambda shape: shape.depth)[3:]
         self.mixed = len(set(shapes)) > 1
 
-    def __getitem__(self, image: int) -> Shape:
-        return self._shapes[image]
-
-    def __iter__(self):
-        return iter(self._shapes)
-
     @cached_property
     def _limits(self) -> Tensor:
-        return torch.tensor([shape[:3] for shape in self._shapes], device=self._device)
+        """Depth, width and nodes of every image, [B, 3]."""
+        return torch.tensor([shape[:3] for shape in self.each], device=self._device)
 
     @property
     def depths(self) -> Tensor:
@@ -94,7 +86,7 @@ class Shapes:
     @property
     def budgets(self) -> Tensor | None:
         """``nodes`` of every image, [B, 1]; None where all have the same."""
-        return self._limits[:, 2:] if len({shape.nodes for shape in self._shapes}) > 1 else None
+        return self._limits[:, 2:] if any(shape.nodes < self.nodes for shape in self.each) else None
 
 
 @dataclass
@@ -122,13 +114,11 @@ class Verified:
     @cached_property
     def following(self) -> Tensor:
         """Codes [B, longest + 1] after the nodes of every accepted path, the new root at last; padding behind it."""
-        path, tokens = self.verdict.path, self.tree.tokens
-        drafts = (
-            tokens.narrow(1, 1, self.longest) if self.contiguous else tokens.gather(1, path[:, 1 : self.longest + 1])
-        )
-        codes = torch.cat([drafts, self.verdict.next_root[:, None]], 1)
+        verdict = self.verdict
+        drafts = self.tree.tokens.gather(1, verdict.path[:, 1 : self.longest + 1])
+        codes = torch.cat([drafts, verdict.next_root[:, None]], 1)
         if len(set(self.accepted)) > 1:
-            codes.scatter_(1, self.verdict.accepted[:, None], self.verdict.next_root[:, None])
+            codes.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
         return codes
 
 
@@ -163,10 +153,8 @@ class Proposer:
 
     def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
         """Go on with these images alone. rows, noise: theirs."""
-        numbers = self.rows.of(images)
-        for names, index in ((self.by_image, images), (self.by_row, numbers)):
-            for name in names:
-                setattr(self, name, _kept(getattr(self, name), index, rows, noise))
+        for name, index in self._state(images, self.rows):
+            setattr(self, name, _kept(getattr(self, name), index, rows, noise))
         self.sees(rows, noise)
 
     def admit(self, images: Tensor, others: Any, rows: Rows) -> None:
@@ -174,11 +162,14 @@ class Proposer:
 
         rows: of all images from now on. The table of the noise has been changed in its place.
         """
-        numbers = rows.of(images)
-        for names, index in ((self.by_image, images), (self.by_row, numbers)):
-            for name in names:
-                setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
+        for name, index in self._state(images, rows):
+            setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
         self.sees(rows, self.noise)
+
+    def _state(self, images: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
+        """The names of the state, each with the places of these images in it."""
+        numbers = rows.of(images)
+        return [(name, images) for name in self.by_image] + [(name, numbers) for name in self.by_row]
 
 
 def _kept(value: Any, index: Tensor, rows: Rows, noise: Tensor | None) -> Any:
@@ -204,32 +195,29 @@ def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
     return value
 
 
-class Drafter(Protocol):
-    """What a decoding, a loader and memory management need to know of a drafter."""
+class Drafter:
+    """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
 
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Options of drafting with it where nothing else is asked for."""
-        ...
+    defaults: options of drafting with it where nothing else is asked for. most_candidates: how many candidates at a
+    position it can use; with one it makes chains.
+    """
+
+    defaults: Mapping[str, Any] = {}
+    most_candidates: int = 256
 
     @property
     def network(self) -> nn.Module | None:
-        """Its weights; None if it has none."""
-        ...
-
-    @property
-    def most_candidates(self) -> int:
-        """How many candidates at a position it can use; with one it makes chains."""
-        ...
+        """Its weights."""
+        return None
 
     def proposer(self, session: Session) -> Proposer:
         """A fresh proposer. Raises AdtError if it can't draft what the session asks for."""
-        ...
+        raise NotImplementedError
 
     def slots(self, largest: Shape) -> int:
         """Slots of its own KV cache that a round may need behind the committed ones."""
-        ...
+        return 0
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
         """Bytes of memory that a proposer keeps. itemsize: bytes of a number of the model's dtype."""
-        ...
+        return 0

@@ -8,9 +8,7 @@ of the pair's token and attend to all pairs of the condition, padding included.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +21,8 @@ from ..models.layers import Layer, product, rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
 from ..rules.tree import CandidatePool, DraftTree, chain
-from .base import Prefill, Proposer, Session, Shapes, Verified
-from .limits import Limits
-from .static import static_tree
+from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
+from .limits import Limits, PublishedTree
 
 
 class Pairing(NamedTuple):
@@ -39,11 +36,9 @@ class Pairing(NamedTuple):
     codes: bool = False
 
 
-class EagleDrafter(nn.Module):
+class EagleDrafter(nn.Module, Drafter):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
 
-    defaults: Mapping[str, Any] = {}
-    most_candidates = 256
     pairing = Pairing()
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
@@ -96,6 +91,7 @@ class EagleProposer(Proposer):
 
     def __init__(self, drafter: EagleDrafter, session: Session):
         self._drafter, self._decoder = drafter, session.target.decoder
+        self._sees_padding = drafter.config.grid_rope is not None
         super().__init__(session)
         self._read = graphed(drafter, drafter.embedding.device)
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
@@ -107,21 +103,14 @@ class EagleProposer(Proposer):
         self._roots: Roots
         self._last: list[int]
 
-    @property
-    def _sees_padding(self) -> bool:
-        return self._drafter.config.grid_rope is not None
-
     def sees(self, rows: Rows, noise: Tensor | None) -> None:
-        coupled = self.session.proposals.proposal == "coupled"
+        coupled = self.session.settings.proposal == "coupled"
         super().sees(rows.unhidden() if self._sees_padding else rows, noise if coupled else None)
 
     # ---- what the target has read -----------------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
-        """Pair the feature of every token that was read with the token after it.
-
-        All pairs but the last are fed at once.
-        """
+        """Pair the feature of every token that was read with the token after it, and feed all pairs but the last."""
         step = self.rows.prefill() if self._sees_padding else prefill.step
         ids = torch.cat([self.rows.ids[:, :1], prefill.ids], 1)
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
@@ -198,8 +187,8 @@ class EagleProposer(Proposer):
         by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
         out = self.catch_up()
         if shapes.tree:
-            return self._grow_static(roots, by_level, out, shapes)
-        limits = Limits(shapes, self.session.proposals, roots.codes.device)
+            return self._grow_tree(roots, by_level, out, PublishedTree(shapes, out.device), shapes)
+        limits = Limits(shapes, self.session.settings, out.device)
         if shapes.width == 1 and shapes.budgets is None:
             return self._grow_chain(roots, by_level[: shapes.nodes], out, limits)
         return self._grow_tree(roots, by_level, out, limits, shapes)
@@ -222,7 +211,7 @@ class EagleProposer(Proposer):
     def _grow_tree(
         self, roots: Roots, noise: list[Tensor | None], out: Tensor, limits: Limits, shapes: Shapes
     ) -> DraftTree:
-        """Level by level: the best ``width`` nodes get ``width`` children each. Then the best nodes of all are kept."""
+        """Level by level: the nodes of a beam get ``width`` children each. Then the best nodes of all are kept."""
         pool, fed = CandidatePool(), roots.codes[:, None]
         parents, beam_scores = torch.zeros_like(fed), None
         batch = torch.arange(len(fed), device=fed.device)[:, None]
@@ -233,7 +222,7 @@ class EagleProposer(Proposer):
             first = pool.add(tokens, scores, parents)
             if level == len(noise):
                 break
-            beam_scores, beam = limits.beam(scores.flatten(1), pool)
+            beam_scores, beam = limits.beam(scores.flatten(1), level, pool)
             count = beam.shape[1]
             if count == 0:
                 break
@@ -244,28 +233,6 @@ class EagleProposer(Proposer):
             before, fed = fed.gather(1, parent), tokens.flatten(1).gather(1, beam)
             out = self._run(self._fed(fed, before), self.rows.gather(out, parent), step)
         return pool.rerank(roots.codes, shapes.nodes, shapes.budgets)
-
-    def _grow_static(self, roots: Roots, noise: list[Tensor | None], out: Tensor, shapes: Shapes) -> DraftTree:
-        """A published tree: a node of sibling rank r holds its parent's r-th best child."""
-        tree, batch = static_tree(shapes.tree, roots.codes.device), len(roots.codes)
-        fed, tokens = roots.codes[:, None], [roots.codes[:, None]]
-        scores = [torch.zeros(batch, 1, dtype=self._decoder.wide_dtype, device=fed.device)]
-        for level, (perturbation, plan) in enumerate(zip(noise, tree.levels)):
-            if level > 0:
-                count, seen = plan.seen.shape
-                step = self.rows.step(roots, seen - count, level - 1, plan.seen.expand(batch, -1, -1))
-                before, fed = fed[:, plan.from_fed], tokens[-1][:, plan.fed]
-                out = self._run(self._fed(fed, before), out[:, plan.from_fed], step)
-            score, token = self.children(out, perturbation, plan.width)
-            tokens.append(token[:, plan.parent, plan.rank])
-            scores.append(scores[-1][:, plan.fed][:, plan.parent] + score[:, plan.parent, plan.rank])
-        codes, total = torch.cat(tokens, 1), torch.cat(scores, 1)
-        n = codes.shape[1]
-        parents, depths, ranks = (values[:, :n].expand(batch, -1) for values in (tree.parents, tree.depths, tree.ranks))
-        valid = depths <= shapes.depths
-        ancestors = tree.ancestors[:, :n, :n].expand(batch, -1, -1)
-        total = total.masked_fill(~valid, -math.inf)
-        return DraftTree(codes, parents * valid, depths * valid, ranks, total, valid, ancestors, len(noise))
 
     # ---- reading a whole window or tree, for network and window in one tree -----------------
 

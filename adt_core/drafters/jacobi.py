@@ -13,44 +13,35 @@ change: another candidate at one position, then the spine's own tokens again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models.rows import Roots
-from ..policies import Shape, check_fit
+from ..policies import check_fit
 from ..policies.base import spine_length
 from ..rules.tree import DraftTree, chain
-from .base import Prefill, Proposer, Session, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .window import NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """Needs no weights: the target's own forwards are the drafter.
 
     most_candidates: 1 makes chains, which are cheap to build.
     """
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
-    defaults: Mapping[str, Any] = {
+    defaults = {
         "method": "eagle2", "depth": 16, "width": 3, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 20, "width_min": 2, "width_max": 4,
     }  # fmt: skip
-    network: nn.Module | None = None
 
     def __init__(self, most_candidates: int = 256):
         self.most_candidates = most_candidates
 
     def proposer(self, session: Session) -> JacobiProposer:
         return JacobiProposer(session, min(session.largest.width, self.most_candidates))
-
-    def slots(self, largest: Shape) -> int:
-        return 0
-
-    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        return 0
 
 
 class JacobiProposer(Proposer):
@@ -73,7 +64,7 @@ class JacobiProposer(Proposer):
         super().__init__(session)
         target = session.target
         self.length, self._columns = target.length, target.columns
-        self._coupled = session.proposals.proposal == "coupled"
+        self._coupled = session.settings.proposal == "coupled"
         self.width = min(width, target.num_codes)
         images, device = self.rows.images, target.decoder.embedding.device
         self._codes = torch.zeros(images, self.length + 1, dtype=torch.long, device=device)
@@ -107,8 +98,7 @@ class JacobiProposer(Proposer):
         """Scores and codes [B, m, K] that go to the positions ``at``."""
         if not self._coupled:
             perturbed = self._unperturbed(perturbed, at)
-        scores, codes = perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
-        return scores, codes
+        return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def observe(self, verified: Verified) -> None:
         self.refresh(verified)
@@ -123,10 +113,8 @@ class JacobiProposer(Proposer):
         for forecast in self.forecasts:
             self.calibration.learn(forecast, verified)
         self._decide(verified)
-        steps = torch.arange(
-            verified.verdict.path.shape[1] + 1, device=root.device
-        )  # the root, and what nodes speak of
-        at = root + steps
+        steps = torch.arange(tree.height + 2, device=root.device)
+        at = root + steps  # the root's position, and those that the nodes speak of
         # For every position: the node before it whose path has agreed longest with the tokens of now.
         last_change = self._last_change(tree, at)
         worst = tree.size**2
@@ -181,7 +169,7 @@ class JacobiProposer(Proposer):
     def open(self, roots: Roots, shapes: Shapes) -> Window:
         """The positions that the trees of this round may reach."""
         depth, device = min(shapes.depth, shapes.nodes), roots.at.device
-        self._fill(roots, [min(shape.depth, depth) for shape in shapes])
+        self._fill(roots, [min(shape.depth, depth) for shape in shapes.each])
         steps = torch.arange(depth, device=device)
         at = (roots.at + 1 + steps).clamp_max(self.length)
         spread = at[..., None].expand(-1, -1, self.width)

@@ -1,13 +1,15 @@
-"""Which candidates of a growing tree may be used."""
+"""Which candidates of a growing tree may be used, and which of them get children."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from ..policies.table import Proposals
+from ..policies import Settings
+from ..policies.fixed import STATIC_TREES
 from ..rules.tree import CandidatePool
 from .base import Shapes
 
@@ -18,12 +20,10 @@ class Limits:
     On a CPU a tree is cut where nothing can come of it. On a GPU that would have to wait for the device.
     """
 
-    def __init__(self, shapes: Shapes, proposals: Proposals, device: torch.device):
-        self._shapes = shapes
-        self._keep, self._expand = (
-            math.log(p) if p > 0 else -math.inf for p in (proposals.keep_above, proposals.expand_above)
-        )
-        self._on_cpu = device.type == "cpu"
+    def __init__(self, shapes: Shapes, settings: Settings, device: torch.device):
+        self._shapes, self._on_cpu = shapes, device.type == "cpu"
+        above = settings.keep_above, settings.expand_above
+        self._keep, self._expand = (math.log(p) if p > 0 else -math.inf for p in above)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         """scores [B, m, k] of one level, with -inf where a candidate may not be used."""
@@ -38,7 +38,7 @@ class Limits:
         pruned = self._keep > -math.inf or self._expand > -math.inf or self._shapes.mixed
         return self._on_cpu and pruned and not bool((scores > self._expand).any())
 
-    def beam(self, scores: Tensor, pool: CandidatePool) -> tuple[Tensor, Tensor]:
+    def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         """The candidates of a level, flattened to [B, n], that get children: their scores and indices, [B, m] each."""
         best, beam = scores.topk(min(self._shapes.width, scores.shape[1]), 1)
         if self._shapes.mixed:
@@ -53,3 +53,36 @@ class Limits:
         useful = best > (pool.nth_best(nodes) if pool.count >= nodes else -math.inf)
         count = int(useful.sum(1).max())
         return best[:, :count], beam[:, :count]
+
+
+class PublishedTree(Limits):
+    """A published tree: the places of its nodes are known beforehand, and nothing is pruned."""
+
+    def __init__(self, shapes: Shapes, device: torch.device):
+        super().__init__(shapes, Settings(), device)
+        self._levels = _levels(shapes.tree, device)
+
+    def candidates(self, scores: Tensor, level: int) -> Tensor:
+        absent, _ = self._levels[level - 1]
+        return scores.masked_fill(absent | (level > self._shapes.depths[..., None]), -math.inf)
+
+    def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
+        _, parents = self._levels[level - 1]
+        return scores[:, parents], parents.expand(len(scores), -1)
+
+
+@cache
+def _levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Of each level, whose m parents get k candidates each: which are no nodes, [m, k], and which get children.
+
+
+    The latter are numbered in flattened order.
+    """
+    found, parents, by_level = [], [""], STATIC_TREES[name]
+    width = len(by_level[1])
+    for nodes, below in zip(by_level[1:], [*by_level[2:], ()]):
+        places = [parent + str(rank) for parent in parents for rank in range(width)]
+        absent = torch.tensor([place not in nodes for place in places], device=device).view(-1, width)
+        parents = [place for place in places if place + "0" in below]
+        found.append((absent, torch.tensor([places.index(path) for path in parents], device=device)))
+    return found

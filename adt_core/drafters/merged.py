@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..models.rows import Roots
-from ..policies import Shape
 from ..rules.tree import DraftTree
-from .base import Prefill, Proposer, Session, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .eagle import EagleDrafter
 from .jacobi import JacobiDrafter, JacobiProposer
 from .window import CLASSES, NEVER, Forecast, Window
@@ -27,11 +26,10 @@ CORRECTION = 0.5
 """Share of the network's former error that is taken off."""
 
 
-class MergedDrafter:
+class MergedDrafter(Drafter):
     """A network and the window."""
 
     defaults = JacobiDrafter.defaults
-    most_candidates = 256
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle
@@ -42,9 +40,6 @@ class MergedDrafter:
 
     def proposer(self, session: Session) -> MergedProposer:
         return MergedProposer(self.eagle, session)
-
-    def slots(self, largest: Shape) -> int:
-        return 0
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
         features = 2 * rows * slots * self.eagle.config.hidden_size * max(itemsize, 4)  # ``_read`` and ``_drafted``

@@ -5,33 +5,21 @@ It is of use in flat skies and little else. To add a drafter, write such a class
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import nn
 
 from ..models.rows import Roots
-from ..policies import Shape
 from ..rules.tree import DraftTree, chain
-from .base import Proposer, Session, Shapes
+from .base import Drafter, Proposer, Session, Shapes
 
 
-class RepeatDrafter:
-    """Needs no files and keeps no state."""
+class RepeatDrafter(Drafter):
+    """Needs no files."""
 
-    defaults: Mapping[str, Any] = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
-    network: nn.Module | None = None
+    defaults = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
     most_candidates = 1
 
-    def proposer(self, session: Session) -> RepeatProposer:
+    def proposer(self, session: Session) -> Proposer:
         return RepeatProposer(session)
-
-    def slots(self, largest: Shape) -> int:
-        return 0
-
-    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        return 0
 
 
 class RepeatProposer(Proposer):

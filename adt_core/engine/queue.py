@@ -91,7 +91,7 @@ class ImageQueue:
         first = perturbed(lanes, z[:, -1:], 0)[:, 0].argmax(-1)
         lanes.roots = Roots.all_at(first, start)
         if self._drafter is not None:
-            session = Session(target, rows, noise, task.sampling, task.drafting.proposals, task.largest)
+            session = Session(target, rows, noise, task.sampling, task.drafting.settings, task.largest)
             lanes.proposer = self._drafter.proposer(session)
             ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[first[:, None]])], 1)
             lanes.proposer.begin(Prefill(features, ids, step, z, start))

@@ -1,9 +1,8 @@
-"""ADT-Tree: the shape of a tree follows what was accepted in the neighbourhood (arXiv 2512.21857), as reconstructed
-here.
+"""ADT-Tree (arXiv 2512.21857): the shape of a tree follows what was accepted in the neighbourhood.
 
-The paper attests this much: depth and width are adapted at every step from adjacent states and from the acceptance
-rate, starting from horizontal adjacency; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower
-and wider. No source states the constants. Ours were swept on the bundled model (``benchmarks/sweep.py``).
+The paper says this much: depth and width are adapted at every step from adjacent states and from the acceptance rate,
+starting from horizontal adjacency; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower and
+wider. The rest is reconstructed, and the constants were swept on the bundled model (``benchmarks/sweep.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import AdtError
-from ..rules.trace import ImageRound, Round
+from ..rules.trace import Round
 from .base import Lane, Policy, Scene, Shape, setting, share, whole
 from .fixed import FixedSettings
 
@@ -55,11 +54,11 @@ class AdtTreeSettings(FixedSettings):
 class AdtTree(Policy):
     """Shapes that follow each image.
 
-    Every position remembers the shape that the round which emitted it left behind. A round whose root is at position n
-    starts from the shape of a neighbour (``init``): of the root itself, which is the token on the left (horizontal), of
-    the token above (vertical), or from a shape drawn at random. The token on the left of a row's first one is the far
-    end of the row above. ``wrap`` says what the first round in a new row starts from under horizontal init: from that
-    token all the same (carry), from the token above (vertical), or from the initial shape (reset).
+    Every position remembers the shape that the round which emitted it left behind. A round starts from the shape of a
+    neighbour (``init``): of its root, which is the token on the left (horizontal), or of the token above (vertical), or
+    from a shape drawn at random. Left of a row's first token is the far end of the row above. ``wrap`` says what the
+    first round in a new row starts from under horizontal init: from that token all the same (carry), from the token
+    above (vertical), or from the initial shape (reset).
 
     After a round, alpha = accepted drafts / realised depth. Where alpha >= beta the next tree is deeper by
     ``depth_step`` and narrower by ``width_step``; else the reverse; both within their bounds. Depth is the realised
@@ -80,8 +79,7 @@ class AdtTree(Policy):
 
     def _bounded(self, depth: int, width: int) -> Shape:
         s = self.settings
-        depth, width = min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max)
-        return Shape(depth, width, s.nodes)
+        return Shape(min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max), s.nodes)
 
     def begin(self, together: int) -> int:
         self._images = {}  # images that are begun anew have forgotten what they had
@@ -112,17 +110,13 @@ class AdtTree(Policy):
 
     def observe(self, round: Round) -> None:
         """Write the next shape to the positions that the round emitted."""
-        for one in round.images:
-            image, first = self._images[one.image], one.position + 1
-            image.shapes |= dict.fromkeys(range(first, first + one.accepted + 1), self._after(image.chosen, one))
-
-    def _after(self, shape: Shape, seen: ImageRound) -> Shape:
-        """The next shape of an image whose tree had this one."""
         s = self.settings
-        if seen.depth == 0:
-            return shape
-        sign = 1 if seen.alpha >= s.beta else -1
-        return self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
+        for seen in round.images:
+            image, first = self._images[seen.image], seen.position + 1
+            shape, sign = image.chosen, 1 if seen.alpha >= s.beta else -1
+            if seen.depth:
+                shape = self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
+            image.shapes |= dict.fromkeys(range(first, first + seen.accepted + 1), shape)
 
 
 @dataclass

@@ -6,14 +6,12 @@ tokens, which calibrated drafters know beforehand. A whole image has the most to
 Management Science 13, 1967: the best ratio of two sums is found by maximising their weighted difference). Plain
 decoding has pace 1.
 
-c(n) is measured in passing. Every round with drafts is divided by the last plain step that was timed, and the median of
-such ratios counts. A plain step is timed now and then. So a machine that turns slower, for both alike, is not
-mistaken for drafts that have ceased to pay.
+c(n) is measured in passing: the median of rounds with drafts, each divided by the last plain step that was timed. Plain
+steps are timed again now and then, so a machine that turns slower is not mistaken for drafts that have ceased to pay.
 
-Whether drafting pays shows only after a while. The first rows of a first image, where no window has learned anything,
-may lose what the rest brings back many times over. One account over all images bounds what finding out may cost. N
-images lose at most about (STAKE + N * ALLOWANCE) of one image's time, and the few rounds in which a slow drafter is
-recognised.
+The first rows of a first image may lose what the rest brings back many times over. One account over all images bounds
+what finding out may cost: N images lose at most about (STAKE + N * ALLOWANCE) of one image's time, and the few rounds
+in which a slow drafter is recognised.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
 
-from ..rules.trace import ImageRound, Round
+from ..rules.trace import Round
 from .base import Lane, Policy, Scene, Settings, Shape, spine_length
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
@@ -36,8 +34,7 @@ STAKE = 0.16
 ALLOWANCE = 0.01
 """What every further image gives back of a lost stake. When it is whole again, there is another try."""
 MOST_SAVED = 1.0
-"""Gains count up to this many images: enough for a few pictures that lose, and drafting that stops paying still ends.
-"""
+"""Gains count up to this many images: enough for a few pictures that lose. Drafting that stops paying still ends."""
 IMAGES_OF_A_STAKE = 1.75
 """Images drawn together that may lose a whole STAKE. More images may lose less, by the square of the ratio."""
 LEAST_STAKE = 4.0
@@ -132,16 +129,12 @@ class Experience:
         return max(range(len(self.sources)), key=lambda i: self.sources[i].promise(self.length))
 
     def earn(self, gain: float) -> None:
-        """A round with drafts brought so many tokens more than it took plain steps.
-
-        Ends drafting if too much is lost.
-        """
+        """Enter tokens brought less plain steps taken. Ends drafting if too much is lost."""
         self.balance = min(self.balance + gain, MOST_SAVED * self.length)
         self.given_up |= self.balance < -self._stake
 
     @property
     def wants_plain_step(self) -> bool:
-        """Is it time to time a plain step?"""
         return self._age >= self._lasts
 
     def saw_plain(self, readings: Sequence[float]) -> None:
@@ -170,8 +163,8 @@ class Auto(Policy):
 
     def __init__(self, settings: Settings, scene: Scene):
         super().__init__(settings, scene)
-        self.experience = Experience(scene.length)
-        self._source, self._width, self._level, self._together = Source(), WIDTH, 0, 1
+        self.experience, self._source = Experience(scene.length), Source()
+        self._width, self._level, self._together = WIDTH, 0, 1
 
     @classmethod
     def largest(cls, settings: Settings) -> Shape:
@@ -196,10 +189,9 @@ class Auto(Policy):
         return max(1.0, self._source.pace)
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        """The largest size is one above the last; the menu says how many tokens each size has to bring.
+        """The largest size is one above the last. The menu says how many tokens each size has to bring.
 
-        What a chain will bring is not known beforehand, so all have one length. The first ones are short: they tell
-        whether drafts are dear.
+        What a chain will bring is not known beforehand, so all have one length. The first tell how dear drafts are.
         """
         if self._width == 1:
             known = self._source.costs.knows(SHORTEST_CHAIN)
@@ -220,11 +212,8 @@ class Auto(Policy):
             if self._source.costs.knows(size):  # what is dear shows before the next size is tried
                 self._level = SIZES.index(size)
         for share in round.images:
-            self._count(share, cost if share.depth else 1.0)
+            brought, spent = share.accepted + 1, cost if share.depth else 1.0
+            self.experience.earn((brought - spent) / self._together)
+            self._source.tokens += brought
+            self._source.cost += spent
         self.drafts = not self.experience.given_up
-
-    def _count(self, share: ImageRound, cost: float) -> None:
-        """Enter what an image's share of a round has brought and cost."""
-        brought, source = share.accepted + 1, self._source
-        self.experience.earn((brought - cost) / self._together)
-        source.tokens, source.cost = source.tokens + brought, source.cost + cost

@@ -29,6 +29,10 @@ class Shape(NamedTuple):
 
 NO_DRAFTS = Shape(0, 1, 0)
 """The shape of a lone root."""
+_PROPOSAL_HELP = (
+    "coupled: guess with the noise that the model will draw with, which hits far more often. top-k: guess the "
+    "likeliest tokens, as the EAGLE-2 and ADT-Tree papers do."
+)
 
 
 def spine_length(nodes: int) -> int:
@@ -68,7 +72,16 @@ def share(default: float, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a policy; a subclass adds fields with :func:`setting`. Raises AdtError for a value out of bounds."""
+    """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`.
+
+    Raises AdtError for a value out of bounds.
+    """
+
+    proposal: str = setting("coupled", _PROPOSAL_HELP, choices=("coupled", "top-k"))
+    expand_above: float = share(
+        0.0, "Guess no further below a node that is less probable than this; 0 switches it off."
+    )
+    keep_above: float = share(0.0, "Do not check a guess that is less probable than this; 0 switches it off.")
 
     def __post_init__(self) -> None:
         for name, option in self.options().items():
@@ -97,10 +110,9 @@ class Scene:
     """What a policy is told of a decoding.
 
     columns: tokens in a row of the raster. length: tokens that are drawn of each image. seed: of the sampling.
-    image_indices: every image's number within its prompt's batch, part of the noise key. source_widths: for each source
-    of drafts to choose from, the most candidates at a position that it can use. owner, conditions: a policy that learns
-    from one decoding for the next keeps what it knows under this object (the drafter that was given) and this key (all
-    that its costs depend on).
+    image_indices: every image's number within its prompt's batch. source_widths: of each source of drafts to choose
+    from, the most candidates at a position. owner: the drafter that was given. conditions: all that its costs depend
+    on. A policy that learns from one decoding for the next keeps what it knows under these two.
     """
 
     columns: int
@@ -115,8 +127,8 @@ class Scene:
 class Policy:
     """Chooses the shapes of one decoding's trees.
 
-    A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does, in a
-    sentence. needs_drafter: False for plain decoding. needs_network: it asks for trees that only a network can grow.
+    A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
+    needs_drafter: False for plain decoding. needs_network: it asks for trees that only a network can grow.
     many_sources: it chooses between the drafter and what else could draft with the same files.
     """
 
@@ -126,7 +138,7 @@ class Policy:
     needs_network: ClassVar[bool] = False
     many_sources: ClassVar[bool] = False
     drafts: bool = True
-    """False: drafting ends for the images at work. The engine lets their drafter go, and they are decoded plainly."""
+    """False: drafting ends for the images at work, and they are decoded plainly."""
     plain_steps: int = 0
     """Plain steps that are to be timed before the next round, for ``Round.plain_seconds``."""
 
@@ -135,18 +147,15 @@ class Policy:
 
     @classmethod
     def largest(cls, settings: Any) -> Shape:
-        """The largest shape that ``choose`` may give: memory is set aside for it.
-
-        A fixed one, unless told otherwise.
-        """
+        """The largest shape that ``choose`` may give: memory is set aside for it."""
         return Shape(settings.depth, settings.width, settings.nodes)
 
     def begin(self, together: int) -> int | None:
         """A new set of images begins, so many together. Number of the source that drafts for them; None for none."""
-        return 0
+        return 0 if self.needs_drafter else None
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        """A shape for the next tree of every lane. The largest, unless told otherwise."""
+        """A shape for the next tree of every lane."""
         return [self.largest(self.settings)] * len(lanes)
 
     def observe(self, round: Round) -> None:

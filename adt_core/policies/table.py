@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import AdtError
 from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
-from .base import Option, Policy, Settings, setting, share
+from .base import Option, Policy, Settings
 from .fixed import STATIC_TREES, Fixed, Plain, static
 
 PLAIN = "autoregressive"
@@ -24,45 +24,26 @@ POLICIES: dict[str, type[Policy]] = {
 """The policies by the name of their method. A new policy is a line here."""
 
 
-@dataclass(frozen=True)
-class Proposals(Settings):
-    """What drafters are told, whatever the policy."""
-
-    proposal: str = setting(
-        "coupled",
-        "coupled: guess with the noise that the model will draw with, which hits far more often. top-k: guess the "
-        "likeliest tokens, as the EAGLE-2 and ADT-Tree papers do.",
-        choices=("coupled", "top-k"),
-    )
-    expand_above: float = share(
-        0.0, "Guess no further below a node that is less probable than this; 0 switches it off."
-    )
-    keep_above: float = share(0.0, "Do not check a guess that is less probable than this; 0 switches it off.")
-
-
 @dataclass(frozen=True, init=False)
 class Drafting:
-    """How drafts are made. method: a key of POLICIES. proposals: for the drafter. settings: for the method's policy."""
+    """How drafts are made. method: a key of POLICIES. settings: of its policy."""
 
     method: str
-    proposals: Proposals
     settings: Settings
 
     def __init__(self, method: str = "adt-tree", **options: Any):
-        """options: by their names, those of :class:`Proposals` and of the method's policy.
+        """options: of the method, by their names.
 
         Raises AdtError for a method that is unknown, an option that it does not have, and a value out of bounds.
         """
         if method not in POLICIES:
             raise AdtError(f"method is {method!r}; choose one of {', '.join(POLICIES)}.")
-        known = POLICIES[method].settings_type.options()
-        unknown = [name for name in options if name not in known | Proposals.options()]
-        if unknown:
-            raise AdtError(f"method {method!r} has no option {unknown[0]!r}; leave it out.")
-        drafter_options = {name: options.pop(name) for name in Proposals.options() if name in options}
+        settings = POLICIES[method].settings_type
+        for name in options:
+            if name not in settings.options():
+                raise AdtError(f"method {method!r} has no option {name!r}; leave it out.")
         object.__setattr__(self, "method", method)
-        object.__setattr__(self, "proposals", Proposals(**drafter_options))
-        object.__setattr__(self, "settings", POLICIES[method].settings_type(**options))
+        object.__setattr__(self, "settings", settings(**options))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Drafting:
@@ -70,11 +51,11 @@ class Drafting:
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", "adt-tree")
         known = POLICIES[method].settings_type.options() if method in POLICIES else {}
-        return cls(method, **{name: given[name] for name in Proposals.options() | known if name in given})
+        return cls(method, **{name: given[name] for name in known if name in given})
 
     def flat(self) -> dict[str, Any]:
         """The method and all its options by their names, as PNGs, traces and reports carry them."""
-        return {"method": self.method, **asdict(self.proposals), **asdict(self.settings)}
+        return {"method": self.method, **asdict(self.settings)}
 
     def replace(self, **options: Any) -> Drafting:
         """With these options in place of its own; another method keeps what it has in common with this one."""
@@ -86,7 +67,7 @@ class Drafting:
 
     @property
     def proposal(self) -> str:
-        return self.proposals.proposal
+        return self.settings.proposal
 
 
 def options() -> dict[str, Option]:
@@ -95,17 +76,15 @@ def options() -> dict[str, Option]:
     Their order is that of the Settings node's inputs, which saved workflows name by position: what comes with another
     policy goes last.
     """
-    common = Proposals.options()
-    found = {"proposal": common["proposal"], **AdtTreeSettings.options(), **common}
+    found = AdtTreeSettings.options()
+    found |= {name: found.pop(name) for name in ("expand_above", "keep_above")}
     for policy in POLICIES.values():
         found |= {name: option for name, option in policy.settings_type.options().items() if name not in found}
     return found
 
 
 def check_fit(method: str, network: bool) -> None:
-    """Raises AdtError if the method's trees can be grown by a network alone, and there is none, or none without a
-    window.
-    """
+    """Raises AdtError if the method needs a network without a window, and there is none."""
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError(
             f"method {method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'."
