@@ -75,7 +75,6 @@ class PublishedTree(Limits):
 def _levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Of each level, whose m parents get k candidates each: which are no nodes, [m, k], and which get children.
 
-
     The latter are numbered in flattened order.
     """
     found, parents, by_level = [], [""], STATIC_TREES[name]

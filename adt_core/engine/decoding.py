@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from ..drafters import Drafter, Shapes
-from ..drafters.table import sources
 from ..errors import AdtError, Check
 from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, Drafting, Lane, Shape
 from ..rules.sampling import Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from ..rules.verify import Lantern
-from .lanes import Lanes, Result, Shared, check_tree, plain_round, plain_step, read_results, settle
+from .lanes import Lanes, Result, plain_round, plain_step, tree_round
 from .queue import ImageQueue
-from .task import Task, prefix_tokens
+from .task import Task, drafters_of, prefix_tokens, rows_of
 
 
 class Decoding:
@@ -30,11 +29,10 @@ class Decoding:
 
     prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for those without
     text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the image; None
-    for the exact one. image_indices: index of each image within its prompt's batch, part of the noise key. prefix:
-    codes [B, P] of the first P cells of each image, which are kept. What follows is drawn with the noise of its own
-    position, so a prefix of the seed's own image leads to that image. at_once: how many images are drawn at the same
-    time, if not all: when one is finished, the next takes its place. check: called often; may raise to cancel. Raises
-    AdtError for settings that don't fit together.
+    for the exact one. image_indices: number of each image within its prompt's batch, part of the noise key. prefix:
+    codes [B, P] of the first P cells of each image, which are kept; each position has its own noise, so a prefix of the
+    seed's own image leads to that image. at_once: how many images are drawn at the same time, if not all: when one is
+    finished, the next takes its place. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(
@@ -52,17 +50,16 @@ class Decoding:
         at_once: int | None = None,
         check: Check | None = None,
     ):
-        self.images, self.length = len(prompts), target.length
-        self.at_once = min(at_once or self.images, self.images)
-        self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
         if not prompts:
             raise AdtError("batch size is 0; ask for at least one image.")
         if at_once is not None and at_once < 1:
             raise AdtError(f"at_once is {at_once}; let at least one image be in the making.")
-        rows = [*prompts, *(self._negatives(prompts, negatives) if sampling.guidance != 1 else ())]
+        self.images, self.length, self.lantern = len(prompts), target.length, lantern
+        self.at_once = min(at_once or self.images, self.images)
+        rows = rows_of(prompts, negatives, target) if sampling.guidance != 1 else prompts
         indices = image_indices if image_indices is not None else [0] * self.images
-        kept = prefix_tokens(prefix, self.images, target)
-        self._task = Task(target, rows, indices, kept, sampling, drafting, self._drafters(drafter), lantern, check)
+        kept, drafters = prefix_tokens(prefix, self.images, target), drafters_of(drafting, drafter)
+        self._task = Task(target, rows, indices, kept, sampling, drafting, drafters, lantern, check)
         self._policy = self._task.policy(owner=drafter)
         self.start = self._task.start
         self.codes = torch.full((self.images, self.length), -1)
@@ -71,24 +68,6 @@ class Decoding:
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
         self._queue: ImageQueue | None = None
         self._substituted = [0] * self.images
-
-    def _negatives(self, prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None) -> Sequence[Prompt]:
-        """The rows that guidance pushes away from."""
-        if negatives is None:
-            return [self.target.unconditional(prompt) for prompt in prompts]
-        if len(negatives) != len(prompts):
-            given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
-            raise AdtError(f"{given}; give one for each, or none.")
-        return negatives
-
-    def _drafters(self, drafter: Drafter | None) -> Sequence[Drafter]:
-        """What the policy may choose from."""
-        policy, method = self.drafting.policy, self.drafting.method
-        if not policy.needs_drafter:
-            return ()
-        if drafter is None:
-            raise AdtError(f"method {method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
-        return sources(drafter) if policy.many_sources else (drafter,)
 
     # ---- what callers read -----------------------------------------------------------------
 
@@ -103,12 +82,11 @@ class Decoding:
     @property
     def at_work(self) -> list[int]:
         """Numbers of the images at work."""
-        lanes = self._queue and self._queue.lanes
-        return list(lanes.images) if lanes else []
+        return list(self._queue.lanes.images) if self._queue and self._queue.lanes else []
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
-        return self.target.cells(self.codes)
+        return self._task.target.cells(self.codes)
 
     def memory_required(self) -> int:
         """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
@@ -120,7 +98,7 @@ class Decoding:
         if self.start == self.length:
             return
         self.trace.settings |= self._task.settings()  # ComfyUI may have moved the weights since
-        self._queue = queue = ImageQueue(Shared.of(self._task), self._policy, self._entered)
+        self._queue = queue = ImageQueue(self._task, self._policy, self._entered)
         queue.begin(list(range(self.images)), self.at_once)
         try:
             while (round := self._next(queue)) is not None:
@@ -132,17 +110,16 @@ class Decoding:
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""
         while True:
-            lanes = None  # so that nothing here holds on to what is in memory
             try:
-                if (lanes := queue.refill()) is None:
-                    return None
-                if self._task.check is not None:
+                lanes = queue.refill()
+                if lanes is not None and self._task.check is not None:
                     self._task.check()
-                return self._round(lanes)
+                return None if lanes is None else self._round(lanes)
             except torch.cuda.OutOfMemoryError:
                 if self.at_once == 1:
                     raise
-            self._halve(queue)  # out here, where the error no longer holds on to it either
+            lanes = None  # so that nothing here holds on to what is in memory, nor does the error any more
+            self._halve(queue)
 
     def _halve(self, queue: ImageQueue) -> None:
         """Memory ran out: what is not finished starts again, half as many images at once."""
@@ -171,18 +148,15 @@ class Decoding:
         tree = None
         if proposer is not None and any(shape.depth for shape in shapes):
             tree = proposer.propose(lanes.roots, Shapes(shapes, lanes.rows.device))
-        drafted = time.perf_counter()
+        drafting = time.perf_counter() - started
         if tree is None:
             results = plain_round(lanes, shapes)
         else:
-            width = max(shape.width for shape in shapes)
-            checked = check_tree(lanes, tree, width, self._allowed(lanes))
-            results = read_results(lanes, checked, shapes)
-            settle(lanes, checked, results)
+            results = tree_round(lanes, tree, shapes, self._allowed(lanes))
         shares = self._enter_codes(results)  # last, when no memory is asked for any more: a round counts as a whole
         forwards = (proposer.forwards if proposer is not None else 0) - forwards_before
         seconds = time.perf_counter() - began
-        round = Round(len(self.trace.rounds), seconds, drafted - started, forwards, shares, plain_seconds)
+        round = Round(len(self.trace.rounds), seconds, drafting, forwards, shares, plain_seconds)
         if proposer is not None:
             self._policy.observe(round)
             if not self._policy.drafts:

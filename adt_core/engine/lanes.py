@@ -95,13 +95,10 @@ class Lanes:
         if self.proposer is not None:
             self.proposer.admit(index, others.proposer, self.rows)
 
-    def after(self, next_roots: Tensor, steps: Tensor | int, counts: Sequence[int]) -> Roots:
-        """The roots when every image has gone on by so many tokens.
-
-        next_roots: codes [B]. steps: [B, 1], counts: the same.
-        """
+    def go_on(self, next_roots: Tensor, steps: Tensor | int, counts: Sequence[int]) -> None:
+        """Move on to the roots with the codes [B]. steps [B, 1] and counts: by so many tokens, on device and host."""
         positions = [position + count for position, count in zip(self.roots.positions, counts)]
-        return Roots(next_roots, self.roots.at + steps, positions)
+        self.roots = Roots(next_roots, self.roots.at + steps, positions)
 
 
 # ---- the target's forward ---------------------------------------------------------------------
@@ -119,8 +116,8 @@ def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
 
     depths: [B, n], of the nodes below their roots, or one number for all.
     """
-    sampling, grammar = lanes.shared.task.sampling, lanes.shared.grammar
-    z = process_logits(lanes.shared.task.target.decoder.logits(features, sampling.guidance), sampling)
+    task, grammar = lanes.shared.task, lanes.shared.grammar
+    z = process_logits(task.target.decoder.logits(features, task.sampling.guidance), task.sampling)
     return z if grammar is None else with_grammar(z, grammar, lanes.roots.at + 1 + depths)
 
 
@@ -143,8 +140,7 @@ def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
 
 def plain_step(lanes: Lanes) -> Tensor:
     """Read the roots alone. Returns the codes [B] that follow them."""
-    step = lanes.rows.step(lanes.roots, 0, 0, None)
-    features = forward(lanes, lanes.roots.codes[:, None], step)
+    features = forward(lanes, lanes.roots.codes[:, None], lanes.rows.step(lanes.roots, 0, 0, None))
     return perturbed(lanes, logits(lanes, features, 0), 0).argmax(-1)[:, 0]
 
 
@@ -160,85 +156,68 @@ def plain_round(lanes: Lanes, shapes: Sequence[Shape]) -> list[Result]:
     """One token for every image, without drafts. Images that are a little ahead wait until all are at one position."""
     following, positions = plain_step(lanes), lanes.roots.positions
     first, last = min(positions), max(positions)
-    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (lanes.shared.task.target.length - last)
+    way_left = lanes.shared.task.target.length - last
+    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * way_left
     moves = [int(not waits or position < last) for position in positions]
     steps: Tensor | int = 1
     if waits:
         steps = torch.tensor(moves, device=following.device)[:, None]
         following = torch.where(steps[:, 0] > 0, following, lanes.roots.codes)
-    lanes.roots = lanes.after(following, steps, moves)
-    codes = following.tolist()
-    shares = [
-        ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ())
-        for image, position, shape in zip(lanes.images, positions, shapes)
-    ]
-    return [Result(share, [0], [code]) for share, code, moved in zip(shares, codes, moves) if moved]
-
-
-class Checked(NamedTuple):
-    """A tree that the target has read. substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
-
-    features: [R, N + 1, h]. perturbed: [B, N + 1, V].
-    """
-
-    tree: DraftTree
-    features: Tensor
-    perturbed: Tensor
-    verdict: Verdict
-    substitutes: Tensor | None
-
-
-def check_tree(lanes: Lanes, tree: DraftTree, width: int, allowed: list[int]) -> Checked:
-    """Read a whole tree in one forward and find the longest path that passes.
-
-    width: most children of a node. allowed: substitutions that each image may still make; empty without LANTERN.
-    """
-    lantern, neighbours = lanes.shared.task.lantern, lanes.shared.neighbours
-    step = lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors)
-    features = forward(lanes, tree.tokens, step)
-    z = logits(lanes, features, tree.depths)
-    scores = perturbed(lanes, z, tree.depths)
-    emitted, substitutes = scores.argmax(-1), None
-    if lantern is None or neighbours is None:
-        agrees = exact_agreement(tree, emitted)
-    else:
-        greedy, left = lanes.shared.task.sampling.temperature == 0, torch.tensor(allowed, device=z.device)
-        agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, neighbours, lantern, greedy=greedy, width=width, allowed=left
-        )
-    return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
-
-
-def read_results(lanes: Lanes, checked: Checked, shapes: Sequence[Shape]) -> list[Result]:
-    """Wait for the device and read what the round has brought: the one synchronisation of a round."""
-    tree, verdict = checked.tree, checked.verdict
-    depth, width, nodes = tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1
-    counts = torch.stack([verdict.accepted, depth, width, nodes, verdict.next_root], 1)
-    along = [tree.tokens, tree.ranks, *([] if checked.substitutes is None else [checked.substitutes.long()])]
-    read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()
-    columns = verdict.path.shape[1]
+    lanes.go_on(following, steps, moves)
     found = []
-    for row, shape, image, position in zip(read, shapes, lanes.images, lanes.roots.positions):
-        accepted, depth, width, nodes, next_root = row[:5]
-        path, codes, ranks, *rest = (row[i : i + 1 + accepted] for i in range(5, len(row), columns))
-        substituted = sum(map(sum, rest))
-        share = ImageRound(
-            image, position, shape.depth, shape.width, depth, nodes, accepted, tuple(ranks[1:]), substituted, width
-        )
-        found.append(Result(share, path, [*codes[1:], next_root]))
+    for image, position, shape, code, moved in zip(lanes.images, positions, shapes, following.tolist(), moves):
+        if moved:
+            found.append(Result(ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()), [0], [code]))
     return found
 
 
-def settle(lanes: Lanes, checked: Checked, results: Sequence[Result]) -> None:
-    """Keep the accepted paths in the cache, move the roots on, and let the drafter learn."""
+def tree_round(lanes: Lanes, tree: DraftTree, shapes: Sequence[Shape], allowed: list[int]) -> list[Result]:
+    """Read a whole tree in one forward, go on to the end of its longest path that passes, and let the drafter learn.
+
+    allowed: substitutes that each image may still make; empty without LANTERN.
+    """
+    roots = lanes.roots
+    features = forward(lanes, tree.tokens, lanes.rows.step(roots, 0, tree.depths, tree.ancestors))
+    z = logits(lanes, features, tree.depths)
+    scores = perturbed(lanes, z, tree.depths)
+    emitted, substitutes = scores.argmax(-1), None
+    task, neighbours = lanes.shared.task, lanes.shared.neighbours
+    if task.lantern is None or neighbours is None:
+        agrees = exact_agreement(tree, emitted)
+    else:
+        width, left = max(shape.width for shape in shapes), torch.tensor(allowed, device=z.device)
+        how = {"greedy": task.sampling.temperature == 0, "width": width, "allowed": left}
+        agrees, substitutes = relaxed_agreement(tree, emitted, z, neighbours, task.lantern, **how)
+    verdict = longest_path(tree, agrees, emitted)
+    results = read_results(lanes, tree, verdict, substitutes, shapes)
     accepted = [result.share.accepted for result in results]
     contiguous = all(result.path == list(range(len(result.path))) for result in results)
-    old, verdict = lanes.roots, checked.verdict
-    if not contiguous:
-        starts = lanes.rows.spread(old.at) + lanes.rows.first_slot
+    if not contiguous:  # the entries of the accepted paths move together
+        starts = lanes.rows.spread(roots.at) + lanes.rows.first_slot
         lanes.cache.compact(starts, lanes.rows.spread(verdict.path[:, : max(accepted) + 1]))
-    counts = [count + 1 for count in accepted]
-    lanes.roots = lanes.after(verdict.next_root, verdict.accepted[:, None] + 1, counts)
+    lanes.go_on(verdict.next_root, verdict.accepted[:, None] + 1, [count + 1 for count in accepted])
     if lanes.proposer is not None:
-        features, scores = checked.features, checked.perturbed
-        lanes.proposer.observe(Verified(checked.tree, features, scores, verdict, old, accepted, contiguous))
+        lanes.proposer.observe(Verified(tree, features, scores, verdict, roots, accepted, contiguous))
+    return results
+
+
+def read_results(
+    lanes: Lanes, tree: DraftTree, verdict: Verdict, substitutes: Tensor | None, shapes: Sequence[Shape]
+) -> list[Result]:
+    """Wait for the device and read what the round has brought: the one synchronisation of a round.
+
+    substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
+    """
+    depth, width, nodes = tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1
+    counts = torch.stack([verdict.accepted, depth, width, nodes, verdict.next_root], 1)
+    along = [tree.tokens, tree.ranks, *([] if substitutes is None else [substitutes.long()])]
+    read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()
+    columns = verdict.path.shape[1]
+    found = []
+    for row, asked, image, position in zip(read, shapes, lanes.images, lanes.roots.positions):
+        accepted, depth, width, nodes, next_root = row[:5]
+        path, codes, ranks, *rest = (row[i : i + 1 + accepted] for i in range(5, len(row), columns))
+        seen = (depth, nodes, accepted, tuple(ranks[1:]), sum(map(sum, rest)), width)
+        share = ImageRound(image, position, asked.depth, asked.width, *seen)
+        found.append(Result(share, path, [*codes[1:], next_root]))
+    return found

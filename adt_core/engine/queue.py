@@ -14,6 +14,7 @@ from ..models.rows import Roots, Rows
 from ..policies import Policy
 from ..rules.sampling import noise_table
 from .lanes import Lanes, Shared, logits, perturbed
+from .task import Task
 
 
 class ImageQueue:
@@ -22,9 +23,9 @@ class ImageQueue:
     lanes: the state of the images at work; None before the first.
     """
 
-    def __init__(self, shared: Shared, policy: Policy, entered: Callable[[Lanes, float], None]):
+    def __init__(self, task: Task, policy: Policy, entered: Callable[[Lanes, float], None]):
         """entered: called with the lanes of images that have begun, and the seconds that this took."""
-        self._shared, self._task, self._policy, self._entered = shared, shared.task, policy, entered
+        self._task, self._shared, self._policy, self._entered = task, Shared.of(task), policy, entered
         self.lanes: Lanes | None = None
         self._drafter: Drafter | None = None
 
@@ -57,7 +58,7 @@ class ImageQueue:
     def _enter_all(self) -> Lanes:
         """The next images, in the memory of those before them if they are as many."""
         count = min(self._at_once, len(self._waiting))
-        source = self._policy.begin(count) if self._task.drafters else None
+        source = self._policy.begin(count)
         self._drafter = None if source is None else self._task.drafters[source]
         before, self.lanes = self.lanes, None
         if before is None or len(before) != count:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..drafters import Drafter
+from ..drafters.table import sources
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
 from ..models.graphs import wanted
@@ -124,6 +125,24 @@ class Task:
             forward *= 2  # graphs have activations of their own
         pixels = target.grid[0] * target.grid[1] * target.downsample**2
         return caches + noise + forward + target.codec.working_bytes(pixels)
+
+
+def rows_of(prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None, target: Target) -> Sequence[Prompt]:
+    """The prompts, and the rows that guidance pushes away from; those without text where none are given."""
+    if negatives is not None and len(negatives) != len(prompts):
+        given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
+        raise AdtError(f"{given}; give one for each, or none.")
+    return [*prompts, *(map(target.unconditional, prompts) if negatives is None else negatives)]
+
+
+def drafters_of(drafting: Drafting, drafter: Drafter | None) -> Sequence[Drafter]:
+    """What the policy may choose from. AdtError if it needs a drafter and there is none."""
+    policy = drafting.policy
+    if policy.needs_drafter and drafter is None:
+        raise AdtError(f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
+    if drafter is None or not policy.needs_drafter:
+        return ()
+    return sources(drafter) if policy.many_sources else (drafter,)
 
 
 def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
