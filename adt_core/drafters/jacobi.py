@@ -22,7 +22,7 @@ from ..policies import check_fit
 from ..policies.base import spine_length
 from ..rules.tree import DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
-from .window import NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
+from .window import CLASSES, NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
 
 
 class JacobiDrafter(Drafter):
@@ -45,20 +45,19 @@ class JacobiDrafter(Drafter):
 
 
 class JacobiProposer(Proposer):
-    """The window of every image at work.
+    """The window of every image at work, by raster position. A spare column behind the last takes void writes.
 
-    All state is kept by raster position. A spare column behind the last takes writes that must come to nothing.
     ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best
     codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_above`` [B, columns +
     1, V] the logits z of the last decided cell of every column; ``_filled`` the last position of each image that has a
-    guess. A tree's ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the
-    budget of spine and branches together.
+    guess. Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes``
+    the budget of spine and branches together.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled")
 
     def __init__(self, session: Session, width: int):
-        """width: candidates that are kept for a position. AdtError for a published tree, which a window can't draft."""
+        """width: candidates that are kept for a position. AdtError for a published tree."""
         if session.largest.tree:
             check_fit(f"static:{session.largest.tree}", network=False)
         super().__init__(session)
@@ -182,9 +181,11 @@ class JacobiProposer(Proposer):
         """The tree of the window: its spine, and branches as far as the budget goes."""
         if self.width == 1:
             return chain(window.tokens, torch.where(window.live, 0.0, -math.inf))
-        forecast, log_p = self.calibration.expect(window.classes(), window.candidates, window.scores)
+        classes = window.staleness() + CLASSES * window.network
+        forecast, log_p = self.calibration.expect(classes, window.candidates, window.scores)
         self.forecasts = [forecast]
-        log_p = self._allowed(log_p, window, shapes)
+        beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
+        log_p = log_p.masked_fill(~window.live[..., None] | beyond, -math.inf)[..., : shapes.width]
         nodes, depth, branches = shapes.nodes, window.depth, None
         if shapes.menu:
             branches = branch_scores(log_p)
@@ -194,15 +195,8 @@ class JacobiProposer(Proposer):
         width = log_p.shape[-1]
         if width == 1 or depth >= nodes:
             return chain(tokens, log_p[..., 0].cumsum(1))
-        return spine_and_branches(
-            tokens, window.candidates[:, :depth, 1:width], log_p, nodes, branches, budgets=shapes.budgets
-        )
-
-    def _allowed(self, log_p: Tensor, window: Window, shapes: Shapes) -> Tensor:
-        """Log-probabilities [B, M, width] with -inf for what an image's own shape leaves out."""
-        rank = torch.arange(self.width, device=log_p.device)
-        out = ~window.live[..., None] | (rank >= shapes.widths[..., None])
-        return log_p.masked_fill(out, -math.inf)[..., : min(shapes.width, self.width)]
+        others = window.candidates[:, :depth, 1:width]
+        return spine_and_branches(tokens, others, log_p, nodes, branches, shapes.budgets)
 
     def enter(self, window: Window) -> None:
         """Take over a spine that somebody else has changed."""

@@ -49,9 +49,8 @@ class MergedDrafter(Drafter):
 class MergedProposer(Proposer):
     """Opens the window, lets the network refine it, closes it.
 
-    ``_read`` [R, T + 1, h] is the target's feature from which a position was computed, and ``_drafted``, of the same
-    shape, what the network had expected it to be. ``_root`` [R, 1, h] is the feature that the network expects of the
-    root.
+    ``_read`` [R, T + 1, h] is the target's feature from which a position was computed. ``_drafted``, of the same shape,
+    is what the network had expected it to be, and ``_root`` [R, 1, h] what it expects of the root.
     """
 
     by_image = ("_window", "_network")
@@ -102,12 +101,10 @@ class MergedProposer(Proposer):
         out = out + CORRECTION * seen * (self.rows.gather(self._read, at) - self.rows.gather(self._drafted, at))
         scores, codes = self._network.children(out, None if noise is None else noise[:, part], self._window.width)
         classes, calibration = staleness + CLASSES, self._window.calibration
-        expected = [
-            calibration.expect(staleness, window.candidates[:, part], window.scores[:, part])[0],
-            calibration.expect(classes, codes, scores)[0],
-        ]
+        by_window, _ = calibration.expect(staleness, window.candidates[:, part], window.scores[:, part])
+        by_network, _ = calibration.expect(classes, codes, scores)
         window.replace(first, calibration.hit_rate(classes) > calibration.hit_rate(staleness), codes, scores)
-        return expected
+        return [by_window, by_network]
 
     def observe(self, verified: Verified) -> None:
         drafted = torch.cat([self._root, self._network.read_tree(verified).to(self._root.dtype)], 1)

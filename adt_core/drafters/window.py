@@ -16,7 +16,7 @@ from ..rules.tree import DraftTree, ancestor_matrix, best_only
 from .base import Verified
 
 LONGEST_RETURN = 4
-"""Spine tokens that a branch may carry on with after its deviation."""
+"""Spine tokens with which a branch may carry on after its deviation."""
 NEVER = 10**6
 """Staleness of a position that was never computed."""
 STALE_AFTER = (1, 2, 3, 4, 5, 9, NEVER)
@@ -28,22 +28,13 @@ TEMPERATURES = (0.05, *(distance**-0.5 for distance in STALE_AFTER[:-1]), 1.0)
 HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
 """How often the classes' favourites are right, before anything was seen."""
 NETWORK_HIT_RATES = (0.5,) * CLASSES
-"""The same for a drafter network's guesses at positions of these classes.
-
-They are classes of their own, behind the others.
-"""
+"""The same for a drafter network's guesses at such positions, which are classes of their own behind the others."""
 LEARNING_RATE = 0.1
 """Of the temperatures."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
 REFRESH_WORTH, REFRESH_ROUNDS = 0.15, 3
-"""A position of the spine is worth its own chance, and this times its chance to be of use in each of the next rounds.
-"""
-
-
-@cache
-def _bounds(device: torch.device) -> Tensor:
-    return torch.tensor(STALE_AFTER, device=device)
+"""A position of the spine is worth its own chance, and this times its chance to be of use in so many next rounds."""
 
 
 class Forecast(NamedTuple):
@@ -66,7 +57,7 @@ class Calibration:
     def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
         """What to expect of positions of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K].
 
-        Returns the forecast and the log-probabilities [B, m, K] of all candidates.
+        Also returns the log-probabilities [B, m, K] of all candidates.
         """
         log_p = (scores / self._temperature[classes][..., None]).log_softmax(-1)
         return Forecast(classes, candidates[..., 0], log_p[..., 0].exp()), log_p
@@ -92,6 +83,11 @@ class Calibration:
         self._temperature.mul_((LEARNING_RATE * error).exp()).clamp_(1e-2, 1e2)
         self._hits.index_add_(0, classes, hit * weight)
         self._seen.index_add_(0, classes, weight)
+
+
+@cache
+def _bounds(device: torch.device) -> Tensor:
+    return torch.tensor(STALE_AFTER, device=device)
 
 
 def staleness_after(distance: Tensor, since: Tensor) -> Tensor:
@@ -124,10 +120,6 @@ class Window:
         """Staleness class of every position, [B, M]."""
         return torch.bucketize(self.distance, _bounds(self.distance.device), right=True)
 
-    def classes(self) -> Tensor:
-        """Class of every position, [B, M], for the calibration."""
-        return self.staleness() + CLASSES * self.network
-
     def replace(self, first: int, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
         """Put a network's candidates and scores [B, m, K] to the positions from ``first`` on that ``use`` [B, m] marks.
 
@@ -147,9 +139,9 @@ class Window:
 
 
 def branch_scores(log_p: Tensor) -> Tensor:
-    """log_p [B, M, k] -> scores of the branches of :func:`spine_and_branches`, [B, M, k - 1, LONGEST_RETURN + 1].
+    """log_p [B, M, k] -> log-probability of all tokens of every branch (i, r, m), [B, M, k - 1, LONGEST_RETURN + 1].
 
-    The score of branch (i, r, m) is the log-probability of all its tokens.
+    Branch (i, r, m) follows the spine up to position i, takes candidate r there and carries on with m spine tokens.
     """
     cumulative = log_p[..., 0].cumsum(1)
     before = F.pad(cumulative, (1, 0))[:, :-1]
@@ -160,9 +152,7 @@ def branch_scores(log_p: Tensor) -> Tensor:
 
 
 def _inside(branches: Tensor, length: int) -> Tensor:
-    """Scores of the branches of the first ``length`` positions, [B, ...] flattened; -inf for those that outlive the
-    spine.
-    """
+    """Scores of the branches of the first ``length`` positions, flattened; -inf for those that outlive the spine."""
     returns = torch.arange(LONGEST_RETURN + 1, device=branches.device)
     end = torch.arange(length, device=branches.device)[:, None, None] + returns
     return branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)
@@ -195,14 +185,12 @@ def spine_and_branches(
     branches: Tensor | None = None,
     budgets: Tensor | None = None,
 ) -> DraftTree:
-    """A spine and the best single deviations from it, ``nodes`` drafts in all.
+    """A spine and the best branches, ``nodes`` drafts in all.
 
     tokens: [B, M + 1], root and spine. others: [B, M, k - 1] and log_p: [B, M, k], the other candidates, and the
     log-probabilities of all. branches: the :func:`branch_scores`, if known, of a window that may be longer than M.
-    budgets: [B, 1], where images may have fewer than ``nodes`` drafts.
-
-    Branch (i, r, m) follows the spine up to position i, takes candidate r there and carries on with m spine tokens.
-    Scores fall with m and ties go to the smaller m, so the branches that are kept have all their ancestors.
+    budgets: [B, 1], where images may have fewer than ``nodes`` drafts. Scores fall with a branch's length and ties go
+    to the shorter one, so the branches that are kept have all their ancestors.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]

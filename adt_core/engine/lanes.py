@@ -14,41 +14,18 @@ from torch import Tensor
 
 from ..drafters import Proposer, Verified
 from ..models.cache import KVCache
-from ..models.layers import rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..models.target import with_grammar
 from ..policies import Shape
 from ..rules.sampling import process_logits
 from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
-from ..rules.verify import Neighbours, Verdict, exact_agreement, longest_path, relaxed_agreement
+from ..rules.verify import Verdict, exact_agreement, longest_path, relaxed_agreement
 from .task import Task
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
 at one position are cheaper by about as much."""
-
-
-class Shared(NamedTuple):
-    """What all images of a task have in common on the device.
-
-    rope: tables of the target's decoder. grammar: of :meth:`Target.grammar`. neighbours: of every token, for LANTERN.
-    """
-
-    task: Task
-    rope: tuple[Tensor, Tensor]
-    grammar: Tensor | None
-    neighbours: Neighbours | None
-
-    @classmethod
-    @torch.inference_mode()
-    def of(cls, task: Task) -> Shared:
-        target, decoder, neighbours = task.target, task.target.decoder, None
-        device = decoder.embedding.device
-        grammar = target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=device))
-        if task.lantern is not None:
-            neighbours = target.codec.neighbours(task.lantern.neighbours).padded(target.num_tokens).to(device)
-        return cls(task, rope_tables(decoder.config, decoder.embedding), grammar, neighbours)
 
 
 @dataclass
@@ -59,7 +36,7 @@ class Lanes:
     at temperature 0. roots: the last decided tokens. proposer: what drafts; None for nothing.
     """
 
-    shared: Shared
+    task: Task
     images: list[int]
     rows: Rows
     read: Callable[..., Tensor]
@@ -106,9 +83,8 @@ class Lanes:
 
 def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
     """Codes [B, n] through the target: features [R, n, h]."""
-    task, rope = lanes.shared.task, lanes.shared.rope
-    ids = lanes.rows.spread(task.target.decoder.image_ids[codes])
-    return lanes.read(ids, step=step, cache=lanes.cache, rope=rope, check=task.check)
+    task, ids = lanes.task, lanes.rows.spread(lanes.task.target.decoder.image_ids[codes])
+    return lanes.read(ids, step=step, cache=lanes.cache, rope=task.rope, check=task.check)
 
 
 def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
@@ -116,9 +92,9 @@ def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
 
     depths: [B, n], of the nodes below their roots, or one number for all.
     """
-    task, grammar = lanes.shared.task, lanes.shared.grammar
+    task = lanes.task
     z = process_logits(task.target.decoder.logits(features, task.sampling.guidance), task.sampling)
-    return z if grammar is None else with_grammar(z, grammar, lanes.roots.at + 1 + depths)
+    return z if task.grammar is None else with_grammar(z, task.grammar, lanes.roots.at + 1 + depths)
 
 
 def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
@@ -156,7 +132,7 @@ def plain_round(lanes: Lanes, shapes: Sequence[Shape]) -> list[Result]:
     """One token for every image, without drafts. Images that are a little ahead wait until all are at one position."""
     following, positions = plain_step(lanes), lanes.roots.positions
     first, last = min(positions), max(positions)
-    way_left = lanes.shared.task.target.length - last
+    way_left = lanes.task.target.length - last
     waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * way_left
     moves = [int(not waits or position < last) for position in positions]
     steps: Tensor | int = 1
@@ -181,7 +157,7 @@ def tree_round(lanes: Lanes, tree: DraftTree, shapes: Sequence[Shape], allowed: 
     z = logits(lanes, features, tree.depths)
     scores = perturbed(lanes, z, tree.depths)
     emitted, substitutes = scores.argmax(-1), None
-    task, neighbours = lanes.shared.task, lanes.shared.neighbours
+    task, neighbours = lanes.task, lanes.task.neighbours
     if task.lantern is None or neighbours is None:
         agrees = exact_agreement(tree, emitted)
     else:

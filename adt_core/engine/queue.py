@@ -13,7 +13,7 @@ from ..models.graphs import graphed
 from ..models.rows import Roots, Rows
 from ..policies import Policy
 from ..rules.sampling import noise_table
-from .lanes import Lanes, Shared, logits, perturbed
+from .lanes import Lanes, logits, perturbed
 from .task import Task
 
 
@@ -25,7 +25,7 @@ class ImageQueue:
 
     def __init__(self, task: Task, policy: Policy, entered: Callable[[Lanes, float], None]):
         """entered: called with the lanes of images that have begun, and the seconds that this took."""
-        self._task, self._shared, self._policy, self._entered = task, Shared.of(task), policy, entered
+        self._task, self._policy, self._entered = task, policy, entered
         self.lanes: Lanes | None = None
         self._drafter: Drafter | None = None
 
@@ -76,16 +76,16 @@ class ImageQueue:
         """
         started = time.perf_counter()
         images, self._waiting = self._waiting[:count], self._waiting[count:]
-        shared, task, start, rows = self._shared, self._task, self._task.start, self._rows(images)
+        task, start, rows = self._task, self._task.start, self._rows(images)
         target, decoder = task.target, task.target.decoder
         cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, task.check)
         like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
         indices = [task.image_indices[image] for image in images]
         noise = noise_table(task.sampling, indices, target.length, target.num_tokens, like, task.check)
         step = rows.prefill()
-        features = decoder(rows.ids, step, cache, shared.rope, task.check, rows.features)
+        features = decoder(rows.ids, step, cache, task.rope, task.check, rows.features)
         roots = Roots.all_at(torch.zeros(count, dtype=torch.long, device=rows.device), start - 1)
-        lanes = Lanes(shared, images, rows, graphed(decoder, rows.device), cache, noise, roots)
+        lanes = Lanes(task, images, rows, graphed(decoder, rows.device), cache, noise, roots)
         known = min(start + 1, target.columns)  # tokens whose logits the prefill gives, up to the first drawn one
         depths = torch.arange(1 - known, 1, device=rows.device).expand(count, -1)
         z = logits(lanes, features[:, -known:], depths)

@@ -14,10 +14,11 @@ from ..drafters.table import sources
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
 from ..models.graphs import wanted
+from ..models.layers import rope_tables
 from ..models.target import Prompt, Target
 from ..policies import Drafting, Policy, Scene, Shape
 from ..rules.sampling import NOISE_VERSION, Sampling
-from ..rules.verify import Lantern
+from ..rules.verify import Lantern, Neighbours
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,25 @@ class Task:
     def longest(self) -> int:
         """Tokens of the longest prompt: the slot of raster position 0."""
         return max(map(len, self.prompts))
+
+    @cached_property
+    def rope(self) -> tuple[Tensor, Tensor]:
+        """Rotary tables of the target's decoder."""
+        return rope_tables(self.target.decoder.config, self.target.decoder.embedding)
+
+    @cached_property
+    def grammar(self) -> Tensor | None:
+        """Of :meth:`Target.grammar`."""
+        decoder = self.target.decoder
+        return self.target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device))
+
+    @cached_property
+    def neighbours(self) -> Neighbours | None:
+        """Of every token, for LANTERN."""
+        if self.lantern is None:
+            return None
+        found = self.target.codec.neighbours(self.lantern.neighbours)
+        return found.padded(self.target.num_tokens, self.target.decoder.embedding.device)
 
     @property
     def largest(self) -> Shape:

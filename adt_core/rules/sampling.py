@@ -1,8 +1,8 @@
 """The logit pipeline and keyed noise: which token a position gets.
 
-The token of position t is ``argmax_v [z_t(v) + g_t(v)]`` with ``z`` the processed logits and ``g`` a
-Gumbel(0, 1) table that depends on (seed, image index, t, v) alone. That is an exact sample of
-softmax(z) (Gumbel-max), and it makes drafts checkable by comparison (Daliri et al., arXiv 2408.07978).
+The token of position t is ``argmax_v [z_t(v) + g_t(v)]``: ``z`` are the processed logits, and ``g`` is a Gumbel(0, 1)
+table that depends on (seed, image index, t, v) alone. That is an exact sample of softmax(z) (Gumbel-max), and it makes
+drafts checkable by comparison (Daliri et al., arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import AdtError, Check
 
-_POSITIONS_AT_ONCE = 256  # are made in float64 before they go into the table
+_POSITIONS_AT_ONCE = 64  # are made in float64 before they go into the table
 NOISE_VERSION = 1
 """Format of the keyed noise; written into metadata, raised if the bits ever change."""
 
@@ -26,9 +26,8 @@ NOISE_VERSION = 1
 class Sampling:
     """How tokens are drawn.
 
-    seed: 64-bit unsigned. temperature: 0 takes the most likely token. top_k: 0 switches it off.
-    top_p: 1 switches it off. guidance: classifier-free guidance scale; 1 switches it off (and
-    halves the work), as ``logits = uncond + guidance * (cond - uncond)``.
+    seed: 64-bit unsigned. temperature: 0 takes the most likely token. top_k: 0 switches it off. top_p: 1 switches it
+    off. guidance: of classifier-free guidance, ``logits = uncond + guidance * (cond - uncond)``; 1 switches it off.
     """
 
     seed: int = 0
@@ -50,19 +49,15 @@ class Sampling:
             raise AdtError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off).")
 
 
-def keyed_gumbel(
-    seed: int, image_index: int, positions: range, vocabulary: int, check: Check | None = None
-) -> np.ndarray:
+def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int) -> np.ndarray:
     """Gumbel(0, 1) noise, float64 [len(positions), vocabulary].
 
-    Counter-based (Philox 4x64): key (seed, image_index), counter word 1 = position, so any position can
-    be made alone and nothing depends on what was drawn before. ``check`` is called for every position.
+    Counter-based (Philox 4x64): key (seed, image_index), counter word 1 = position. So any position can be made alone,
+    and nothing depends on what was drawn before.
     """
     key = np.array([seed, image_index], dtype=np.uint64)
     table = np.empty((len(positions), vocabulary))
     for row, position in enumerate(positions):
-        if check is not None:
-            check()
         bits = np.random.Philox(key=key, counter=[0, position, 0, 0]).random_raw(vocabulary)
         uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         table[row] = -np.log(-np.log(uniform))
@@ -83,10 +78,11 @@ def noise_table(
     table = like.new_empty(len(image_indices), length, vocabulary)
     for noise, index in zip(table, image_indices):
         for first in range(0, length, _POSITIONS_AT_ONCE):
+            if check is not None:
+                check()
             positions = range(first, min(first + _POSITIONS_AT_ONCE, length))
-            noise[first : positions.stop].copy_(
-                torch.from_numpy(keyed_gumbel(sampling.seed, index, positions, vocabulary, check))
-            )
+            gumbel = keyed_gumbel(sampling.seed, index, positions, vocabulary)
+            noise[first : positions.stop].copy_(torch.from_numpy(gumbel))
     return table
 
 

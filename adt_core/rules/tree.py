@@ -1,9 +1,8 @@
 """Draft trees: candidate scores, rerank to the verification budget, parents, depths, ancestor mask.
 
-A tree has a root (node 0, an emitted token whose keys and values are not cached yet) and up to N drafts.
-Nodes are numbered so that parents come before children and siblings stand in descending score.
-Everything is batch-first over images; a tree with fewer drafts than its neighbours is padded with
-nodes whose ``valid`` is False.
+A tree has a root (node 0, an emitted token whose keys and values are not cached yet) and up to N drafts. Parents come
+before their children, and siblings stand in descending score. An image's tree with fewer drafts than others is padded
+with nodes whose ``valid`` is False.
 """
 
 from __future__ import annotations
@@ -79,10 +78,8 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
     """The tree without branches: tokens [B, n], root first; cumulative scores [B, n - 1], -inf for padding."""
     batch, n = tokens.shape
     parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
-    valid = F.pad(scores.isfinite(), (1, 0), value=True)
-    return DraftTree(
-        tokens, parents, depths * valid, torch.zeros_like(tokens), F.pad(scores, (1, 0)), valid, ancestors, n - 1
-    )
+    valid, ranks = F.pad(scores.isfinite(), (1, 0), value=True), torch.zeros_like(tokens)
+    return DraftTree(tokens, parents, depths * valid, ranks, F.pad(scores, (1, 0)), valid, ancestors, n - 1)
 
 
 class CandidatePool:
@@ -92,30 +89,26 @@ class CandidatePool:
     """
 
     def __init__(self) -> None:
-        self._tokens: list[Tensor] = []
-        self._scores: list[Tensor] = []
-        self._parents: list[Tensor] = []
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, scores and parents
         self._sizes: list[tuple[int, int]] = []
         self.count = 0
 
     def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
         """Append one level: tokens and scores [B, m, k], k children for each of the candidates ``parents`` [B, m].
 
-        Scores are cumulative; -inf marks a candidate that must not be used. Returns the number of the
-        level's first candidate; the others follow in flattened order.
+        Scores are cumulative; -inf marks a candidate that must not be used. Returns the number of the level's first
+        candidate; the others follow in flattened order.
         """
-        batch, m, k = tokens.shape
-        first = self.count + 1
-        self._tokens.append(tokens.reshape(batch, -1))
-        self._scores.append(scores.reshape(batch, -1))
-        self._parents.append(parents[..., None].expand(-1, -1, k).reshape(batch, -1))
+        _, m, k = tokens.shape
+        parents = parents[..., None].expand(-1, -1, k)
+        self._levels.append((tokens.flatten(1), scores.flatten(1), parents.flatten(1)))
         self._sizes.append((m, k))
         self.count += m * k
-        return first
+        return self.count - m * k + 1
 
     def nth_best(self, n: int) -> Tensor:
         """Score of each image's n-th best candidate so far, [B, 1]; there must be n of them."""
-        return torch.cat(self._scores, 1).topk(n, 1).values[:, -1:]
+        return torch.cat([scores for _, scores, _ in self._levels], 1).topk(n, 1).values[:, -1:]
 
     def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
         """Keep the ``nodes`` best candidates of each image, ties to the earlier one.
@@ -123,7 +116,7 @@ class CandidatePool:
         root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. A child never scores above its
         parent and stands behind it, so the kept nodes have all their ancestors.
         """
-        tokens, scores, parents = torch.cat(self._tokens, 1), torch.cat(self._scores, 1), torch.cat(self._parents, 1)
+        tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
         depth, rank = _depths_and_ranks(tuple(self._sizes), root.device)
         scores = best_only(scores, budgets)
         nodes = min(nodes, self.count)
@@ -133,11 +126,8 @@ class CandidatePool:
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
             node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)  # candidate -> node
             node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))
-            tokens, scores, parents = (
-                tokens.gather(1, kept),
-                scores.gather(1, kept),
-                node.gather(1, parents.gather(1, kept)),
-            )
+            tokens, scores = tokens.gather(1, kept), scores.gather(1, kept)
+            parents = node.gather(1, parents.gather(1, kept))
             depth, rank = depth[kept], rank[kept]
         else:
             depth, rank = depth.expand_as(tokens), rank.expand_as(tokens)
@@ -156,10 +146,7 @@ class CandidatePool:
 
 
 def best_only(scores: Tensor, budgets: Tensor | None) -> Tensor:
-    """Scores [B, n] with -inf for all but the best ``budgets`` [B, 1] of each image, ties to the earlier one.
-
-    Without budgets, the scores as they are.
-    """
+    """Scores [B, n] with -inf for all but each image's best ``budgets`` [B, 1], if given; ties to the earlier one."""
     if budgets is None:
         return scores
     order = scores.sort(dim=1, descending=True, stable=True).indices

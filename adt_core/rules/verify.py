@@ -38,7 +38,8 @@ class Verdict:
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
     """Nodes whose token is the one that the target emits at their parent, and the root; bool [B, N + 1].
 
-    emitted: [B, N + 1], for each node the code that the target draws after it, ``argmax(z + g)``.
+    emitted: [B, N + 1], for each node the code that the target draws after it, ``argmax(z + g)``. Lossless for any
+    tree, because nothing here depends on how the tree was made.
     """
     agrees = (tree.tokens == emitted.gather(1, tree.parents)) & tree.valid
     agrees[:, 0] = True
@@ -48,7 +49,7 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
 def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Verdict:
     """The deepest path of nodes that agree, bool [B, N + 1], and what is emitted after it.
 
-    It takes an ancestor reduction and an argmax: no loop over candidates, and no wait for the device.
+    No loop over candidates, and no wait for the device.
     """
     on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
     accepted, last = (tree.depths * on_path).max(1)
@@ -57,11 +58,6 @@ def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Verdict:
     path = torch.zeros(len(last), tree.height + 2, dtype=torch.long, device=last.device)
     path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
     return Verdict(accepted, path[:, : tree.height + 1], last, emitted.gather(1, last[:, None])[:, 0])
-
-
-def verify_exact(tree: DraftTree, emitted: Tensor) -> Verdict:
-    """Lossless for any tree, because nothing here depends on how the tree was made."""
-    return longest_path(tree, exact_agreement(tree, emitted), emitted)
 
 
 @dataclass
@@ -82,15 +78,12 @@ class Neighbours:
             nearest.append(distance.topk(k, 1, largest=False))
         return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
 
-    def padded(self, tokens: int) -> Neighbours:
-        """With rows for tokens that are no codes: each is its own neighbour, infinitely far."""
-        k, device = self.indices.shape[1], self.indices.device
-        extra = torch.arange(len(self.indices), tokens, device=device)[:, None].expand(-1, k)
-        far = torch.full_like(extra, math.inf, dtype=self.distances.dtype)
-        return Neighbours(torch.cat([self.indices, extra]), torch.cat([self.distances, far]))
-
-    def to(self, device: torch.device) -> Neighbours:
-        return Neighbours(self.indices.to(device), self.distances.to(device))
+    def padded(self, tokens: int, device: torch.device) -> Neighbours:
+        """On this device, with rows for tokens that are no codes: each is its own neighbour, infinitely far."""
+        indices, distances = self.indices.to(device), self.distances.to(device)
+        extra = torch.arange(len(indices), tokens, device=device)[:, None].expand(-1, indices.shape[1])
+        far = torch.full_like(extra, math.inf, dtype=distances.dtype)
+        return Neighbours(torch.cat([indices, extra]), torch.cat([distances, far]))
 
 
 @dataclass(frozen=True)
@@ -111,11 +104,8 @@ class Lantern:
     def __post_init__(self) -> None:
         if self.neighbours < 1:
             raise AdtError(f"lantern_k is {self.neighbours}; it must be a whole number from 1.")
-        for name, value, low, high in (
-            ("lantern_delta", self.delta, 0, 1),
-            ("lantern_lambda", self.factor, 1, 1e6),
-            ("max_substitution", self.max_substitution, 0, 1),
-        ):
+        shares = ("lantern_delta", self.delta, 0, 1), ("max_substitution", self.max_substitution, 0, 1)
+        for name, value, low, high in (*shares, ("lantern_lambda", self.factor, 1, 1e6)):
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 raise AdtError(f"{name} is {value}; it must be a number from {low} to {high:g}.")
 
@@ -154,42 +144,31 @@ def relaxed_agreement(
         score = own[..., 0] + (mass * (mass.cumsum(-1) <= bound)).sum(-1)
         passes = score > p.amax(-1)
     else:
-        within = _within_bound(tree, draft, mass, near, own, lantern, width, z.shape[-1])
+        if lantern.factor is None:
+            within = _within_delta(tree, draft, mass, near, lantern.delta, width, z.shape[-1])
+        else:
+            within = mass.cumsum(-1) <= (lantern.factor - 1) * own
         stands_for = (near == emitted.gather(1, tree.parents)[..., None]) & within
         passes, score = stands_for.any(-1), -(stands_for * neighbours.distances[tree.tokens]).sum(-1)
-    relaxed = _best_sibling(tree, passes & draft, score) & ~_has_exact_sibling(tree, exact & draft)
+    exact_child = torch.zeros_like(exact).scatter_reduce_(1, tree.parents, exact & draft, "amax")
+    relaxed = _best_sibling(tree, passes & draft, score) & ~exact_child.gather(1, tree.parents)
     relaxed &= (tree.ancestors & relaxed[:, None]).sum(-1) <= allowed[:, None]
     return exact | relaxed, relaxed
 
 
-def _has_exact_sibling(tree: DraftTree, exact: Tensor) -> Tensor:
-    """Nodes that have a sibling among ``exact``, or are in it themselves; bool [B, N + 1]."""
-    return torch.zeros_like(exact).scatter_reduce_(1, tree.parents, exact, "amax").gather(1, tree.parents)
-
-
-def _within_bound(
-    tree: DraftTree,
-    draft: Tensor,
-    mass: Tensor,
-    near: Tensor,
-    own: Tensor,
-    lantern: Lantern,
-    width: int,
-    vocabulary: int,
+def _within_delta(
+    tree: DraftTree, draft: Tensor, mass: Tensor, near: Tensor, delta: float, width: int, vocabulary: int
 ) -> Tensor:
-    """Which neighbours [B, N + 1, k] are in A(x).
+    """Which neighbours [B, N + 1, k] are in A(x) by LANTERN: the union of the siblings' A has the mass delta at most.
 
-    LANTERN++: the mass of A(x) is at most (factor - 1) p(x). LANTERN: the union of the siblings' A has the mass
-    ``delta`` at most. Siblings take their share in the order of their ranks. What is claimed already costs nothing, nor
-    does another sibling's own token, which passes exactly.
+    Siblings take their share in the order of their ranks. What is claimed already costs nothing, nor does another
+    sibling's own token, which passes exactly.
     """
-    if lantern.factor is not None:
-        return mass.cumsum(-1) <= (lantern.factor - 1) * own
     batch, size, _ = mass.shape
     cell = tree.parents[..., None] * vocabulary + near  # (parent, code)
     claimed = torch.zeros(batch, size * vocabulary, dtype=torch.uint8, device=mass.device)
     claimed.scatter_reduce_(1, tree.parents * vocabulary + tree.tokens, draft.to(torch.uint8), "amax")
-    left = torch.full((batch, size), lantern.delta, dtype=mass.dtype, device=mass.device)
+    left = torch.full((batch, size), delta, dtype=mass.dtype, device=mass.device)
     within = torch.zeros_like(near, dtype=torch.bool)
     for rank in range(width):
         price = mass * (claimed.gather(1, cell.flatten(1)).view_as(cell) == 0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from adt_core.rules.sampling import keyed_gumbel
 from adt_core.rules.tree import DraftTree, ancestor_matrix
-from adt_core.rules.verify import verify_exact
+from adt_core.rules.verify import exact_agreement, longest_path
 
 VOCABULARY = 5
 LENGTH = 14
@@ -78,7 +78,7 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
     while len(tokens) < LENGTH:
         tree, paths = random_tree(model, tokens, draw, nodes, skill)
         emitted = torch.tensor([[model.emit(path) for path in paths]])
-        verdict = verify_exact(tree, emitted)
+        verdict = longest_path(tree, exact_agreement(tree, emitted), emitted)
         accepted = int(verdict.accepted)
         path = verdict.path[0, : accepted + 1].tolist()
         assert path[-1] == int(verdict.last) and tree.depths[0, path].tolist() == list(range(accepted + 1))
@@ -100,5 +100,6 @@ def test_padding_nodes_are_never_accepted():
         ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1),
         1,
     )
-    verdict = verify_exact(tree, torch.tensor([[3, 1]]))
+    emitted = torch.tensor([[3, 1]])
+    verdict = longest_path(tree, exact_agreement(tree, emitted), emitted)
     assert int(verdict.accepted) == 0 and int(verdict.next_root) == 3
