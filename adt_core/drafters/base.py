@@ -58,7 +58,9 @@ class Shapes:
 
     def __init__(self, shapes: Sequence[Shape], device: torch.device):
         self.each, self._device = shapes, device
-        self.depth, self.width, self.nodes = (max(shape[i] for shape in shapes) for i in range(3))
+        self.depth = max(shape.depth for shape in shapes)
+        self.width = max(shape.width for shape in shapes)
+        self.nodes = max(shape.nodes for shape in shapes)
         # Policies that set these have one shape for all images, but for those that have no room left for drafts.
         self.tree, self.menu = max(shapes, key=lambda shape: shape.depth)[3:]
         self.mixed = len(set(shapes)) > 1

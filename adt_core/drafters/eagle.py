@@ -125,11 +125,8 @@ class EagleProposer(Proposer):
 
     def observe(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them. They are fed in the next round."""
-        longest = verified.longest
-        if verified.contiguous:
-            self._features = verified.features.narrow(1, 0, longest + 1)
-        else:
-            self._features = self.rows.gather(verified.features, verified.verdict.path[:, : longest + 1])
+        features, path = verified.features, verified.verdict.path[:, : verified.longest + 1]
+        self._features = features[:, : path.shape[1]] if verified.contiguous else self.rows.gather(features, path)
         following = verified.following
         self._ids = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
         self._roots, self._last = verified.roots, verified.accepted
@@ -155,8 +152,8 @@ class EagleProposer(Proposer):
     def children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, m or 1, V].
 
-        Scores are log-softmax of the logits that rank them. For coupled proposals those carry the noise, which makes
-        them nearly calibrated acceptance probabilities.
+        Scores are log-softmax of the logits that rank them. With noise on these, they are nearly calibrated acceptance
+        probabilities.
         """
         sampling = self.session.sampling
         z = self._decoder.logits(out.to(self._decoder.wide_dtype), sampling.guidance)
@@ -168,10 +165,7 @@ class EagleProposer(Proposer):
         return scores, codes
 
     def noise_ahead(self, roots: Roots, depth: int) -> Tensor | None:
-        """What is added to the logits of the ``depth`` positions after each root: [B, depth, V] of noise and grammar.
-
-        None for nothing.
-        """
+        """Noise and grammar of the ``depth`` positions after each root, [B, depth, V], to be added to logits."""
         if self._grammar is None and self.noise is None:
             return None
         if self._grammar is None and roots.in_step and roots.positions[0] + depth < self._length:
@@ -237,7 +231,7 @@ class EagleProposer(Proposer):
     # ---- reading a whole window or tree, for network and window in one tree -----------------
 
     def read_ahead(self, tokens: Tensor, features: Tensor, roots: Roots) -> Tensor:
-        """Feed the features [R, m, h] of m successive tokens, without keeping the pairs. Returns outputs [R, m, h].
+        """Feed features [R, m, h] of successive tokens, without keeping the pairs. Returns outputs [R, m, h].
 
         tokens: [B, m + 1], these tokens and the one behind the last.
         """
@@ -247,7 +241,7 @@ class EagleProposer(Proposer):
     def read_tree(self, verified: Verified) -> Tensor:
         """Feed the pairs of all drafts of a verified tree, and that of the new root; keep those of the accepted paths.
 
-        Returns what the drafter made of them: features [R, N + 1, h] of the drafts and, at last, of the new root.
+        Returns outputs [R, N + 1, h] of the drafts and, at last, of the new root.
         """
         tree, verdict, longest = verified.tree, verified.verdict, verified.longest
         accepted, last = verdict.accepted[:, None], verdict.last[:, None]

@@ -17,9 +17,8 @@ from .jacobi import JacobiDrafter
 from .merged import MergedDrafter
 from .repeat import RepeatDrafter
 
-JACOBI = "jacobi"
-WITH_WINDOW = "+jacobi"
-"""Behind the name of a network: network and window in one tree."""
+JACOBI, WITH_WINDOW = "jacobi", "+jacobi"
+"""The window's name, and what stands behind the name of a network for network and window in one tree."""
 DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter, "repeat": RepeatDrafter}
 """Drafters that need no files, by name. Any other name is the path of a network. A new drafter is a line here."""
 
@@ -27,10 +26,10 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter, "repeat": R
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> Drafter:
-    """The drafter of this name for ``target``: one of DRAFTERS, "bundled", or the folder of a network.
+    """The drafter of this name for ``target``: one of DRAFTERS, or the folder of a network or "bundled".
 
-    "+jacobi" behind a network's path puts network and window into one tree. device: for its weights, if not the
-    target's. Raises AdtError if files are missing or damaged, or if the drafter was made for another target.
+    device: for its weights, if not the target's. Raises AdtError if files are missing or damaged, or if the drafter was
+    made for another target.
     """
     name = str(path)
     if name in DRAFTERS:
@@ -57,10 +56,6 @@ def with_window(drafter: Drafter) -> Drafter:
 
 
 def sources(drafter: Drafter) -> tuple[Drafter, ...]:
-    """What a policy may choose from that finds out what is fastest: chains, the drafter with a window, the window
-    alone.
-
-    Chains come first: they have the least to lose on an unknown device.
-    """
+    """What a policy may choose from: chains, which lose least on an unknown device, drafter and window, the window."""
     chain, window = JacobiDrafter(most_candidates=1), JacobiDrafter()
     return (chain, window) if isinstance(drafter, JacobiDrafter) else (chain, with_window(drafter), window)

@@ -102,11 +102,8 @@ def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
     noise, roots = lanes.noise, lanes.roots
     if noise is None:
         return z
-    if roots.in_step:
-        ahead = noise[:, roots.positions[0] + 1 :]
-        if isinstance(depths, int):
-            return z + ahead[:, depths : depths + 1]
-        return z + ahead.gather(1, depths[..., None].expand(-1, -1, z.shape[-1]))
+    if roots.in_step and isinstance(depths, int):
+        return z + noise[:, roots.positions[0] + 1 + depths, None]
     at = (roots.at + 1 + depths).clamp_max(noise.shape[1] - 1)
     return z + noise[torch.arange(len(at), device=z.device)[:, None], at]
 
@@ -121,7 +118,7 @@ def plain_step(lanes: Lanes) -> Tensor:
 
 
 class Result(NamedTuple):
-    """What became of an image's tree. path: accepted nodes, root first. codes: emitted, the new root at last."""
+    """What a round brought an image. path: accepted nodes, root first. codes: emitted, the new root at last."""
 
     share: ImageRound
     path: list[int]
@@ -161,9 +158,11 @@ def tree_round(lanes: Lanes, tree: DraftTree, shapes: Sequence[Shape], allowed: 
     if task.lantern is None or neighbours is None:
         agrees = exact_agreement(tree, emitted)
     else:
-        width, left = max(shape.width for shape in shapes), torch.tensor(allowed, device=z.device)
-        how = {"greedy": task.sampling.temperature == 0, "width": width, "allowed": left}
-        agrees, substitutes = relaxed_agreement(tree, emitted, z, neighbours, task.lantern, **how)
+        greedy, width = task.sampling.temperature == 0, max(shape.width for shape in shapes)
+        left = torch.tensor(allowed, device=z.device)
+        agrees, substitutes = relaxed_agreement(
+            tree, emitted, z, neighbours, task.lantern, greedy=greedy, width=width, allowed=left
+        )
     verdict = longest_path(tree, agrees, emitted)
     results = read_results(lanes, tree, verdict, substitutes, shapes)
     accepted = [result.share.accepted for result in results]

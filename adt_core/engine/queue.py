@@ -70,7 +70,7 @@ class ImageQueue:
         return lanes
 
     def _enter(self, count: int, slots: int | None = None) -> Lanes:
-        """Lanes for the next images: read their prompts, and what is kept of them, and draw the next token of each.
+        """Read the prompts of the next images, and what is kept of them, and draw the next token of each.
 
         slots: of the KV cache; those of the prompts unless told, for a cache that is to be copied from.
         """

@@ -23,11 +23,10 @@ from ..rules.verify import Lantern, Neighbours
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is drawn, from what, and how.
+    """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
 
-    prompts: of all rows, the conditional ones of all images first. image_indices: every image's number within its
-    prompt's batch, part of the noise key. kept: [B, P] tokens that every image begins with. drafters: what the policy
-    may choose from; empty for plain decoding. Raises AdtError for prompts that are too long.
+    prompts: of all rows, the conditional ones of all images first. kept: [B, P] tokens that every image begins with.
+    drafters: what the policy may choose from. Raises AdtError for prompts that are too long.
     """
 
     target: Target
@@ -82,11 +81,10 @@ class Task:
         if self.lantern is None:
             return None
         found = self.target.codec.neighbours(self.lantern.neighbours)
-        return found.padded(self.target.num_tokens, self.target.decoder.embedding.device)
+        return found.padded(self.target.num_tokens).to(self.target.decoder.embedding.device)
 
     @property
     def largest(self) -> Shape:
-        """The largest tree."""
         return self.drafting.policy.largest(self.drafting.settings)
 
     @property
@@ -97,17 +95,12 @@ class Task:
 
     def policy(self, owner: object) -> Policy:
         """A fresh policy. owner: the drafter that was given, under which a policy keeps what it learns."""
-        embedding = self.target.decoder.embedding
+        embedding, length = self.target.decoder.embedding, self.target.length - self.start
         how = (replace(self.sampling, seed=0), self.drafting.proposal, self.lantern)
-        scene = Scene(
-            columns=self.target.columns,
-            length=self.target.length - self.start,
-            seed=self.sampling.seed,
-            image_indices=self.image_indices,
-            source_widths=[drafter.most_candidates for drafter in self.drafters],
-            owner=owner,
-            conditions=(self.groups, *how, self.start, embedding.device, embedding.dtype),
-        )
+        conditions = (self.groups, *how, self.start, embedding.device, embedding.dtype)
+        widths = [drafter.most_candidates for drafter in self.drafters]
+        seed, indices = self.sampling.seed, self.image_indices
+        scene = Scene(self.target.columns, length, seed, indices, widths, owner, conditions)
         return self.drafting.policy(self.drafting.settings, scene)
 
     def settings(self) -> dict:
@@ -127,10 +120,7 @@ class Task:
         }
 
     def memory_required(self, at_once: int) -> int:
-        """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image.
-
-        at_once: images at work.
-        """
+        """As :meth:`.Decoding.memory_required`, with so many images at work."""
         target, decoder, slots = self.target, self.target.decoder, self.slots
         config, itemsize = decoder.config, decoder.embedding.element_size()
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave

@@ -11,9 +11,9 @@ FIGURES = ("acceptance", "depth", "width", "time")
 class ImageRound:
     """One image's share of a round.
 
-    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: realised depth of the
-    verified tree. width: drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling
-    rank of each of these. substituted: how many of them stand for another token (LANTERN).
+    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: of the verified tree.
+    width: drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each of
+    these. substituted: how many of them stand for another token (LANTERN).
     """
 
     image: int
@@ -37,8 +37,7 @@ class ImageRound:
 class Round:
     """One target forward and what led to it.
 
-    seconds: wall time. drafting: of it, the drafter's. plain_seconds: of it, those of the plain steps that a policy had
-    timed, one number for each step.
+    seconds: wall time. drafting: of it, the drafter's. plain_seconds: of it, those of each plain step that was timed.
     """
 
     index: int
@@ -80,18 +79,19 @@ class Trace:
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
         tokens = self.images * (self.raster[0] * self.raster[1] - self.start)
-        emitted = sum(share.accepted + 1 for share in shares)
+        emitted, nodes = sum(share.accepted + 1 for share in shares), sum(share.nodes for share in shares)
+        each = max(len(shares), 1)
         return {
             **self.settings,
             "seconds": seconds,
             "tokens": tokens,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
-            "tau": emitted / len(shares) if shares else 0.0,
-            "mean_depth": sum(share.depth for share in shares) / len(shares) if shares else 0.0,
-            "mean_nodes": sum(share.nodes for share in shares) / len(shares) if shares else 0.0,
+            "tau": emitted / each,
+            "mean_depth": sum(share.depth for share in shares) / each,
+            "mean_nodes": nodes / each,
             "target_forwards": len(self.rounds),
             "drafter_forwards": sum(round.drafter_forwards for round in self.rounds),
-            "verified_nodes": sum(share.nodes for share in shares),
+            "verified_nodes": nodes,
             "substitution_rate": sum(share.substituted for share in shares) / emitted if emitted else 0.0,
             "drafting_seconds": sum(round.drafting for round in self.rounds),
             "prefill_seconds": self.prefill_seconds,
@@ -99,7 +99,6 @@ class Trace:
 
     @property
     def prefill_seconds(self) -> float:
-        """Of all images."""
         return sum(self.prefill.values())
 
     def entered(self, images: list[int], seconds: float) -> None:
@@ -133,8 +132,8 @@ class Trace:
         """A figure of the round that emitted each cell's token, row by row; 0 for tokens that were given.
 
         figure: ``acceptance``, tokens that the round emitted; ``depth`` or ``width``, of the verified tree; ``time``,
-        milliseconds of the round / tokens that it emitted for this image. The first drawn token comes with the prompt:
-        it was emitted alone, without a tree, in the time of the prefill.
+        milliseconds of the round / tokens that it emitted for this image. The first drawn token was emitted alone, in
+        the time of the prefill.
         """
         first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": 1000 * self.prefill_seconds}
         rows, columns = self.raster

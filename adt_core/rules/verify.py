@@ -78,12 +78,15 @@ class Neighbours:
             nearest.append(distance.topk(k, 1, largest=False))
         return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
 
-    def padded(self, tokens: int, device: torch.device) -> Neighbours:
-        """On this device, with rows for tokens that are no codes: each is its own neighbour, infinitely far."""
-        indices, distances = self.indices.to(device), self.distances.to(device)
-        extra = torch.arange(len(indices), tokens, device=device)[:, None].expand(-1, indices.shape[1])
-        far = torch.full_like(extra, math.inf, dtype=distances.dtype)
-        return Neighbours(torch.cat([indices, extra]), torch.cat([distances, far]))
+    def padded(self, tokens: int) -> Neighbours:
+        """With rows for tokens that are no codes: each is its own neighbour, infinitely far."""
+        k, device = self.indices.shape[1], self.indices.device
+        extra = torch.arange(len(self.indices), tokens, device=device)[:, None].expand(-1, k)
+        far = torch.full_like(extra, math.inf, dtype=self.distances.dtype)
+        return Neighbours(torch.cat([self.indices, extra]), torch.cat([self.distances, far]))
+
+    def to(self, device: torch.device) -> Neighbours:
+        return Neighbours(self.indices.to(device), self.distances.to(device))
 
 
 @dataclass(frozen=True)
