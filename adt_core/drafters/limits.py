@@ -77,11 +77,12 @@ def _levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
 
     The latter are numbered in flattened order.
     """
-    found, parents, by_level = [], [""], STATIC_TREES[name]
-    width = len(by_level[1])
-    for nodes, below in zip(by_level[1:], [*by_level[2:], ()]):
+    found, parents, children = [], [""], STATIC_TREES[name]
+    width = children[""]
+    while parents:
+        absent = [[rank >= children[parent] for rank in range(width)] for parent in parents]
         places = [parent + str(rank) for parent in parents for rank in range(width)]
-        absent = torch.tensor([place not in nodes for place in places], device=device).view(-1, width)
-        parents = [place for place in places if place + "0" in below]
-        found.append((absent, torch.tensor([places.index(path) for path in parents], device=device)))
+        parents = [place for place in places if place in children]
+        indices = [places.index(place) for place in parents]
+        found.append((torch.tensor(absent, device=device), torch.tensor(indices, device=device)))
     return found

@@ -7,27 +7,15 @@ from typing import ClassVar
 
 from .base import NO_DRAFTS, Policy, Settings, Shape, whole
 
-# Children of every node that has any, by the node's path; children have the ranks 0, 1, ...
-_CHILDREN: dict[str, dict[str, int]] = {
+STATIC_TREES: dict[str, dict[str, int]] = {
     "mc_sim_7b_63": {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "00": 3, "01": 2, "02": 2, "10": 1, "000": 3, "0000": 2},
     "naive_extend_57": {"": 5, "0": 4, "1": 3, "2": 3, "3": 2, "4": 1, "00": 4, "01": 3, "02": 3, "03": 2, "10": 2}
     | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
     | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
 }
+"""The published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352): how many children a node has, if any.
 
-
-def _levels(children: dict[str, int]) -> tuple[tuple[str, ...], ...]:
-    """Paths of a tree's nodes by level, the root's first; a level is in the order of its parents, then of the ranks."""
-    levels: list[tuple[str, ...]] = [("",)]
-    while any(path in children for path in levels[-1]):
-        levels.append(tuple(path + str(rank) for path in levels[-1] for rank in range(children.get(path, 0))))
-    return tuple(levels)
-
-
-STATIC_TREES = {name: _levels(children) for name, children in _CHILDREN.items()}
-"""The published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by level.
-
-A node's path is a string of sibling ranks."""
+A node's name is its path from the root: a string of sibling ranks 0, 1, ... No node has more children than the root."""
 
 
 class Plain(Policy):
@@ -66,8 +54,8 @@ class Static(Policy):
 
     @classmethod
     def largest(cls, settings: Settings) -> Shape:
-        levels = STATIC_TREES[cls.tree]
-        return Shape(len(levels) - 1, len(levels[1]), sum(map(len, levels)) - 1, cls.tree)
+        children = STATIC_TREES[cls.tree]
+        return Shape(max(map(len, children)) + 1, children[""], sum(children.values()), cls.tree)
 
 
 def static(name: str) -> type[Static]:

@@ -86,9 +86,9 @@ def test_ancestors_of_a_chain():
     "name, per_depth", [("mc_sim_7b_63", [4, 8, 8, 3, 2]), ("naive_extend_57", [5, 13, 16, 14, 9])]
 )
 def test_static_trees_have_the_published_branches(name, per_depth):
-    """Branch counts per depth as published with EAGLE and LANTERN++; parents and better siblings come first."""
-    levels = STATIC_TREES[name]
-    assert [len(level) for level in levels[1:]] == per_depth
-    for above, level in zip(levels, levels[1:]):
-        assert all(path[:-1] in above for path in level) and list(level) == sorted(level)
-        assert all(path[-1] == "0" or path[:-1] + str(int(path[-1]) - 1) in level for path in level)
+    """Branch counts per depth as published with EAGLE and LANTERN++; every parent is a child of its own parent."""
+    children = STATIC_TREES[name]
+    counts = [sum(n for path, n in children.items() if len(path) == depth) for depth in range(len(per_depth))]
+    assert counts == per_depth and max(map(len, children)) + 1 == len(per_depth)
+    assert all(int(path[-1]) < children[path[:-1]] for path in children if path)
+    assert max(children.values()) == children[""], "no node has more children than the root"
