@@ -102,11 +102,8 @@ def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
     noise, roots = lanes.noise, lanes.roots
     if noise is None:
         return z
-    if roots.in_step:
-        ahead = noise[:, roots.positions[0] + 1 :]
-        if isinstance(depths, int):
-            return z + ahead[:, depths : depths + 1]
-        return z + ahead.gather(1, depths[..., None].expand(-1, -1, z.shape[-1]))
+    if roots.in_step and isinstance(depths, int):
+        return z + noise[:, roots.positions[0] + 1 + depths, None]
     at = (roots.at + 1 + depths).clamp_max(noise.shape[1] - 1)
     return z + noise[torch.arange(len(at), device=z.device)[:, None], at]
 
