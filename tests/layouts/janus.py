@@ -4,8 +4,8 @@ transformers' layout (``deepseek-community/Janus-Pro-1B``): transformers' own cl
 
 DeepSeek's layout (``deepseek-ai/Janus-Pro-1B``): one ``pytorch_model.bin``, or several with an index (7B). The tensors
 are named after the modules in github.com/deepseek-ai/Janus (janus/models: modeling_vlm, vq_model, projector,
-clip_encoder). transformers' models/janus/convert_janus_weights_to_hf.py has these names on the left of its mappings, and reads the
-same fields of config.json.
+clip_encoder). models/janus/convert_janus_weights_to_hf.py of transformers has these names on the left of its mappings,
+and reads the same fields of config.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever an image starts from, wherever that ends and whatever drafts the rest: the tokens are those of plain decoding."""
+"""An image that continues a prefix has the tokens of plain decoding, wherever the prefix ends and whatever drafts."""
 
 import tempfile
 from functools import cache
