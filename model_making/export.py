@@ -17,24 +17,26 @@ from adt_core.models.layers import Decoder
 from .codec import CONFIG
 from .target import open_sequences, trained_decoder
 
+VQ_CONFIG = {
+    "model_type": "chameleon_vqgan",
+    "embed_dim": CONFIG.embed_dim,
+    "num_embeddings": CONFIG.num_embeddings,
+    "double_latent": False,
+    "latent_channels": CONFIG.latent_channels,
+    "resolution": CONFIG.resolution,
+    "in_channels": 3,
+    "base_channels": CONFIG.base_channels,
+    "channel_multiplier": list(CONFIG.channel_multiplier),
+    "num_res_blocks": CONFIG.num_res_blocks,
+    "attn_resolutions": None,
+    "dropout": 0.0,
+    "attn_type": "vanilla",
+}
+
 
 def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
+    """The shipped ``config.json``."""
     c = decoder.config
-    vq = {
-        "model_type": "chameleon_vqgan",
-        "embed_dim": CONFIG.embed_dim,
-        "num_embeddings": CONFIG.num_embeddings,
-        "double_latent": False,
-        "latent_channels": CONFIG.latent_channels,
-        "resolution": CONFIG.resolution,
-        "in_channels": 3,
-        "base_channels": CONFIG.base_channels,
-        "channel_multiplier": list(CONFIG.channel_multiplier),
-        "num_res_blocks": CONFIG.num_res_blocks,
-        "attn_resolutions": None,
-        "dropout": 0.0,
-        "attn_type": "vanilla",
-    }
     return {
         "architectures": ["ChameleonForConditionalGeneration"],
         "model_type": "chameleon",
@@ -58,7 +60,7 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
         "pad_token_id": vocabulary["<pad>"],
         "eos_token_id": vocabulary["</s>"],
         "vocabulary_map": vocabulary,
-        "vq_config": vq,
+        "vq_config": VQ_CONFIG,
     }
 
 

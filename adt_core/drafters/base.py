@@ -26,8 +26,8 @@ from ..rules.verify import Verdict
 class Session:
     """What a proposer works for.
 
-    rows: of the images at work. noise: [B, T, V], the very table that the target is sampled with; None at temperature 0.
-    largest: the largest shape that it will be asked for.
+    rows: of the images at work. noise: [B, T, V], the very table that the target is sampled with; None at temperature
+    0. largest: the largest shape that it will be asked for.
     """
 
     target: Target
@@ -42,9 +42,9 @@ class Session:
 class Prefill:
     """What the target made of the prompts and the kept tokens.
 
-    features: [R, n, h] of all these tokens. ids: [R, n], the id that follows each, that of the first drawn token at last.
-    step: of the forward. z: processed logits [B, m, V] of the m image tokens up to the first drawn one, which is at raster
-    ``position``; m is a row of the image, or as many as there are.
+    features: [R, n, h] of all these tokens. ids: [R, n], the id that follows each, that of the first drawn token at
+    last. step: of the forward. z: processed logits [B, m, V] of the m image tokens up to the first drawn one, which is
+    at raster ``position``; m is a row of the image, or as many as there are.
     """
 
     features: Tensor
@@ -95,8 +95,9 @@ class Shapes:
 class Verified:
     """What one target forward over a tree found.
 
-    features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the target
-    emits there). roots: of the tree. accepted: drafts accepted of each image. contiguous: every accepted path is 0, 1, 2, ...
+    features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the
+    target emits there). roots: of the tree. accepted: drafts accepted of each image. contiguous: every accepted path is
+    0, 1, 2, ...
     """
 
     tree: DraftTree
@@ -185,7 +186,7 @@ def _kept(value: Any, index: Tensor, rows: Rows, noise: Tensor | None) -> Any:
 
 
 def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
-    """A part of a proposer's state with that of ``others``, which may be shorter behind the first axis, in some places."""
+    """A part of a proposer's state with that of ``others``, which may be shorter behind the first axis, in places."""
     if isinstance(value, Tensor):
         value = value if value.is_contiguous() else value.clone()
         value[(index, *map(slice, others.shape[1:]))] = others

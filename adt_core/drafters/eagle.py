@@ -2,8 +2,8 @@
 
 Layout of ``jadohu/anole_drafter`` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): stream element i is the pair
 (target feature of token i, embedding of token i + 1), fused by a linear layer. The target's head reads the output.
-LANTERN's drafters for LlamaGen (``jadohu/llamagen_drafter``, ``jadohu/llamagen2_drafter``) are rotated by the grid cell of the
-pair's token and attend to all pairs of the condition, padding included.
+LANTERN's drafters for LlamaGen (``jadohu/llamagen_drafter``, ``jadohu/llamagen2_drafter``) are rotated by the grid cell
+of the pair's token and attend to all pairs of the condition, padding included.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .static import static_tree
 class Pairing(NamedTuple):
     """What a feature is fed with. late: its own token, not the next one. codes: codes as ids of image tokens.
 
-    EAGLE feeds the next token. The public training code for Anole and Lumina-mGPT pairs a feature with its own token, and
-    forgets the offset of image ids.
+    EAGLE feeds the next token. The public training code for Anole and Lumina-mGPT pairs a feature with its own token,
+    and forgets the offset of image ids.
     """
 
     late: bool = False
@@ -87,8 +87,8 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 class EagleProposer(Proposer):
     """Grows one draft tree per round and image: EAGLE-2's expansion (arXiv 2406.16858) over keyed noise.
 
-    ``_features`` [R, m, h] and ``_ids`` [R, m] are pairs that the network has not read yet: of the tokens that the last round
-    accepted. They begin at the slots of ``_roots``; ``_last`` is the index of each image's last pair.
+    ``_features`` [R, m, h] and ``_ids`` [R, m] are pairs that the network has not read yet: of the tokens that the last
+    round accepted. They begin at the slots of ``_roots``; ``_last`` is the index of each image's last pair.
     """
 
     by_image = ("_roots", "_last")
@@ -118,7 +118,10 @@ class EagleProposer(Proposer):
     # ---- what the target has read -----------------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
-        """Pair the feature of every token that was read with the token after it. All pairs but the last are fed at once."""
+        """Pair the feature of every token that was read with the token after it.
+
+        All pairs but the last are fed at once.
+        """
         step = self.rows.prefill() if self._sees_padding else prefill.step
         ids = torch.cat([self.rows.ids[:, :1], prefill.ids], 1)
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)

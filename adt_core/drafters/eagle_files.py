@@ -23,7 +23,8 @@ LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
 def load_eagle(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> EagleDrafter:
-    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, in its dtype and on ``device``, or where the target is.
+    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, in its dtype and on ``device``, or where the
+    target is.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
     """
@@ -61,7 +62,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     What its configuration leaves unsaid is as in the target.
     """
     said, names = checkpoint.config, checkpoint.names
-    grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and grid_of_pairs(target))
+    grid = LLAMAGEN_GRIDS.get(str(said.get("input_type"))) or (grid_of_pairs(target) if target is not None else None)
     if target is not None:
         said = {
             "vocab_size": target.vocab_size,
@@ -87,7 +88,10 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
 
 
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
-    """``grid_rope`` of a target's drafter: a pair has the position of its feature, and is rotated by the cell of its token, which comes one later."""
+    """``grid_rope`` of a target's drafter.
+
+    A pair has the position of its feature, and is rotated by the cell of its token, which comes one later.
+    """
     return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
 
 

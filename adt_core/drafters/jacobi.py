@@ -6,8 +6,8 @@ window again and put in what the target emits", and most of a window is right lo
 decoding: Santilli et al., arXiv 2305.10427; for images SJD, arXiv 2410.01699; noise shared between iterations: SCD,
 arXiv 2510.24211.)
 
-The window is a *spine*, one token for each of the next positions. *Branches* leave it where a token is likely to change:
-another candidate at one position, then the spine's own tokens again.
+The window is a *spine*, one token for each of the next positions. *Branches* leave it where a token is likely to
+change: another candidate at one position, then the spine's own tokens again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from .window import NEVER, Calibration, Forecast, Window, best_size, branch_scor
 
 
 class JacobiDrafter:
-    """Needs no weights: the target's own forwards are the drafter. most_candidates: 1 makes chains, which are cheap to build."""
+    """Needs no weights: the target's own forwards are the drafter.
+
+    most_candidates: 1 makes chains, which are cheap to build.
+    """
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
     defaults: Mapping[str, Any] = {
@@ -54,11 +57,11 @@ class JacobiProposer(Proposer):
     """The window of every image at work.
 
     All state is kept by raster position. A spare column behind the last takes writes that must come to nothing.
-    ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best codes of a
-    position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_above`` [B, columns + 1, V] the logits
-    z of the last decided cell of every column; ``_filled`` the last position of each image that has a guess.
-    A tree's ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the budget of spine
-    and branches together.
+    ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best
+    codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_above`` [B, columns +
+    1, V] the logits z of the last decided cell of every column; ``_filled`` the last position of each image that has a
+    guess. A tree's ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the
+    budget of spine and branches together.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled")
@@ -124,7 +127,7 @@ class JacobiProposer(Proposer):
             verified.verdict.path.shape[1] + 1, device=root.device
         )  # the root, and what nodes speak of
         at = root + steps
-        # For every position: the node before it whose path has agreed longest with the tokens that are known or guessed now.
+        # For every position: the node before it whose path has agreed longest with the tokens of now.
         last_change = self._last_change(tree, at)
         worst = tree.size**2
         rank = torch.where(tree.valid, last_change * tree.size + torch.arange(tree.size, device=root.device), worst)

@@ -1,10 +1,10 @@
 """Two sources in one tree: a Jacobi window whose stalest guesses a drafter network makes anew.
 
 Right behind a token that has changed, the window's guess was computed from a token that is no longer there. The network
-reads the new one. The target's feature of the token before it is at hand at most positions, because the target has
-read the whole window, so *one* call of the network covers the window. Where the network has been wrong before, at the
-same position with the old token, part of its error is known, since the target's own feature is there to compare with:
-half of it is taken off. Measured hit rates decide which positions take the network's candidates. Everything else (spine,
+reads the new one. The target's feature of the token before it is at hand at most positions, because the target has read
+the whole window, so *one* call of the network covers the window. Where the network has been wrong before, at the same
+position with the old token, part of its error is known, since the target's own feature is there to compare with: half
+of it is taken off. Measured hit rates decide which positions take the network's candidates. Everything else (spine,
 branches, verification) is the window's.
 """
 
@@ -54,8 +54,9 @@ class MergedDrafter:
 class MergedProposer(Proposer):
     """Opens the window, lets the network refine it, closes it.
 
-    ``_read`` [R, T + 1, h] is the target's feature from which a position was computed, and ``_drafted``, of the same shape, what
-    the network had expected it to be. ``_root`` [R, 1, h] is the feature that the network expects of the root.
+    ``_read`` [R, T + 1, h] is the target's feature from which a position was computed, and ``_drafted``, of the same
+    shape, what the network had expected it to be. ``_root`` [R, 1, h] is the feature that the network expects of the
+    root.
     """
 
     by_image = ("_window", "_network")

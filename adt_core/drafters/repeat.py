@@ -35,7 +35,10 @@ class RepeatDrafter:
 
 
 class RepeatProposer(Proposer):
-    """Has nothing to learn, so ``begin`` and ``observe`` stay empty. State would be named in ``by_image`` or ``by_row``."""
+    """Has nothing to learn, so ``begin`` and ``observe`` stay empty.
+
+    State would be named in ``by_image`` or ``by_row``.
+    """
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         depth = min(shapes.depth, shapes.nodes)

@@ -16,9 +16,9 @@ class Level(NamedTuple):
     """How one level of F fed nodes and their n children is drafted.
 
     A node is fed to the network if it has children. fed: [F], fed nodes of the level above, numbered within that level.
-    parent: [n], the place in ``fed`` of each child's parent. rank: [n], its sibling rank. width: most children of a node.
-    seen: [F, nodes fed so far], which of them a fed node sees, itself included. from_fed: [F], the place of each fed node's
-    parent among the nodes fed one level up.
+    parent: [n], the place in ``fed`` of each child's parent. rank: [n], its sibling rank. width: most children of a
+    node. seen: [F, nodes fed so far], which of them a fed node sees, itself included. from_fed: [F], the place of each
+    fed node's parent among the nodes fed one level up.
     """
 
     fed: Tensor

@@ -57,7 +57,8 @@ def with_window(drafter: Drafter) -> Drafter:
 
 
 def sources(drafter: Drafter) -> tuple[Drafter, ...]:
-    """What a policy may choose from that finds out what is fastest: chains, the drafter with a window, the window alone.
+    """What a policy may choose from that finds out what is fastest: chains, the drafter with a window, the window
+    alone.
 
     Chains come first: they have the least to lose on an unknown device.
     """

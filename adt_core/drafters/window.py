@@ -1,4 +1,4 @@
-"""The next positions of a Jacobi window in one round, how far their candidates can be trusted, and the tree they make."""
+"""The next positions of a Jacobi window in a round, how far their candidates can be trusted, and their tree."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ LONGEST_RETURN = 4
 NEVER = 10**6
 """Staleness of a position that was never computed."""
 STALE_AFTER = (1, 2, 3, 4, 5, 9, NEVER)
-"""Lower ends of the staleness classes 1, 2, ... Staleness is the distance back to the nearest token that has changed since
-the position was computed. In class 0 nothing has changed, so its candidates are certain."""
+"""Lower ends of the staleness classes 1, 2, ... Staleness is the distance back to the nearest token that has changed
+since the position was computed. In class 0 nothing has changed, so its candidates are certain."""
 CLASSES = len(STALE_AFTER) + 1
 TEMPERATURES = (0.05, *(distance**-0.5 for distance in STALE_AFTER[:-1]), 1.0)
 """Of the classes' distributions, before anything was seen."""
 HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
 """How often the classes' favourites are right, before anything was seen."""
 NETWORK_HIT_RATES = (0.5,) * CLASSES
-"""The same for a drafter network's guesses at positions of these classes. They are classes of their own, behind the others."""
+"""The same for a drafter network's guesses at positions of these classes.
+
+They are classes of their own, behind the others.
+"""
 LEARNING_RATE = 0.1
 """Of the temperatures."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
 REFRESH_WORTH, REFRESH_ROUNDS = 0.15, 3
-"""A position of the spine is worth its own chance, and this times its chance to be of use in each of the next rounds."""
+"""A position of the spine is worth its own chance, and this times its chance to be of use in each of the next rounds.
+"""
 
 
 @cache
@@ -99,9 +103,9 @@ def staleness_after(distance: Tensor, since: Tensor) -> Tensor:
 class Window:
     """The next M positions of every image.
 
-    at: [B, M] raster positions. tokens: [B, M + 1], the root and the spine. candidates, scores: [B, M, K], the best codes at a
-    position, the spine's first, and their perturbed logits. distance: [B, M], staleness. network: [B, M], where a network's
-    guess stands. live: [B, M], which positions the image's own shape allows.
+    at: [B, M] raster positions. tokens: [B, M + 1], the root and the spine. candidates, scores: [B, M, K], the best
+    codes at a position, the spine's first, and their perturbed logits. distance: [B, M], staleness. network: [B, M],
+    where a network's guess stands. live: [B, M], which positions the image's own shape allows.
     """
 
     at: Tensor
@@ -143,9 +147,9 @@ class Window:
 
 
 def branch_scores(log_p: Tensor) -> Tensor:
-    """log_p [B, M, k] -> log-probability of every branch (i, r, m), [B, M, k - 1, LONGEST_RETURN + 1].
+    """log_p [B, M, k] -> scores of the branches of :func:`spine_and_branches`, [B, M, k - 1, LONGEST_RETURN + 1].
 
-    See :func:`spine_and_branches`.
+    The score of branch (i, r, m) is the log-probability of all its tokens.
     """
     cumulative = log_p[..., 0].cumsum(1)
     before = F.pad(cumulative, (1, 0))[:, :-1]
@@ -156,7 +160,9 @@ def branch_scores(log_p: Tensor) -> Tensor:
 
 
 def _inside(branches: Tensor, length: int) -> Tensor:
-    """Scores of the branches of the first ``length`` positions, [B, ...] flattened; -inf for those that outlive the spine."""
+    """Scores of the branches of the first ``length`` positions, [B, ...] flattened; -inf for those that outlive the
+    spine.
+    """
     returns = torch.arange(LONGEST_RETURN + 1, device=branches.device)
     end = torch.arange(length, device=branches.device)[:, None, None] + returns
     return branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)
@@ -191,13 +197,12 @@ def spine_and_branches(
 ) -> DraftTree:
     """A spine and the best single deviations from it, ``nodes`` drafts in all.
 
-    tokens: [B, M + 1], root and spine. others: [B, M, k - 1], log_p: [B, M, k], the other candidates, and the log-probabilities
-    of all. branches: the :func:`branch_scores` of a window that may be longer than M, where they are known already.
+    tokens: [B, M + 1], root and spine. others: [B, M, k - 1] and log_p: [B, M, k], the other candidates, and the
+    log-probabilities of all. branches: the :func:`branch_scores`, if known, of a window that may be longer than M.
     budgets: [B, 1], where images may have fewer than ``nodes`` drafts.
 
-    Branch (i, r, m) follows the spine up to position i, takes candidate r there and carries on with m spine tokens. Its
-    score is the log-probability of all its tokens. Scores fall with m and ties go to the smaller m, so the branches that
-    are kept have all their ancestors.
+    Branch (i, r, m) follows the spine up to position i, takes candidate r there and carries on with m spine tokens.
+    Scores fall with m and ties go to the smaller m, so the branches that are kept have all their ancestors.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
@@ -207,19 +212,18 @@ def spine_and_branches(
     count = min(nodes - length, scores.shape[1])
     kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
     scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)
-    position, m = kept // ((width - 1) * (LONGEST_RETURN + 1)), kept % (LONGEST_RETURN + 1)
+    branch, m = kept // (LONGEST_RETURN + 1), kept % (LONGEST_RETURN + 1)
+    position, ranks = branch // (width - 1), branch % (width - 1) + 1
     before = torch.arange(length, length + count, device=kept.device)  # the node before; a longer branch hangs on it
     line = torch.arange(length + 1, device=kept.device).expand(batch, -1)
     valid = scores.isfinite()
     parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, position, before)], 1) * valid
-    deviation = others.flatten(1).gather(1, kept // (LONGEST_RETURN + 1))
-    branch = torch.where(m == 0, deviation, tokens.gather(1, (position + m + 1).clamp_max(length)))
-    rank = torch.where(m == 0, kept // (LONGEST_RETURN + 1) % (width - 1) + 1, 0)
+    carried = tokens.gather(1, (position + m + 1).clamp_max(length))
     return DraftTree(
-        tokens=torch.cat([tokens, branch], 1),
+        tokens=torch.cat([tokens, torch.where(m == 0, others.flatten(1).gather(1, branch), carried)], 1),
         parents=parents,
         depths=torch.cat([line, position + m + 1], 1) * valid,
-        ranks=torch.cat([torch.zeros_like(line), rank], 1),
+        ranks=torch.cat([torch.zeros_like(line), torch.where(m == 0, ranks, 0)], 1),
         scores=scores,
         valid=valid,
         ancestors=ancestor_matrix(parents, length + 1),

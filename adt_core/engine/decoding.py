@@ -68,43 +68,19 @@ class Decoding:
         if self._longest > room:
             raise AdtError(f"prompt is {self._longest} tokens long, and {target.name} has room for {room}; shorten it.")
         self.codes = torch.full((self.images, self.length), -1)
-        self.start = 0 if prefix is None else self._enter_prefix(prefix)
+        kept = _prefix_tokens(prefix, self.images, target)
+        self.start = kept.shape[1]
+        self.codes[:, : self.start] = kept
         self._set_up_drafting(drafter)
-        self.trace = Trace(self._settings(), target.grid, self.images, start=self.start, row_end=target.row_end)
+        self.trace = Trace(
+            _settings(target, sampling, drafting, lantern),
+            target.grid,
+            self.images,
+            start=self.start,
+            row_end=target.row_end,
+        )
         self._queue: ImageQueue | None = None
         self._substituted = [0] * self.images
-
-    def _enter_prefix(self, prefix: Tensor) -> int:
-        """Enter the codes that are kept. Returns how many tokens each image has of them."""
-        if prefix.ndim != 2 or len(prefix) != self.images or prefix.shape[1] > self.length:
-            shape = list(prefix.shape)
-            raise AdtError(
-                f"prefix has the shape {shape}; it must be [{self.images} images, at most {self.length} codes]."
-            )
-        if prefix.numel() and not 0 <= int(prefix.min()) <= int(prefix.max()) < self.target.num_codes:
-            raise AdtError(
-                f"prefix holds codes from {int(prefix.min())} to {int(prefix.max())}; {self.target.name} has the "
-                f"codes 0 to {self.target.num_codes - 1}."
-            )
-        tokens = self.target.tokens(prefix.cpu())
-        self.codes[:, : tokens.shape[1]] = tokens
-        return tokens.shape[1]
-
-    def _settings(self) -> dict:
-        """What the trace says of the run."""
-        decoder = self.target.decoder
-        return {
-            "method": self.drafting.method,
-            "proposal": self.drafting.proposal,
-            "seed": self.sampling.seed,
-            "device": str(decoder.embedding.device),
-            "dtype": str(decoder.dtype).removeprefix("torch."),
-            "weights": decoder.weights,
-            "noise_version": NOISE_VERSION,
-            "sampling": asdict(self.sampling),
-            "drafting": self.drafting.flat(),
-            "lantern": self.lantern and asdict(self.lantern),
-        }
 
     def _set_up_drafting(self, drafter: Drafter | None) -> None:
         """What may draft, what chooses how large trees are, and the room that they need in the cache."""
@@ -292,6 +268,38 @@ class Decoding:
             plain_step(self._shared, lanes).tolist()
             found.append(time.perf_counter() - started)
         return tuple(found)
+
+
+def _settings(target: Target, sampling: Sampling, drafting: Drafting, lantern: Lantern | None) -> dict:
+    """What the trace says of the run."""
+    decoder = target.decoder
+    return {
+        "method": drafting.method,
+        "proposal": drafting.proposal,
+        "seed": sampling.seed,
+        "device": str(decoder.embedding.device),
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "weights": decoder.weights,
+        "noise_version": NOISE_VERSION,
+        "sampling": asdict(sampling),
+        "drafting": drafting.flat(),
+        "lantern": lantern and asdict(lantern),
+    }
+
+
+def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
+    """The tokens [B, n] of the codes that are kept, ends of whole rows included. Raises AdtError for a wrong prefix."""
+    if prefix is None:
+        return torch.empty(images, 0, dtype=torch.long)
+    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > target.length:
+        shape, room = list(prefix.shape), target.length
+        raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {room} codes].")
+    if prefix.numel() and not 0 <= int(prefix.min()) <= int(prefix.max()) < target.num_codes:
+        raise AdtError(
+            f"prefix holds codes from {int(prefix.min())} to {int(prefix.max())}; {target.name} has the codes 0 to "
+            f"{target.num_codes - 1}."
+        )
+    return target.tokens(prefix.cpu())
 
 
 def _refuse(

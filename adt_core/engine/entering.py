@@ -23,9 +23,9 @@ from .lanes import Lanes, Shared, logits, perturbed
 class Entrance:
     """Makes lanes for images that begin.
 
-    prompts: of all rows of all images, the conditional ones first. image_indices: of every image, part of the noise key.
-    kept: codes [B, P] of the tokens that every image begins with. longest: tokens of the longest prompt, without these.
-    slots: of the KV cache. largest: the largest tree.
+    prompts: of all rows of all images, the conditional ones first. image_indices: of every image, part of the noise
+    key. kept: codes [B, P] of the tokens that every image begins with. longest: tokens of the longest prompt, without
+    these. slots: of the KV cache. largest: the largest tree.
     """
 
     shared: Shared

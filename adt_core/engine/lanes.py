@@ -49,8 +49,8 @@ class Shared:
 class Lanes:
     """State of the images at work, by lane.
 
-    images: number of each lane's image. rows, cache: of the target; read: its forward over them. noise: [B, T, V]; None at
-    temperature 0. roots: the last decided tokens. proposer: what drafts; None for nothing.
+    images: number of each lane's image. rows, cache: of the target; read: its forward over them. noise: [B, T, V]; None
+    at temperature 0. roots: the last decided tokens. proposer: what drafts; None for nothing.
     """
 
     images: list[int]
@@ -76,7 +76,7 @@ class Lanes:
             self.proposer.keep(index, self.rows, self.noise)
 
     def admit(self, lanes: list[int], others: Lanes) -> None:
-        """Put the images of ``others``, whose first token is drawn, in the place of those of ``lanes``, one for each."""
+        """Put the images of ``others``, whose first token is drawn, in the place of those of ``lanes``."""
         index = torch.tensor(lanes, device=self.rows.device)
         self.rows = self.rows.with_images(index, others.rows)
         self.cache.admit(self.rows.of(index), others.cache)
@@ -89,7 +89,10 @@ class Lanes:
             self.proposer.admit(index, others.proposer, self.rows)
 
     def after(self, next_roots: Tensor, steps: Tensor | int, counts: Sequence[int]) -> Roots:
-        """The roots when every image has gone on by so many tokens. next_roots: codes [B]. steps: [B, 1], counts: the same."""
+        """The roots when every image has gone on by so many tokens.
+
+        next_roots: codes [B]. steps: [B, 1], counts: the same.
+        """
         positions = [position + count for position, count in zip(self.roots.positions, counts)]
         return Roots(next_roots, self.roots.at + steps, positions)
 

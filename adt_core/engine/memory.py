@@ -15,7 +15,8 @@ def caches_and_noise(
 ) -> int:
     """KV caches, what the hungriest of the drafters keeps, and noise.
 
-    groups: rows of an image. at_once: images at work. held: images whose state exists at the same time. slots: of a cache.
+    groups: rows of an image. at_once: images at work. held: images whose state exists at the same time. slots: of a
+    cache.
     """
     itemsize = target.decoder.embedding.element_size()
     own = KVCache.num_bytes(target.decoder.config, groups * at_once, slots, itemsize)
@@ -30,7 +31,7 @@ def forward_bytes(target: Target, rows: int, tokens: int, slots: int) -> int:
     numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
     activations = 4 * rows * tokens * numbers
     widened_head = 4 * decoder.head.numel() * (itemsize < 4)
-    widened_matrix = 6 * decoder.layers[0].gate_up.numel() * (decoder.weights is not None)
+    widened_matrix = 6 * decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
     working = activations + widened_head + widened_matrix
     if wanted(decoder.embedding.device):
         working *= 2  # graphs have activations of their own

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class DecoderConfig:
     """Shape of a decoder.
 
-    qk_norm: per-head LayerNorm on queries and keys (Chameleon). grid_rope: positions are rotated by row and column of the grid instead of their
-    number, as (how many positions before the grid are blanked out, columns of the grid) (LlamaGen). head_width: units of the hidden layer
-    between features and codes; 0 for a linear head (Janus has one).
+    qk_norm: LayerNorm on the queries and keys of every head (Chameleon). grid_rope: positions are rotated by their row
+    and column of the grid, not by their number; (positions before the grid, which are blanked out; columns of the grid)
+    (LlamaGen). head_width: units of the hidden layer between features and codes; 0 for a linear head (Janus has one).
     """
 
     vocab_size: int

@@ -1,9 +1,10 @@
 """Small forwards that a GPU replays whole, as CUDA graphs.
 
-A forward of a 7B model launches some 600 kernels, and Python takes longer to launch many of them than the GPU takes to run them. A captured graph is
-launched at once. It needs no Triton, but fixed shapes and fixed memory: tokens are stretched to the next of a few sizes, cache columns to a multiple of
-COLUMNS, and what a forward reads is copied to where its graph expects it. Each graph is compared with the eager forward as it is captured; if one differs,
-or the driver refuses, everything goes on eagerly for the rest of the process and says so once.
+A forward of a 7B model launches some 600 kernels, and Python takes longer to launch many of them than the GPU takes to
+run them. A captured graph is launched at once. It needs no Triton, but fixed shapes and fixed memory. So tokens are
+stretched to the next of a few sizes, cache columns to a multiple of COLUMNS, and what a forward reads is copied to
+where its graph expects it. Each graph is compared with the eager forward as it is captured. If one differs, or the
+driver refuses, everything goes on eagerly for the rest of the process, and a log line says so once.
 
 No GPU has seen this yet, so it is only done where it is asked for.
 """
@@ -15,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,22 +28,25 @@ from .rows import Step
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
 COLUMNS = 512
-"""Cache columns are read in multiples of this: few graphs, little reading in vain, and a mask that fast attention kernels can align."""
-WORTH = 2
+"""Cache columns are read in multiples of this, which keeps graphs few and lets fast attention kernels align the mask.
+"""
+CAPTURED_AT_USE = 2
 """A shape is captured when it comes up for this time: kernels are warm by then, and it will come again."""
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "1" switches graphs on."""
 
-Recorder = Callable[[Callable[[], Tensor], object], tuple[Callable[[], object], Tensor]]
+Recorder = Callable[[Callable[[], Tensor], Any], tuple[Callable[[], object], Tensor]]
 
 
 _refused: list[str] = []  # why graphs were given up in this process
 
 
-def record(run: Callable[[], Tensor], pool: object, device: torch.device) -> tuple[Callable[[], object], Tensor]:
-    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor in which their result then is.
+def record(run: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[Callable[[], object], Tensor]:
+    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor that holds the
+    result.
 
-    Other threads may use the device meanwhile. A capture that fails can leave its stream behind as the current one, so that is set back.
+    Other threads may use the device meanwhile. A capture that fails can leave its stream behind as the current one, so
+    the stream is set back.
     """
     with torch.cuda.device(device):
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -73,8 +78,8 @@ def graphed(network: nn.Module, device: torch.device) -> nn.Module | Graphed:
 def stretched(step: Step, count: int, end: int, spare: int) -> tuple[Tensor, Tensor, Tensor]:
     """Positions, slots and mask of the step with ``count`` tokens, which read ``end`` columns.
 
-    Tokens that are added stand where the first one does and see what it sees, so that nothing in them is undefined; their keys and values go to the slot
-    ``spare``, which nobody sees.
+    Tokens that are added stand where the first one does and see what it sees, so that nothing in them is undefined;
+    their keys and values go to the slot ``spare``, which nobody sees.
     """
     rows, n = step.positions.shape
     slots = step.slots
@@ -94,7 +99,7 @@ def repeat_first(values: Tensor, count: int) -> Tensor:
 class Graphed:
     """Called as the network is, for one decoding: graphs hold on to its cache and know where the weights were."""
 
-    def __init__(self, network: nn.Module, recorder: Recorder, pool: object = None):
+    def __init__(self, network: nn.Module, recorder: Recorder, pool: Any = None):
         self.network, self._recorder, self._pool = network, recorder, pool
         self._graphs: dict[tuple, _Graph] = {}
         self._met: Counter[tuple] = Counter()
@@ -113,7 +118,7 @@ class Graphed:
         weights = next(self.network.parameters())
         key = (count, end, len(tokens[0]), cache.data.data_ptr(), weights.data_ptr())
         self._met[key] += 1
-        if self._met[key] < WORTH:
+        if self._met[key] < CAPTURED_AT_USE:
             return eager()
         inputs = [*(repeat_first(values, count) for values in tokens), *stretched(step, count, end, slots - 1)]
         if key not in self._graphs and not self._capture(key, inputs, cache, rope):
@@ -153,7 +158,7 @@ class _Graph:
         cache: KVCache,
         rope: tuple[Tensor, Tensor],
         recorder: Recorder,
-        pool: object,
+        pool: Any,
     ):
         self._inputs = [values.clone() for values in inputs]
         self._replay, self._result = recorder(partial(_forward, network, self._inputs, cache, rope), pool)

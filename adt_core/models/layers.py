@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,8 +18,9 @@ from .rows import Step
 def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sign-folded sin, [max_positions, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
 
-    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of the pairs turns with the row
-    and the other with the column, and both tables are 0 before the grid, which blanks queries and keys out.
+    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
+    the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
+    and keys out.
     """
     half = config.head_dim // 2
     position = torch.arange(config.max_positions, dtype=torch.float64)[:, None]
@@ -37,26 +40,26 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices: nearly all of a model's weights."""
 
 
-_ONEDNN = (
-    torch.ops.mkldnn._linear_pointwise.default
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    else None
-)
+def _find_onednn() -> Callable[..., Tensor] | None:
+    """oneDNN's product. torch.compile lives on it, but torch offers it under no public name."""
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return torch.ops.mkldnn._linear_pointwise.default
+    return None
+
+
+_ONEDNN = _find_onednn()
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
-    """x [..., in] times weight [in, out]. A quantised weight is first widened to what ``scale`` [out] makes of it, which float16 can hold as well.
+    """x [..., in] times weight [in, out].
 
-    float32 on a CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md). torch
-    offers that under no public name, though torch.compile lives on it.
+    A quantised weight is first widened to what ``scale`` [out] makes of it; float16 can hold that as well. float32 on a
+    CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as MKL
+    (docs/performance.md).
     """
     weight = weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype)
-    if (
-        _ONEDNN is not None
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and torch.is_inference_mode_enabled()
-    ):
+    on_cpu = x.dtype == torch.float32 and x.device.type == "cpu" and torch.is_inference_mode_enabled()
+    if _ONEDNN is not None and on_cpu:
         return _ONEDNN(x, weight.t(), None, "none", [], "")
     return x @ weight
 
@@ -64,8 +67,8 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
 class Layer(nn.Module):
     """Pre-norm attention and SwiGLU.
 
-    Projections that share an input are stored fused, and all of them as [in, out]: on CPUs a product with few
-    rows is up to twice as fast that way round, which is what makes checking a tree cheap.
+    Projections that share an input are stored as one matrix. All matrices are [in, out]: on CPUs a product with few
+    rows is up to twice as fast that way round, which makes checking a tree cheap.
     """
 
     qkv_scale: Tensor | None
@@ -93,28 +96,21 @@ class Layer(nn.Module):
         """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
         config = self.config
         rows, n, _ = x.shape
-        both = config.num_heads + config.num_kv_heads
-        qk, v = (
-            product(x, self.qkv, self.qkv_scale)
-            .view(rows, n, both + config.num_kv_heads, config.head_dim)
-            .split_with_sizes([both, config.num_kv_heads], 2)
-        )
+        heads = [config.num_heads, config.num_kv_heads]
+        qkv = product(x, self.qkv, self.qkv_scale).view(rows, n, -1, config.head_dim)
+        qk, v = qkv.split_with_sizes([sum(heads), config.num_kv_heads], 2)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
-        q, k = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
-        keys, values = cache[0], cache[1]
-        if isinstance(step.slots, slice):
-            keys.narrow(2, step.slots.start, n).copy_(k)
-            values.narrow(2, step.slots.start, n).copy_(v.transpose(1, 2))
-        else:
-            slots = step.slots[:, None, :, None].expand_as(k)
-            keys.scatter_(2, slots, k)
-            values.scatter_(2, slots, v.transpose(1, 2))
-        keys, values = keys.narrow(2, 0, step.end), values.narrow(2, 0, step.end)
-        y = F.scaled_dot_product_attention(
-            q, keys, values, step.mask, enable_gqa=config.num_kv_heads != config.num_heads
-        )
+        q, k = qk.split_with_sizes(heads, 1)
+        for table, new in ((cache[0], k), (cache[1], v.transpose(1, 2))):
+            if isinstance(step.slots, slice):
+                table.narrow(2, step.slots.start, n).copy_(new)
+            else:
+                table.scatter_(2, step.slots[:, None, :, None].expand_as(new), new)
+        keys, values = cache[0].narrow(2, 0, step.end), cache[1].narrow(2, 0, step.end)
+        grouped = config.num_kv_heads != config.num_heads
+        y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=grouped)
         return y.transpose(1, 2).reshape(rows, n, -1)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
@@ -128,8 +124,9 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers, final norm and the image rows of the head.
 
-    The head is [h, num_codes] in code order and the ids of image tokens are looked up by code, so everything above this class speaks of codes
-    only. ``image_ids`` may be longer than the head: what follows the codes is never drawn, but forced. Final norm and head work in at least float32.
+    The head is [h, num_codes] in code order, and the ids of image tokens are looked up by code, so everything above
+    this class speaks of codes only. ``image_ids`` may be longer than the head: a token behind the codes is never drawn,
+    but forced. Final norm and head work in at least float32.
     """
 
     image_ids: Tensor
@@ -141,14 +138,11 @@ class Decoder(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.head_in = self.head_in_bias = self.head_bias = None
-        if config.head_width:
-            self.head_in = nn.Parameter(torch.empty(config.hidden_size, config.head_width))
-            self.head_in_bias, self.head_bias = (
-                nn.Parameter(torch.empty(config.head_width)),
-                nn.Parameter(torch.empty(codes)),
-            )
-        self.head = nn.Parameter(torch.empty(config.head_width or config.hidden_size, codes))
+        inner = config.head_width
+        self.head_in = nn.Parameter(torch.empty(config.hidden_size, inner)) if inner else None
+        self.head_in_bias = nn.Parameter(torch.empty(inner)) if inner else None
+        self.head_bias = nn.Parameter(torch.empty(codes)) if inner else None
+        self.head = nn.Parameter(torch.empty(inner or config.hidden_size, codes))
         self.register_buffer("image_ids", image_ids)
 
     @property
@@ -158,7 +152,8 @@ class Decoder(nn.Module):
     @property
     def weights(self) -> str | None:
         """How the matrices are stored, if not in ``dtype``: "int8" or "fp8"."""
-        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].qkv.dtype)
+        stored = self.layers[0].get_parameter("qkv").dtype
+        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(stored)
 
     @property
     def wide_dtype(self) -> torch.dtype:
@@ -184,17 +179,16 @@ class Decoder(nn.Module):
             if check is not None:
                 check()
             x = layer(x, cos, sin, step, slot)
-        return F.rms_norm(
-            x.to(self.wide_dtype), (self.config.hidden_size,), self.norm.to(self.wide_dtype), self.config.rms_norm_eps
-        )
+        width, wide = (self.config.hidden_size,), self.wide_dtype
+        return F.rms_norm(x.to(wide), width, self.norm.to(wide), self.config.rms_norm_eps)
 
     def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
         """Features in ``wide_dtype`` -> logits of the codes [..., num_codes].
 
-        Under classifier-free guidance the rows [cond..., uncond...] [2B, ..., h] become [B, ..., num_codes]: the head's last step is affine, so guiding
-        its input guides its logits at half the cost.
+        Under classifier-free guidance the rows [cond..., uncond...] [2B, ..., h] become [B, ..., num_codes]. The head's
+        last step is affine, so guiding its input guides its logits, at half the cost.
         """
-        if self.head_in is not None:
+        if self.head_in is not None and self.head_in_bias is not None:
             features = F.gelu(product(features, self.head_in.to(features.dtype)) + self.head_in_bias)
         z = product(guide(features, guidance), self.head.to(features.dtype))
         return z if self.head_bias is None else z + self.head_bias

@@ -1,4 +1,5 @@
-"""ADT-Tree: the shape of a tree follows what was accepted in the neighbourhood (arXiv 2512.21857), as reconstructed here.
+"""ADT-Tree: the shape of a tree follows what was accepted in the neighbourhood (arXiv 2512.21857), as reconstructed
+here.
 
 The paper attests this much: depth and width are adapted at every step from adjacent states and from the acceptance
 rate, starting from horizontal adjacency; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower
@@ -63,13 +64,13 @@ class AdtTree(Policy):
 
     Every position remembers the shape that the round which emitted it left behind. A round whose root is at position n
     starts from the shape of a neighbour (``init``): of the root itself, which is the token on the left (horizontal), of
-    the token above (vertical), or from a shape drawn at random. The token on the left of a row's first one is the far end
-    of the row above. ``wrap`` says what the first round in a new row starts from under horizontal init: from that
+    the token above (vertical), or from a shape drawn at random. The token on the left of a row's first one is the far
+    end of the row above. ``wrap`` says what the first round in a new row starts from under horizontal init: from that
     token all the same (carry), from the token above (vertical), or from the initial shape (reset).
 
-    After a round, alpha = accepted drafts / realised depth. Where alpha >= beta the next tree is deeper by ``depth_step`` and
-    narrower by ``width_step``; else the reverse; both within their bounds. Depth is the realised one, because a wide
-    tree of flat drafts runs out of nodes long before the depth that was asked for.
+    After a round, alpha = accepted drafts / realised depth. Where alpha >= beta the next tree is deeper by
+    ``depth_step`` and narrower by ``width_step``; else the reverse; both within their bounds. Depth is the realised
+    one, because a wide tree of flat drafts runs out of nodes long before the depth that was asked for.
     """
 
     settings_type = AdtTreeSettings
@@ -120,17 +121,16 @@ class AdtTree(Policy):
 
     def observe(self, round: Round) -> None:
         """Write the next shape to the positions that the round emitted."""
-        for share in round.images:
-            image = self._images[share.image]
-            shape = self._after(image.chosen, share)
-            first = share.position + 1
-            image.shapes |= dict.fromkeys(range(first, first + share.accepted + 1), shape)
+        for one in round.images:
+            image, first = self._images[one.image], one.position + 1
+            image.shapes |= dict.fromkeys(range(first, first + one.accepted + 1), self._after(image.chosen, one))
 
-    def _after(self, shape: Shape, share: ImageRound) -> Shape:
+    def _after(self, shape: Shape, seen: ImageRound) -> Shape:
+        """The next shape of an image whose tree had this one."""
         s = self.settings
-        if share.depth == 0:
+        if seen.depth == 0:
             return shape
-        sign = 1 if share.alpha >= s.beta else -1
+        sign = 1 if seen.alpha >= s.beta else -1
         return self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
 
 

@@ -2,16 +2,18 @@
 
 A round with n drafts takes as long as c(n) plain steps. It brings 1 + (sum of the drafts' acceptance probabilities)
 tokens, which calibrated drafters know beforehand. A whole image has the most tokens per time when every round maximises
-``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management
-Science 13, 1967: the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1.
+``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach,
+Management Science 13, 1967: the best ratio of two sums is found by maximising their weighted difference). Plain
+decoding has pace 1.
 
 c(n) is measured in passing. Every round with drafts is divided by the last plain step that was timed, and the median of
 such ratios counts. A plain step is timed now and then. So a machine that turns slower, for both alike, is not
 mistaken for drafts that have ceased to pay.
 
-Whether drafting pays shows only after a while. The first rows of a first image, where no window has learned anything, may
-lose what the rest brings back many times over. One account over all images bounds what finding out may cost. N images
-lose at most about (STAKE + N * ALLOWANCE) of one image's time, and the few rounds in which a slow drafter is recognised.
+Whether drafting pays shows only after a while. The first rows of a first image, where no window has learned anything,
+may lose what the rest brings back many times over. One account over all images bounds what finding out may cost. N
+images lose at most about (STAKE + N * ALLOWANCE) of one image's time, and the few rounds in which a slow drafter is
+recognised.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ STAKE = 0.16
 ALLOWANCE = 0.01
 """What every further image gives back of a lost stake. When it is whole again, there is another try."""
 MOST_SAVED = 1.0
-"""Gains count up to this many images: enough for a few pictures that lose, and drafting that stops paying still ends."""
+"""Gains count up to this many images: enough for a few pictures that lose, and drafting that stops paying still ends.
+"""
 IMAGES_OF_A_STAKE = 1.75
 """Images drawn together that may lose a whole STAKE. More images may lose less, by the square of the ratio."""
 LEAST_STAKE = 4.0
@@ -87,7 +90,7 @@ class Costs:
 
 
 class Source:
-    """What is remembered of one source of drafts: tokens it brought, plain steps' time they took, costs of its rounds."""
+    """What is remembered of a source of drafts: the tokens it brought, what they cost in plain steps, and its costs."""
 
     def __init__(self, together: int = 1) -> None:
         self.tokens = self.cost = 0.0
@@ -129,7 +132,10 @@ class Experience:
         return max(range(len(self.sources)), key=lambda i: self.sources[i].promise(self.length))
 
     def earn(self, gain: float) -> None:
-        """A round with drafts brought so many tokens more than it took plain steps. Ends drafting if too much is lost."""
+        """A round with drafts brought so many tokens more than it took plain steps.
+
+        Ends drafting if too much is lost.
+        """
         self.balance = min(self.balance + gain, MOST_SAVED * self.length)
         self.given_up |= self.balance < -self._stake
 
@@ -146,7 +152,7 @@ class Experience:
         self.plain_seconds, self._age = min(readings), 0
 
     def saw(self, source: Source, size: int, seconds: float) -> float:
-        """A round with so many drafts took so long. Returns its cost in plain steps: the typical one, if that is known."""
+        """A round with so many drafts took so long. Returns its cost in plain steps: the typical one, once known."""
         self._age += 1
         steps = seconds / self.plain_seconds
         source.costs.saw(size, steps)

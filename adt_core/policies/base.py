@@ -1,4 +1,4 @@
-"""What every policy has: the shape that it chooses, its settings, and the calls by which the engine asks and tells it."""
+"""What every policy has: settings, the shapes that it chooses, and the calls of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..rules.trace import Round
 class Shape(NamedTuple):
     """How large the next tree of an image may be.
 
-    depth: levels below the root. width: children of a node, or candidates at a position. nodes: drafts that are checked.
+    depth: levels below the root. width: children of a node, or candidates at a position. nodes: drafts to be checked.
     tree: name of a published tree that is drafted node by node; empty for one that grows by its scores.
     menu: pairs (nodes, tokens). A drafter that knows how likely its drafts are may take the entry whose expected tokens
     exceed the tokens by most; it takes ``nodes`` where the menu is empty.
@@ -32,7 +32,7 @@ NO_DRAFTS = Shape(0, 1, 0)
 
 
 def spine_length(nodes: int) -> int:
-    """Drafts on the spine of a window that has ``nodes`` drafts: all of a few, else two thirds; the rest are branches."""
+    """Drafts on the spine of a window with ``nodes`` drafts: all of a few, else two thirds; the rest are branches."""
     return nodes if nodes <= 4 else round(nodes * 2 / 3)
 
 
@@ -108,9 +108,9 @@ class Scene:
 class Policy:
     """Chooses the shapes of one decoding's trees.
 
-    A subclass writes ``choose``, and what else it needs. ``settings_type`` is the class of its settings, ``help`` says what it does.
-    needs_network: it asks for trees that a drafter without a network can't make. many_sources: it chooses between the
-    drafter and what else could draft with the same files. needs_drafter: False for plain decoding.
+    A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does, in a
+    sentence. needs_drafter: False for plain decoding. needs_network: it asks for trees that only a network can grow.
+    many_sources: it chooses between the drafter and what else could draft with the same files.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -130,7 +130,10 @@ class Policy:
         raise NotImplementedError
 
     def begin(self, together: int) -> int | None:
-        """A new set of images begins, ``together`` at a time. Number of the source that drafts for them; None for none."""
+        """A new set of images begins, so many together.
+
+        Returns the number of the source that drafts for them; None for none.
+        """
         return 0
 
     @property

@@ -26,7 +26,9 @@ def _levels(children: dict[str, int]) -> tuple[tuple[str, ...], ...]:
 
 
 STATIC_TREES = {name: _levels(children) for name, children in _CHILDREN.items()}
-"""The published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352). A node's path is a string of sibling ranks."""
+"""The published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by level.
+
+A node's path is a string of sibling ranks."""
 
 
 class Plain(Policy):

@@ -116,7 +116,9 @@ def options() -> dict[str, Option]:
 
 
 def check_fit(method: str, network: bool) -> None:
-    """Raises AdtError if the method's trees can be grown by a network alone, and there is none, or none without a window."""
+    """Raises AdtError if the method's trees can be grown by a network alone, and there is none, or none without a
+    window.
+    """
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError(
             f"method {method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'."

@@ -8,16 +8,16 @@ softmax(z) (Gumbel-max), and it makes drafts checkable by comparison (Daliri et 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import AdtError
+from ..errors import AdtError, Check
 
-_AT_ONCE = 256  # positions whose noise is made in float64 before it goes into the table
+_POSITIONS_AT_ONCE = 256  # are made in float64 before they go into the table
 NOISE_VERSION = 1
 """Format of the keyed noise; written into metadata, raised if the bits ever change."""
 
@@ -51,7 +51,7 @@ class Sampling:
 
 
 def keyed_gumbel(
-    seed: int, image_index: int, positions: range, vocabulary: int, check: Callable[[], None] | None = None
+    seed: int, image_index: int, positions: range, vocabulary: int, check: Check | None = None
 ) -> np.ndarray:
     """Gumbel(0, 1) noise, float64 [len(positions), vocabulary].
 
@@ -71,19 +71,19 @@ def keyed_gumbel(
 
 def noise_table(
     sampling: Sampling,
-    image_indices: list[int],
+    image_indices: Sequence[int],
     length: int,
     vocabulary: int,
     like: Tensor,
-    check: Callable[[], None] | None = None,
+    check: Check | None = None,
 ) -> Tensor | None:
     """Noise of whole images, [B, length, vocabulary] in ``like``'s dtype and device; None at temperature 0."""
     if sampling.temperature == 0:
         return None
     table = like.new_empty(len(image_indices), length, vocabulary)
     for noise, index in zip(table, image_indices):
-        for first in range(0, length, _AT_ONCE):
-            positions = range(first, min(first + _AT_ONCE, length))
+        for first in range(0, length, _POSITIONS_AT_ONCE):
+            positions = range(first, min(first + _POSITIONS_AT_ONCE, length))
             noise[first : positions.stop].copy_(
                 torch.from_numpy(keyed_gumbel(sampling.seed, index, positions, vocabulary, check))
             )

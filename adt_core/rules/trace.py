@@ -11,9 +11,9 @@ FIGURES = ("acceptance", "depth", "width", "time")
 class ImageRound:
     """One image's share of a round.
 
-    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth, width: realised depth of the
-    verified tree, and drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each.
-    substituted: how many of them stand for another token (LANTERN).
+    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: realised depth of the
+    verified tree. width: drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling
+    rank of each of these. substituted: how many of them stand for another token (LANTERN).
     """
 
     image: int
@@ -37,8 +37,8 @@ class ImageRound:
 class Round:
     """One target forward and what led to it.
 
-    seconds: wall time of the round. drafting: seconds of it that the drafter took. plain_seconds: of it, those of the plain
-    steps that a policy had timed, one number each.
+    seconds: wall time. drafting: of it, the drafter's. plain_seconds: of it, those of the plain steps that a policy had
+    timed, one number for each step.
     """
 
     index: int
@@ -51,15 +51,19 @@ class Round:
 
 @dataclass
 class Trace:
-    """All rounds of a decoding and the figures that follow from them."""
+    """All rounds of a decoding and the figures that follow from them.
+
+    grid: rows and columns of cells. images: how many. prefill: seconds by image. start: raster position of the first
+    token that was drawn; those before it were given. row_end: behind each row of the grid stands one more token.
+    """
 
     settings: dict
     grid: tuple[int, int]
     images: int
-    prefill: dict[int, float] = field(default_factory=dict)  # seconds, each image's part
+    prefill: dict[int, float] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
-    start: int = 0  # raster position of the first token that was drawn; those before it were given
-    row_end: bool = False  # behind each row of the grid stands one more token
+    start: int = 0
+    row_end: bool = False
 
     @property
     def raster(self) -> tuple[int, int]:
@@ -104,56 +108,45 @@ class Trace:
             self.prefill[image] = self.prefill.get(image, 0.0) + seconds / len(images)
 
     def part(self, images: list[int]) -> Trace:
-        """Some images alone, numbered anew. What all images of a round had together, which is time, counts to those at work in equal parts."""
+        """Some images alone, numbered anew. The time of a round counts to the images at work in equal parts."""
         number = {image: new for new, image in enumerate(images)}
         rounds = []
         for round in self.rounds:
             shares = tuple(replace(share, image=number[share.image]) for share in round.images if share.image in number)
+            portion = len(shares) / max(len(round.images), 1)
+            seconds, drafting = round.seconds * portion, round.drafting * portion
             if shares:
-                portion = len(shares) / len(round.images)
-                rounds.append(
-                    replace(round, images=shares, seconds=round.seconds * portion, drafting=round.drafting * portion)
-                )
-        return replace(
-            self,
-            images=len(images),
-            prefill={number[image]: self.prefill.get(image, 0.0) for image in images},
-            rounds=rounds,
-        )
+                rounds.append(replace(round, images=shares, seconds=seconds, drafting=drafting))
+        prefill = {number[image]: self.prefill.get(image, 0.0) for image in images}
+        return replace(self, images=len(images), prefill=prefill, rounds=rounds)
 
     def forget(self, images: list[int]) -> None:
         """These images are begun anew: what became of their tokens doesn't count; the time that it took does."""
-        self.rounds = [
-            replace(round, images=tuple(share for share in round.images if share.image not in images))
-            for round in self.rounds
-        ]
+        for i, round in enumerate(self.rounds):
+            self.rounds[i] = replace(round, images=tuple(one for one in round.images if one.image not in images))
 
-    def acceptance_map(self, image: int = 0) -> list[list[int]]:
-        """For each token of an image, row by row: how many tokens the round that produced it emitted; 0 if it was given."""
+    def acceptance_map(self, image: int = 0) -> list[list[float]]:
+        """For each cell of an image, row by row: how many tokens its round emitted; 0 if it was given."""
         return self.token_map("acceptance", image)
 
     def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
-        """A figure of the round that produced each token of an image, row by row; 0 for tokens that were given.
+        """A figure of the round that emitted each cell's token, row by row; 0 for tokens that were given.
 
         figure: ``acceptance``, tokens that the round emitted; ``depth`` or ``width``, of the verified tree; ``time``,
-        milliseconds of the round / tokens that it emitted for this image. The first drawn token comes with the prompt: it was
-        emitted alone, without a tree, in the time of the prefill.
+        milliseconds of the round / tokens that it emitted for this image. The first drawn token comes with the prompt:
+        it was emitted alone, without a tree, in the time of the prefill.
         """
-        first = {"acceptance": 1, "depth": 0, "width": 0, "time": 1000 * self.prefill_seconds}
+        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": 1000 * self.prefill_seconds}
         rows, columns = self.raster
-        cells = [0] * self.start + [first[figure]] * (rows * columns - self.start)
+        tokens: list[float] = [0] * self.start + [first[figure]] * (rows * columns - self.start)
         for round in self.rounds:
             for share in round.images:
                 if share.image == image:
-                    emitted = share.accepted + 1
-                    value = {
-                        "acceptance": emitted,
-                        "depth": share.depth,
-                        "width": share.width,
-                        "time": 1000 * round.seconds / emitted,
-                    }[figure]
-                    cells[share.position + 1 : share.position + 1 + emitted] = [value] * emitted
-        return [cells[row * columns : row * columns + self.grid[1]] for row in range(rows)]
+                    emitted, begin = share.accepted + 1, share.position + 1
+                    time = 1000 * round.seconds / emitted
+                    values = {"acceptance": emitted, "depth": share.depth, "width": share.width, "time": time}
+                    tokens[begin : begin + emitted] = [values[figure]] * emitted
+        return [tokens[row * columns : row * columns + self.grid[1]] for row in range(rows)]
 
     def to_json(self) -> dict:
         """Report, rounds and acceptance maps as plain JSON types."""

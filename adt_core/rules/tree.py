@@ -20,8 +20,8 @@ from torch import Tensor
 class DraftTree:
     """tokens, parents, depths, ranks, scores, valid: [B, N + 1]; ancestors: [B, N + 1, N + 1] bool.
 
-    ``tokens[:, 0]`` is the root's code. ``ancestors[b, i, j]``: j is i or an ancestor of i. ``ranks`` counts
-    siblings from 0 (the drafter's favourite). ``scores`` are cumulative log-probabilities. ``height`` bounds the depths of all images.
+    ``tokens[:, 0]`` is the root's code. ``ancestors[b, i, j]``: j is i or an ancestor of i. ``ranks`` counts siblings
+    from 0 (the drafter's favourite). ``scores`` are cumulative log-probabilities. ``height`` bounds all depths.
     """
 
     tokens: Tensor

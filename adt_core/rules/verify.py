@@ -1,4 +1,11 @@
-"""Acceptance: which drafts of a tree the target itself would have emitted."""
+"""Acceptance: which drafts of a tree pass, exactly or relaxed (LANTERN).
+
+The token that the target emits after every node is known, ``y = argmax(z + g)``, so both rules are comparisons.
+
+Exact: a draft passes if it is y. LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352) also let a draft pass for
+the codes that look like it: without an exact match, the draft x is taken in y's place if y is in A(x), the nearest
+codebook neighbours of x as far as a bound on their probability reaches. What follows a miss is y itself.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +18,16 @@ from torch import Tensor
 from ..errors import AdtError
 from .tree import DraftTree
 
-_ROWS = 1024  # of the distance matrix at a time
+_ROWS_AT_ONCE = 1024  # of the matrix of distances between codes
 
 
 @dataclass
 class Verdict:
-    """accepted [B]: drafts accepted. path [B, D + 1]: node numbers from the root down, meaningful up to
-    ``accepted``. last [B]: the last accepted node (the root, 0, if none). next_root [B]: the code the target
-    emits after it."""
+    """The path of a tree that is accepted.
+
+    accepted: [B] drafts accepted. path: [B, D + 1] node numbers from the root down, meaningful up to ``accepted``.
+    last: [B] the last accepted node (the root, 0, if none). next_root: [B] the code that the target emits after it.
+    """
 
     accepted: Tensor
     path: Tensor
@@ -29,7 +38,7 @@ class Verdict:
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
     """Nodes whose token is the one that the target emits at their parent, and the root; bool [B, N + 1].
 
-    emitted [B, N + 1]: for each node the code the target draws after it, ``argmax(z + g)``.
+    emitted: [B, N + 1], for each node the code that the target draws after it, ``argmax(z + g)``.
     """
     agrees = (tree.tokens == emitted.gather(1, tree.parents)) & tree.valid
     agrees[:, 0] = True
@@ -37,14 +46,14 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
 
 
 def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Verdict:
-    """The deepest path of nodes that agree, [B, N + 1], and what is emitted after it.
+    """The deepest path of nodes that agree, bool [B, N + 1], and what is emitted after it.
 
-    Ancestor reduction and argmax only: no loop over candidates and no host synchronisation.
+    It takes an ancestor reduction and an argmax: no loop over candidates, and no wait for the device.
     """
     on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
     accepted, last = (tree.depths * on_path).max(1)
     lineage = tree.ancestors[torch.arange(len(last), device=last.device), last]
-    column = torch.where(lineage, tree.depths, tree.height + 1)  # everyone off the path goes to a spare column
+    column = torch.where(lineage, tree.depths, tree.height + 1)  # nodes off the path go to a spare column
     path = torch.zeros(len(last), tree.height + 2, dtype=torch.long, device=last.device)
     path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
     return Verdict(accepted, path[:, : tree.height + 1], last, emitted.gather(1, last[:, None])[:, 0])
@@ -57,7 +66,7 @@ def verify_exact(tree: DraftTree, emitted: Tensor) -> Verdict:
 
 @dataclass
 class Neighbours:
-    """indices [V, k]: the nearest other codes, nearest first. distances [V, k]: how far, in the codebook's space."""
+    """indices: [V, k], the nearest other codes, nearest first. distances: [V, k], in the codebook's space."""
 
     indices: Tensor
     distances: Tensor
@@ -67,7 +76,7 @@ class Neighbours:
         """From codebook vectors [V, C]; ``k`` is cut to the V - 1 that there are."""
         k = min(k, len(codebook) - 1)
         nearest = []
-        for rows in torch.arange(len(codebook), device=codebook.device).split(_ROWS):
+        for rows in torch.arange(len(codebook), device=codebook.device).split(_ROWS_AT_ONCE):
             distance = torch.cdist(codebook[rows].float(), codebook.float())
             distance.scatter_(1, rows[:, None], math.inf)  # a code is not its own neighbour
             nearest.append(distance.topk(k, 1, largest=False))
@@ -75,13 +84,10 @@ class Neighbours:
 
     def padded(self, tokens: int) -> Neighbours:
         """With rows for tokens that are no codes: each is its own neighbour, infinitely far."""
-        extra = torch.arange(len(self.indices), tokens, device=self.indices.device)[:, None].expand(
-            -1, self.indices.shape[1]
-        )
-        return Neighbours(
-            torch.cat([self.indices, extra]),
-            torch.cat([self.distances, torch.full_like(extra, math.inf, dtype=self.distances.dtype)]),
-        )
+        k, device = self.indices.shape[1], self.indices.device
+        extra = torch.arange(len(self.indices), tokens, device=device)[:, None].expand(-1, k)
+        far = torch.full_like(extra, math.inf, dtype=self.distances.dtype)
+        return Neighbours(torch.cat([self.indices, extra]), torch.cat([self.distances, far]))
 
     def to(self, device: torch.device) -> Neighbours:
         return Neighbours(self.indices.to(device), self.distances.to(device))
@@ -91,10 +97,10 @@ class Neighbours:
 class Lantern:
     """How far acceptance is relaxed.
 
-    neighbours: codebook neighbours looked at. delta: probability that A may hold at a node, all its children together (LANTERN); the
-    distribution of a token then moves by at most delta in total variation, if drafts are chosen without the noise (``top-k``).
-    factor: LANTERN++'s lambda; A(x) may hold (factor - 1) p(x), and delta is not used. max_substitution: share of an image's tokens
-    that may differ from the exact sample; 1 sets no limit.
+    neighbours: codebook neighbours looked at. delta: probability that A may hold at a node, all its children together
+    (LANTERN). The distribution of a token then moves by at most delta in total variation, if drafts are chosen without
+    the noise (``top-k``). factor: LANTERN++'s lambda; A(x) may hold (factor - 1) p(x), and delta is not used.
+    max_substitution: share of an image's tokens that may differ from the exact sample; 1 sets no limit.
     """
 
     neighbours: int = 100
@@ -129,51 +135,61 @@ def relaxed_agreement(
     width: int,
     allowed: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Which nodes pass, and which of them only in place of another token; both [B, N + 1] bool.
+    """Nodes that pass and those that pass as substitutes, bool [B, N + 1] each.
 
-    emitted [B, N + 1]: the exact next code of every node. z [B, N + 1, V]: processed logits. greedy: temperature 0, where the
-    published rule holds: x passes if p(x) and its neighbours' mass together exceed every p(v) (LANTERN, section 4). width: sibling
-    ranks are below it. allowed [B]: substitutions per image at most. An exact match wins; among the others the nearest does.
+    emitted: [B, N + 1], as for :func:`exact_agreement`. z: [B, N + 1, V], processed logits after every node. width:
+    most children of a node. allowed: [B], substitutions that an image may still make; a path with more does not pass.
+
+    An exact match wins over relaxed ones, and among those the nearest to y wins. greedy: temperature 0, where y alone
+    would make relaxation a no-op. There x passes if p(x) plus its neighbours' mass within the bound exceeds every p(v)
+    (LANTERN, section 4), and among several the one with the most mass wins.
     """
-    batch, size, vocabulary = z.shape
     exact = exact_agreement(tree, emitted)
-    draft = tree.valid & (torch.arange(size, device=z.device) > 0)
-    p = z.softmax(-1).gather(1, tree.parents[..., None].expand(-1, -1, vocabulary))  # of each node's parent
+    draft = tree.valid & (torch.arange(tree.size, device=z.device) > 0)
+    p = z.softmax(-1).gather(1, tree.parents[..., None].expand(-1, -1, z.shape[-1]))  # of each node's parent
     near, own = neighbours.indices[tree.tokens], p.gather(2, tree.tokens[..., None])
     mass = p.gather(2, near)
-    bound = torch.full_like(own, lantern.delta) if lantern.factor is None else (lantern.factor - 1) * own
     if greedy:
-        total = mass.cumsum(-1)
-        score = own[..., 0] + (mass * (total <= bound)).sum(-1)
+        bound = torch.full_like(own, lantern.delta) if lantern.factor is None else (lantern.factor - 1) * own
+        score = own[..., 0] + (mass * (mass.cumsum(-1) <= bound)).sum(-1)
         passes = score > p.amax(-1)
     else:
-        within = (
-            mass.cumsum(-1) <= bound
-            if lantern.factor is not None
-            else _shared_budget(tree, draft, mass, near, lantern.delta, width, vocabulary)
-        )
+        within = _within_bound(tree, draft, mass, near, own, lantern, width, z.shape[-1])
         stands_for = (near == emitted.gather(1, tree.parents)[..., None]) & within
         passes, score = stands_for.any(-1), -(stands_for * neighbours.distances[tree.tokens]).sum(-1)
-    best = _best_sibling(tree, passes & draft, score)
-    taken = torch.zeros_like(exact).scatter_reduce_(1, tree.parents, exact & draft, "amax").gather(1, tree.parents)
-    relaxed = best & ~taken
+    relaxed = _best_sibling(tree, passes & draft, score) & ~_has_exact_sibling(tree, exact & draft)
     relaxed &= (tree.ancestors & relaxed[:, None]).sum(-1) <= allowed[:, None]
     return exact | relaxed, relaxed
 
 
-def _shared_budget(
-    tree: DraftTree, draft: Tensor, mass: Tensor, near: Tensor, delta: float, width: int, vocabulary: int
-) -> Tensor:
-    """Which neighbours [B, N + 1, k] are in A(x), when the union of the siblings' A has the mass ``delta`` at most.
+def _has_exact_sibling(tree: DraftTree, exact: Tensor) -> Tensor:
+    """Nodes that have a sibling among ``exact``, or are in it themselves; bool [B, N + 1]."""
+    return torch.zeros_like(exact).scatter_reduce_(1, tree.parents, exact, "amax").gather(1, tree.parents)
 
-    Siblings take their share in the order of their ranks. What is claimed already costs nothing, nor does another
-    sibling's own token: it passes exactly.
+
+def _within_bound(
+    tree: DraftTree,
+    draft: Tensor,
+    mass: Tensor,
+    near: Tensor,
+    own: Tensor,
+    lantern: Lantern,
+    width: int,
+    vocabulary: int,
+) -> Tensor:
+    """Which neighbours [B, N + 1, k] are in A(x).
+
+    LANTERN++: the mass of A(x) is at most (factor - 1) p(x). LANTERN: the union of the siblings' A has the mass
+    ``delta`` at most. Siblings take their share in the order of their ranks. What is claimed already costs nothing, nor
+    does another sibling's own token, which passes exactly.
     """
+    if lantern.factor is not None:
+        return mass.cumsum(-1) <= (lantern.factor - 1) * own
     batch, size, _ = mass.shape
     cell = tree.parents[..., None] * vocabulary + near  # (parent, code)
     claimed = torch.zeros(batch, size * vocabulary, dtype=torch.uint8, device=mass.device)
     claimed.scatter_reduce_(1, tree.parents * vocabulary + tree.tokens, draft.to(torch.uint8), "amax")
-    left = torch.full((batch, size), delta, dtype=mass.dtype, device=mass.device)
+    left = torch.full((batch, size), lantern.delta, dtype=mass.dtype, device=mass.device)
     within = torch.zeros_like(near, dtype=torch.bool)
     for rank in range(width):
         price = mass * (claimed.gather(1, cell.flatten(1)).view_as(cell) == 0)
