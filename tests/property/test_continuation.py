@@ -1,4 +1,4 @@
-"""An image that continues a prefix has the tokens of plain decoding, wherever the prefix ends and whatever drafts."""
+"""Whatever an image starts from, wherever that ends and whatever drafts the rest: the tokens are those of plain decoding."""
 
 import tempfile
 from functools import cache

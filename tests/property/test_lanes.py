@@ -1,4 +1,4 @@
-"""Each image is what it is alone, however many are decoded together and whichever enters when another is finished."""
+"""However many images are decoded together, and whoever enters when another is finished: each is the image that it is alone."""
 
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,4 @@
-"""Captured forwards, with a recorder that runs the forward again where a GPU would replay it.
-
-What a graph reads lies where the graph expects it, and no result is overwritten.
-"""
+"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph expects it, and no result is overwritten."""
 
 import logging
 from copy import deepcopy
@@ -23,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Recorder:
-    """Keeps a graph's rules: the same memory is read and written every time; results of other shapes share it."""
+    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share it."""
 
     def __init__(self):
         self.captured = self.replayed = 0
@@ -87,7 +84,7 @@ def test_an_image_is_the_same_with_graphs(target, drafters, recorder, name, at_o
 
 
 def test_stretched_tokens_change_nothing(target):
-    """A stretched step gives its tokens the same results and the same cache but for the spare slot. All is finite."""
+    """Neither what the others make of the cache nor what is in it afterwards, but for the spare slot; and all that is computed is a number."""
     decoder, prompts = target.decoder, [list(target.encode_prompt("a cat")), list(target.encode_prompt("a dog in fog"))]
     rows = Rows(prompts, 60, decoder.embedding)
     rope = rope_tables(decoder.config, decoder.embedding)
