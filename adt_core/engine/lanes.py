@@ -13,36 +13,42 @@ import torch
 from torch import Tensor
 
 from ..drafters import Proposer, Verified
-from ..errors import Check
 from ..models.cache import KVCache
+from ..models.layers import rope_tables
 from ..models.rows import Roots, Rows, Step
-from ..models.target import Target, with_grammar
+from ..models.target import with_grammar
 from ..policies import Shape
-from ..rules.sampling import Sampling, process_logits
+from ..rules.sampling import process_logits
 from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
-from ..rules.verify import Lantern, Neighbours, Verdict, exact_agreement, longest_path, relaxed_agreement
+from ..rules.verify import Neighbours, Verdict, exact_agreement, longest_path, relaxed_agreement
+from .task import Task
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
 at one position are cheaper by about as much."""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What all images of a decoding have in common.
+class Shared(NamedTuple):
+    """What all images of a task have in common on the device.
 
     rope: tables of the target's decoder. grammar: of :meth:`Target.grammar`. neighbours: of every token, for LANTERN.
-    check: called before every layer; may raise to cancel.
     """
 
-    target: Target
-    sampling: Sampling
+    task: Task
     rope: tuple[Tensor, Tensor]
     grammar: Tensor | None
-    lantern: Lantern | None
     neighbours: Neighbours | None
-    check: Check | None
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, task: Task) -> Shared:
+        target, decoder, neighbours = task.target, task.target.decoder, None
+        device = decoder.embedding.device
+        grammar = target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=device))
+        if task.lantern is not None:
+            neighbours = target.codec.neighbours(task.lantern.neighbours).padded(target.num_tokens).to(device)
+        return cls(task, rope_tables(decoder.config, decoder.embedding), grammar, neighbours)
 
 
 @dataclass
@@ -53,6 +59,7 @@ class Lanes:
     at temperature 0. roots: the last decided tokens. proposer: what drafts; None for nothing.
     """
 
+    shared: Shared
     images: list[int]
     rows: Rows
     read: Callable[..., Tensor]
@@ -100,23 +107,26 @@ class Lanes:
 # ---- the target's forward ---------------------------------------------------------------------
 
 
-def forward(shared: Shared, lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
+def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
     """Codes [B, n] through the target: features [R, n, h]."""
-    ids = lanes.rows.spread(shared.target.decoder.image_ids[codes])
-    return lanes.read(ids, step=step, cache=lanes.cache, rope=shared.rope, check=shared.check)
+    task, rope = lanes.shared.task, lanes.shared.rope
+    ids = lanes.rows.spread(task.target.decoder.image_ids[codes])
+    return lanes.read(ids, step=step, cache=lanes.cache, rope=rope, check=task.check)
 
 
-def logits(shared: Shared, roots: Roots, features: Tensor, depths: Tensor | int) -> Tensor:
+def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
     """Features [R, n, h] of nodes -> processed logits z [B, n, V] of the tokens after them.
 
     depths: [B, n], of the nodes below their roots, or one number for all.
     """
-    z = process_logits(shared.target.decoder.logits(features, shared.sampling.guidance), shared.sampling)
-    return z if shared.grammar is None else with_grammar(z, shared.grammar, roots.at + 1 + depths)
+    sampling, grammar = lanes.shared.task.sampling, lanes.shared.grammar
+    z = process_logits(lanes.shared.task.target.decoder.logits(features, sampling.guidance), sampling)
+    return z if grammar is None else with_grammar(z, grammar, lanes.roots.at + 1 + depths)
 
 
-def perturbed(z: Tensor, noise: Tensor | None, roots: Roots, depths: Tensor | int) -> Tensor:
-    """z + g of the tokens after nodes, [B, n, V]. noise: [B, T, V]. depths: as for :func:`logits`."""
+def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
+    """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
+    noise, roots = lanes.noise, lanes.roots
     if noise is None:
         return z
     if roots.in_step:
@@ -131,12 +141,11 @@ def perturbed(z: Tensor, noise: Tensor | None, roots: Roots, depths: Tensor | in
 # ---- stages -------------------------------------------------------------------------------------
 
 
-def plain_step(shared: Shared, lanes: Lanes) -> Tensor:
+def plain_step(lanes: Lanes) -> Tensor:
     """Read the roots alone. Returns the codes [B] that follow them."""
     step = lanes.rows.step(lanes.roots, 0, 0, None)
-    features = forward(shared, lanes, lanes.roots.codes[:, None], step)
-    z = logits(shared, lanes.roots, features, 0)
-    return perturbed(z, lanes.noise, lanes.roots, 0).argmax(-1)[:, 0]
+    features = forward(lanes, lanes.roots.codes[:, None], step)
+    return perturbed(lanes, logits(lanes, features, 0), 0).argmax(-1)[:, 0]
 
 
 class Result(NamedTuple):
@@ -147,11 +156,11 @@ class Result(NamedTuple):
     codes: list[int]
 
 
-def plain_round(shared: Shared, lanes: Lanes, shapes: Sequence[Shape]) -> list[Result]:
+def plain_round(lanes: Lanes, shapes: Sequence[Shape]) -> list[Result]:
     """One token for every image, without drafts. Images that are a little ahead wait until all are at one position."""
-    following, positions = plain_step(shared, lanes), lanes.roots.positions
+    following, positions = plain_step(lanes), lanes.roots.positions
     first, last = min(positions), max(positions)
-    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (shared.target.length - last)
+    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (lanes.shared.task.target.length - last)
     moves = [int(not waits or position < last) for position in positions]
     steps: Tensor | int = 1
     if waits:
@@ -179,29 +188,23 @@ class Checked(NamedTuple):
     substitutes: Tensor | None
 
 
-def check_tree(shared: Shared, lanes: Lanes, tree: DraftTree, width: int, allowed: list[int]) -> Checked:
+def check_tree(lanes: Lanes, tree: DraftTree, width: int, allowed: list[int]) -> Checked:
     """Read a whole tree in one forward and find the longest path that passes.
 
     width: most children of a node. allowed: substitutions that each image may still make; empty without LANTERN.
     """
+    lantern, neighbours = lanes.shared.task.lantern, lanes.shared.neighbours
     step = lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors)
-    features = forward(shared, lanes, tree.tokens, step)
-    z = logits(shared, lanes.roots, features, tree.depths)
-    scores = perturbed(z, lanes.noise, lanes.roots, tree.depths)
+    features = forward(lanes, tree.tokens, step)
+    z = logits(lanes, features, tree.depths)
+    scores = perturbed(lanes, z, tree.depths)
     emitted, substitutes = scores.argmax(-1), None
-    if shared.lantern is None or shared.neighbours is None:
+    if lantern is None or neighbours is None:
         agrees = exact_agreement(tree, emitted)
     else:
-        greedy = shared.sampling.temperature == 0
+        greedy, left = lanes.shared.task.sampling.temperature == 0, torch.tensor(allowed, device=z.device)
         agrees, substitutes = relaxed_agreement(
-            tree,
-            emitted,
-            z,
-            shared.neighbours,
-            shared.lantern,
-            greedy=greedy,
-            width=width,
-            allowed=torch.tensor(allowed, device=z.device),
+            tree, emitted, z, neighbours, lantern, greedy=greedy, width=width, allowed=left
         )
     return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
 

@@ -20,36 +20,29 @@ from .fixed import FixedSettings
 
 HORIZONTAL, VERTICAL, RANDOM = INITS = ("horizontal", "vertical", "random")
 CARRY, _, RESET = WRAPS = ("carry", VERTICAL, "reset")
+_INIT_HELP = (
+    "ADT-Tree: whose shape a tree starts from: that of the token to the left (horizontal), of the one above "
+    "(vertical), or a random one."
+)
+_WRAP_HELP = (
+    "ADT-Tree with horizontal init: what a new row starts from: the end of the row before (carry), the token above "
+    "(vertical), or the depth and width set here (reset)."
+)
 
 
 @dataclass(frozen=True)
 class AdtTreeSettings(FixedSettings):
     """Settings of :class:`AdtTree`."""
 
-    init: str = setting(
-        HORIZONTAL,
-        "ADT-Tree: whose shape a tree starts from: that of the token to the left (horizontal), "
-        "of the one above (vertical), or a random one.",
-        choices=INITS,
-        advanced=True,
-    )
-    wrap: str = setting(
-        CARRY,
-        "ADT-Tree with horizontal init: what a new row starts from: the end of the row before (carry), the token "
-        "above (vertical), or the depth and width set here (reset).",
-        choices=WRAPS,
-        advanced=True,
-    )
-    beta: float = share(
-        0.6,
-        "ADT-Tree: when at least this share of a tree's levels was accepted, the next one is deeper and narrower.",
-    )
-    depth_step: int = whole(1, "ADT-Tree: levels added or taken away at a time.", advanced=True)
-    width_step: int = whole(1, "ADT-Tree: branches added or taken away at a time.", advanced=True)
-    depth_min: int = whole(1, "ADT-Tree: levels of the shallowest tree.", advanced=True)
-    depth_max: int = whole(6, "ADT-Tree: levels of the deepest tree.", advanced=True)
-    width_min: int = whole(1, "ADT-Tree: branches of the narrowest tree.", advanced=True)
-    width_max: int = whole(3, "ADT-Tree: branches of the widest tree.", advanced=True)
+    init: str = setting(HORIZONTAL, _INIT_HELP, choices=INITS, advanced=True)
+    wrap: str = setting(CARRY, _WRAP_HELP, choices=WRAPS, advanced=True)
+    beta: float = share(0.6, "ADT-Tree: from this accepted share of a tree's levels, the next is deeper and narrower.")
+    depth_step: int = whole(1, "ADT-Tree: levels added or taken away at a time.")
+    width_step: int = whole(1, "ADT-Tree: branches added or taken away at a time.")
+    depth_min: int = whole(1, "ADT-Tree: levels of the shallowest tree.")
+    depth_max: int = whole(6, "ADT-Tree: levels of the deepest tree.")
+    width_min: int = whole(1, "ADT-Tree: branches of the narrowest tree.")
+    width_max: int = whole(3, "ADT-Tree: branches of the widest tree.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,10 +101,8 @@ class AdtTree(Policy):
         left = image.shapes.get(position, self._first)  # the root is the token on the left of the first one to come
         wrapped, image.row = position // columns != image.row, position // columns
         if s.init == RANDOM:
-            depth, width = (
-                int(image.random.integers(low, high + 1))
-                for low, high in ((s.depth_min, s.depth_max), (s.width_min, s.width_max))
-            )
+            bounds = (s.depth_min, s.depth_max), (s.width_min, s.width_max)
+            depth, width = (int(image.random.integers(low, high + 1)) for low, high in bounds)
             image.chosen = Shape(depth, width, s.nodes)
         elif s.init == VERTICAL or (wrapped and s.wrap == VERTICAL):
             image.chosen = image.shapes.get(position - columns, left)

@@ -188,7 +188,7 @@ class Auto(Policy):
         return chosen
 
     @property
-    def plain_steps(self) -> int:
+    def plain_steps(self) -> int:  # type: ignore[override]
         return 2 if self.experience.wants_plain_step else 0
 
     @property

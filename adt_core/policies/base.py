@@ -36,25 +36,27 @@ def spine_length(nodes: int) -> int:
     return nodes if nodes <= 4 else round(nodes * 2 / 3)
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    advanced: bool = False,
-) -> Any:
-    """A field of a policy's settings, with all that the command line and the Settings node say about it.
+class Option(NamedTuple):
+    """All that the command line and the Settings node say about a setting.
 
-    help: one or two sentences for people. low, high: bounds of a number. choices: of a word.
+    help: one or two sentences for people. low, high: bounds of a number, None for what is none. choices: of a word.
     advanced: the node shows it on request only.
     """
-    metadata = {"help": help, "low": low, "high": high, "choices": choices, "advanced": advanced}
-    return field(default=default, metadata=metadata)
+
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    advanced: bool = False
 
 
-def whole(default: int, help: str, *, advanced: bool = False) -> Any:
+def setting(default: Any, help: str, **more: Any) -> Any:
+    """A field of a policy's settings. more: what else :class:`Option` holds."""
+    return field(default=default, metadata={"option": Option(default, help, **more)})
+
+
+def whole(default: int, help: str, *, advanced: bool = True) -> Any:
     """A setting that is a whole number from 1 to 256."""
     return setting(default, help, low=1, high=256, advanced=advanced)
 
@@ -69,13 +71,18 @@ class Settings:
     """Settings of a policy; a subclass adds fields with :func:`setting`. Raises AdtError for a value out of bounds."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, low, high = getattr(self, one.name), one.metadata["low"], one.metadata["high"]
-            if one.metadata["choices"] and value not in one.metadata["choices"]:
-                raise AdtError(f"{one.name} is {value!r}; choose one of {', '.join(one.metadata['choices'])}.")
-            if low is not None and not (math.isfinite(value) and low <= value <= high):
-                kind = "whole number" if isinstance(one.default, int) else "number"
-                raise AdtError(f"{one.name} is {value}; it must be a {kind} from {low:g} to {high:g}.")
+        for name, option in self.options().items():
+            value, low, high = getattr(self, name), option.low, option.high
+            if option.choices and value not in option.choices:
+                raise AdtError(f"{name} is {value!r}; choose one of {', '.join(option.choices)}.")
+            if low is not None and high is not None and not (math.isfinite(value) and low <= value <= high):
+                kind = "whole number" if isinstance(option.default, int) else "number"
+                raise AdtError(f"{name} is {value}; it must be a {kind} from {low:g} to {high:g}.")
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """What is said about every setting, by its name."""
+        return {one.name: one.metadata["option"] for one in fields(cls)}
 
 
 class Lane(NamedTuple):
@@ -90,10 +97,10 @@ class Scene:
     """What a policy is told of a decoding.
 
     columns: tokens in a row of the raster. length: tokens that are drawn of each image. seed: of the sampling.
-    image_indices: every image's number within its prompt's batch, part of the noise key.
-    source_widths: for each source of drafts to choose from, the most candidates at a position that it can use.
-    owner, conditions: a policy that learns from one decoding for the next keeps what it knows under this object (the
-    drafter that was given) and this key (all that its costs depend on).
+    image_indices: every image's number within its prompt's batch, part of the noise key. source_widths: for each source
+    of drafts to choose from, the most candidates at a position that it can use. owner, conditions: a policy that learns
+    from one decoding for the next keeps what it knows under this object (the drafter that was given) and this key (all
+    that its costs depend on).
     """
 
     columns: int
@@ -120,30 +127,27 @@ class Policy:
     many_sources: ClassVar[bool] = False
     drafts: bool = True
     """False: drafting ends for the images at work. The engine lets their drafter go, and they are decoded plainly."""
+    plain_steps: int = 0
+    """Plain steps that are to be timed before the next round, for ``Round.plain_seconds``."""
 
     def __init__(self, settings: Any, scene: Scene):
         self.settings, self.scene = settings, scene
 
     @classmethod
     def largest(cls, settings: Any) -> Shape:
-        """The largest shape that ``choose`` may give: memory is set aside for it."""
-        raise NotImplementedError
+        """The largest shape that ``choose`` may give: memory is set aside for it.
+
+        A fixed one, unless told otherwise.
+        """
+        return Shape(settings.depth, settings.width, settings.nodes)
 
     def begin(self, together: int) -> int | None:
-        """A new set of images begins, so many together.
-
-        Returns the number of the source that drafts for them; None for none.
-        """
-        return 0
-
-    @property
-    def plain_steps(self) -> int:
-        """Plain steps that are to be timed before the next round, for ``Round.plain_seconds``."""
+        """A new set of images begins, so many together. Number of the source that drafts for them; None for none."""
         return 0
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        """A shape for the next tree of every lane."""
-        raise NotImplementedError
+        """A shape for the next tree of every lane. The largest, unless told otherwise."""
+        return [self.largest(self.settings)] * len(lanes)
 
     def observe(self, round: Round) -> None:
         """Learn from the round whose shapes were chosen last."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .base import NO_DRAFTS, Lane, Policy, Settings, Shape, whole
+from .base import NO_DRAFTS, Policy, Settings, Shape, whole
 
 # Children of every node that has any, by the node's path; children have the ranks 0, 1, ...
 _CHILDREN: dict[str, dict[str, int]] = {
@@ -41,20 +40,14 @@ class Plain(Policy):
     def largest(cls, settings: Settings) -> Shape:
         return NO_DRAFTS
 
-    def begin(self, together: int) -> None:
-        return None
-
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        return [NO_DRAFTS] * len(lanes)
-
 
 @dataclass(frozen=True)
 class FixedSettings(Settings):
     """Settings of :class:`Fixed`."""
 
-    depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.")
-    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; candidates per slot of jacobi's window.")
-    nodes: int = whole(6, "Guesses that one pass of the model checks, at most.")
+    depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.", advanced=False)
+    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; jacobi's candidates.", advanced=False)
+    nodes: int = whole(6, "Guesses that one pass of the model checks, at most.", advanced=False)
 
 
 class Fixed(Policy):
@@ -62,13 +55,6 @@ class Fixed(Policy):
 
     settings_type = FixedSettings
     help = "the same shape everywhere"
-
-    @classmethod
-    def largest(cls, settings: Any) -> Shape:
-        return Shape(settings.depth, settings.width, settings.nodes)
-
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        return [self.largest(self.settings)] * len(lanes)
 
 
 class Static(Policy):
@@ -82,9 +68,6 @@ class Static(Policy):
     def largest(cls, settings: Settings) -> Shape:
         levels = STATIC_TREES[cls.tree]
         return Shape(len(levels) - 1, len(levels[1]), sum(map(len, levels)) - 1, cls.tree)
-
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        return [self.largest(self.settings)] * len(lanes)
 
 
 def static(name: str) -> type[Static]:

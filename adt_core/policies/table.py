@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..errors import AdtError
 from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
-from .base import Policy, Settings, setting, share
+from .base import Option, Policy, Settings, setting, share
 from .fixed import STATIC_TREES, Fixed, Plain, static
 
 PLAIN = "autoregressive"
@@ -55,11 +55,11 @@ class Drafting:
         """
         if method not in POLICIES:
             raise AdtError(f"method is {method!r}; choose one of {', '.join(POLICIES)}.")
-        known = _names(POLICIES[method].settings_type)
-        unknown = [name for name in options if name not in (*known, *_names(Proposals))]
+        known = POLICIES[method].settings_type.options()
+        unknown = [name for name in options if name not in known | Proposals.options()]
         if unknown:
             raise AdtError(f"method {method!r} has no option {unknown[0]!r}; leave it out.")
-        drafter_options = {name: options.pop(name) for name in _names(Proposals) if name in options}
+        drafter_options = {name: options.pop(name) for name in Proposals.options() if name in options}
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "proposals", Proposals(**drafter_options))
         object.__setattr__(self, "settings", POLICIES[method].settings_type(**options))
@@ -69,8 +69,8 @@ class Drafting:
         """The same from options of several methods: None, and what the method does not have, is left out."""
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", "adt-tree")
-        known = _names(POLICIES[method].settings_type) if method in POLICIES else ()
-        return cls(method, **{name: given[name] for name in (*_names(Proposals), *known) if name in given})
+        known = POLICIES[method].settings_type.options() if method in POLICIES else {}
+        return cls(method, **{name: given[name] for name in Proposals.options() | known if name in given})
 
     def flat(self) -> dict[str, Any]:
         """The method and all its options by their names, as PNGs, traces and reports carry them."""
@@ -89,29 +89,16 @@ class Drafting:
         return self.proposals.proposal
 
 
-class Option(NamedTuple):
-    """An option of drafting, for the command line and the Settings node; see :func:`.base.setting`."""
-
-    name: str
-    default: Any
-    help: str
-    low: float | None
-    high: float | None
-    choices: tuple[str, ...]
-    advanced: bool
-
-
 def options() -> dict[str, Option]:
     """Every option of every method in the table but the method itself.
 
-    Their order is that of the Settings node's inputs, which saved workflows name by position: what comes with
-    another policy goes last.
+    Their order is that of the Settings node's inputs, which saved workflows name by position: what comes with another
+    policy goes last.
     """
-    proposal, *pruning = fields(Proposals)
-    of_policies = [one for policy in POLICIES.values() for one in fields(policy.settings_type)]
-    found: dict[str, Option] = {}
-    for one in (proposal, *fields(AdtTreeSettings), *pruning, *of_policies):
-        found.setdefault(one.name, Option(one.name, one.default, **one.metadata))
+    common = Proposals.options()
+    found = {"proposal": common["proposal"], **AdtTreeSettings.options(), **common}
+    for policy in POLICIES.values():
+        found |= {name: option for name, option in policy.settings_type.options().items() if name not in found}
     return found
 
 
@@ -123,7 +110,3 @@ def check_fit(method: str, network: bool) -> None:
         raise AdtError(
             f"method {method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'."
         )
-
-
-def _names(settings: type[Settings]) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(settings))

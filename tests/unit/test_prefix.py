@@ -107,9 +107,7 @@ def test_a_windows_columns_start_from_what_is_kept(models):
             sampling=Sampling(guidance=1),
             prefix=strangers_codes(1, start),
         )
-        decoding._begin()
-        decoding._refill()
-        return decoding._lanes.proposer._above[0, :4]
+        return decoding._begin().refill().proposer._above[0, :4]
 
     assert all(torch.equal(column, above(0)[0]) for column in above(0))
     long, longer = above(6), above(7)

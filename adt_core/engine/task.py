@@ -1,0 +1,141 @@
+"""What a decoding is asked for, checked, and what it takes of the device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..drafters import Drafter
+from ..errors import AdtError, Check
+from ..models.cache import KVCache
+from ..models.graphs import wanted
+from ..models.target import Prompt, Target
+from ..policies import Drafting, Policy, Scene, Shape
+from ..rules.sampling import NOISE_VERSION, Sampling
+from ..rules.verify import Lantern
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is drawn, from what, and how.
+
+    prompts: of all rows, the conditional ones of all images first. image_indices: every image's number within its
+    prompt's batch, part of the noise key. kept: [B, P] tokens that every image begins with. drafters: what the policy
+    may choose from; empty for plain decoding. Raises AdtError for prompts that are too long.
+    """
+
+    target: Target
+    prompts: Sequence[Prompt]
+    image_indices: Sequence[int]
+    kept: Tensor
+    sampling: Sampling
+    drafting: Drafting
+    drafters: Sequence[Drafter]
+    lantern: Lantern | None
+    check: Check | None
+
+    def __post_init__(self) -> None:
+        room = self.target.decoder.config.max_positions - self.target.length
+        if self.longest > room:
+            name = self.target.name
+            raise AdtError(f"prompt is {self.longest} tokens long, and {name} has room for {room}; shorten it.")
+
+    @property
+    def images(self) -> int:
+        return len(self.image_indices)
+
+    @property
+    def groups(self) -> int:
+        """Rows of an image."""
+        return len(self.prompts) // self.images
+
+    @property
+    def start(self) -> int:
+        """Raster position of the first token that is drawn."""
+        return self.kept.shape[1]
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest prompt: the slot of raster position 0."""
+        return max(map(len, self.prompts))
+
+    @property
+    def largest(self) -> Shape:
+        """The largest tree."""
+        return self.drafting.policy.largest(self.drafting.settings)
+
+    @property
+    def slots(self) -> int:
+        """Of the KV caches: the longest prompt, an image, a tree, and one to spare."""
+        tree = max(self.largest.nodes + 1, *(drafter.slots(self.largest) for drafter in self.drafters), 1)
+        return self.longest + self.target.length + tree + 1
+
+    def policy(self, owner: object) -> Policy:
+        """A fresh policy. owner: the drafter that was given, under which a policy keeps what it learns."""
+        embedding = self.target.decoder.embedding
+        how = (replace(self.sampling, seed=0), self.drafting.proposal, self.lantern)
+        scene = Scene(
+            columns=self.target.columns,
+            length=self.target.length - self.start,
+            seed=self.sampling.seed,
+            image_indices=self.image_indices,
+            source_widths=[drafter.most_candidates for drafter in self.drafters],
+            owner=owner,
+            conditions=(self.groups, *how, self.start, embedding.device, embedding.dtype),
+        )
+        return self.drafting.policy(self.drafting.settings, scene)
+
+    def settings(self) -> dict:
+        """What traces and reports say of the run."""
+        decoder = self.target.decoder
+        return {
+            "method": self.drafting.method,
+            "proposal": self.drafting.proposal,
+            "seed": self.sampling.seed,
+            "device": str(decoder.embedding.device),
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "weights": decoder.weights,
+            "noise_version": NOISE_VERSION,
+            "sampling": asdict(self.sampling),
+            "drafting": self.drafting.flat(),
+            "lantern": self.lantern and asdict(self.lantern),
+        }
+
+    def memory_required(self, at_once: int) -> int:
+        """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image.
+
+        at_once: images at work.
+        """
+        target, decoder, slots = self.target, self.target.decoder, self.slots
+        config, itemsize = decoder.config, decoder.embedding.element_size()
+        rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
+        drafting = (drafter.cache_bytes(self.groups * held, slots, itemsize) for drafter in self.drafters)
+        caches = KVCache.num_bytes(config, rows, slots, itemsize) + max(drafting, default=0)
+        noise = held * target.length * target.num_tokens * 4
+        tokens = max(self.longest + self.start, self.largest.nodes + 1)
+        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
+        matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
+        forward = 4 * rows * tokens * numbers + 4 * decoder.head.numel() * (itemsize < 4) + 6 * matrix
+        if wanted(decoder.embedding.device):
+            forward *= 2  # graphs have activations of their own
+        pixels = target.grid[0] * target.grid[1] * target.downsample**2
+        return caches + noise + forward + target.codec.working_bytes(pixels)
+
+
+def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
+    """The tokens [B, n] of the codes that are kept, ends of whole rows included. Raises AdtError for a wrong prefix."""
+    if prefix is None:
+        return torch.empty(images, 0, dtype=torch.long)
+    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > target.length:
+        shape, room = list(prefix.shape), target.length
+        raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {room} codes].")
+    if prefix.numel():
+        low, high = int(prefix.min()), int(prefix.max())
+        if low < 0 or high >= target.num_codes:
+            most = target.num_codes - 1
+            raise AdtError(f"prefix holds codes from {low} to {high}; {target.name} has the codes 0 to {most}.")
+    return target.tokens(prefix.cpu())
