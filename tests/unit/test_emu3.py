@@ -1,4 +1,4 @@
-"""Emu3-Gen: lossless with every drafter, prompts and sizes, the codec's manners, what is said of files that are wrong."""
+"""Emu3-Gen: lossless with every drafter; prompts and sizes; the codec; what is said of files that are wrong."""
 
 import json
 from dataclasses import replace

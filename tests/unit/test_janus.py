@@ -61,7 +61,7 @@ def test_relaxed_acceptance_substitutes_codes(folder, target):
 
 
 def test_the_prompt_is_the_published_conversation(target):
-    """User, assistant, begin of image; the other row keeps the first and the last token and has padding between them."""
+    """User, assistant, begin of image. The other row keeps the first and the last token, with padding between."""
     vocabulary, prompt = target.prompter.vocabulary, target.encode_prompt("  a cat\n")
     assert prompt[0] == vocabulary[BOS] and prompt[-1] == vocabulary[BEGIN_IMAGE]
     assert (
