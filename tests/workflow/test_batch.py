@@ -7,13 +7,12 @@ import uuid
 
 import numpy as np
 import pytest
+from adt_tree_pack.nodes.contact_sheet import COLUMNS
 from comfy_server import ROOT, Failed
 from convert import Graph, to_prompt
 from PIL import Image
 from test_cancel import LIMIT, interrupt_and_time
 from test_errors import failed, refused
-
-from nodes.contact_sheet import COLUMNS
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 TEXT = 3
