@@ -1,11 +1,11 @@
-"""What tests can import from this repository: ``adt_core``, ``model_making``, ``benchmarks`` and ``tests``, by these names.
+"""What tests can import from this repository: ``adt_core``, ``model_making``, ``benchmarks`` and ``tests``, by name.
 
 ComfyUI has a top-level module of its own called ``nodes``. With the repository root on ``sys.path``, ``import nodes``
 would find our folder of that name instead. So the root is taken off the path (``python -m pytest`` puts it there), and
 the packages that are meant to be used alone are found by name.
 
-A few modules of our ``nodes/`` need no ComfyUI. They are ``adt_tree_pack.nodes.<module>`` here: ``adt_tree_pack`` stands
-for the pack's root, as the name of its folder does in ComfyUI, and no ``__init__.py`` of the two folders is run.
+A few modules of our ``nodes/`` need no ComfyUI. Tests import them as ``adt_tree_pack.nodes.<module>``: in ComfyUI, too,
+the pack's root is a package, named after its folder. The ``__init__.py`` of the two folders are not run.
 """
 
 import re
@@ -35,7 +35,8 @@ class _Ours:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests that share a server, a browser or a cluster stay in one process when the suite runs in several; all others go wherever there is time."""
+    """When the suite runs in several processes, tests that share a server, a browser or a cluster stay in one; all
+    others go wherever there is time."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySharing(LoadScopeScheduling):

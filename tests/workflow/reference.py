@@ -1,6 +1,7 @@
 """What the engine gives without ComfyUI: run by the environment's Python in a process of its own.
 
-    python reference.py ROOT OUTPUT.npz '{"prompt": ..., "negative": ..., "sampling": {...}, "drafting": {...}, "lantern": {...}, "count": 1}'
+    python reference.py ROOT OUTPUT.npz '{"prompt": ..., "negative": ..., "sampling": {...}, "drafting": {...},
+    "lantern": {...}, "count": 1}'
 
 writes the codebook vectors (``samples``) and the pixels as uint8 (``images``) of the images that this asks for.
 """

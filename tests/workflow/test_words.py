@@ -1,4 +1,5 @@
-"""What people read beside the schema itself: help pages and translations cover every node, input and output, and nothing that is gone.
+"""What people read beside the schema itself: help pages and translations cover every node, input and output, and
+nothing that is gone.
 
 English needs no locale: it is what ComfyUI shows of the schema.
 """
