@@ -9,7 +9,7 @@ from importlib import import_module
 _HOME = {
     "AdtError": "errors",
     "Sampling": "rules.sampling",
-    "Drafting": "policies.shape",
+    "Drafting": "policies",
     "Lantern": "rules.verify",
     "Decoding": "engine.decoding",
     "Trace": "rules.trace",
@@ -17,7 +17,7 @@ _HOME = {
     "load_target": "models.load",
     "Target": "models.target",
     "Prompt": "models.target",
-    "load_drafter": "drafters.load",
+    "load_drafter": "drafters",
     "EagleDrafter": "drafters.eagle",
 }
 __all__ = [*_HOME]

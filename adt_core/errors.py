@@ -1,4 +1,9 @@
-"""The one exception that is meant for the user's eyes."""
+"""What every part of the package may raise or call."""
+
+from collections.abc import Callable
+
+Check = Callable[[], None]
+"""Called often while something long goes on; may raise to cancel it."""
 
 
 class AdtError(ValueError):

@@ -1,19 +1,92 @@
-"""Drafters: where draft trees come from. A drafter is what is loaded; its proposer is its state in one decoding."""
+"""What every drafter has. A drafter is what is loaded; its proposer is its state in one decoding.
+
+:mod:`.repeat` is the worked example.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..models.rows import Rows, Step
+from ..models.rows import Roots, Rows, Step
 from ..models.target import Target
-from ..policies.shape import Drafting, TreeShape
+from ..policies import Shape
+from ..policies.table import Proposals
 from ..rules.sampling import Sampling
 from ..rules.tree import DraftTree
 from ..rules.verify import Verdict
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a proposer works for.
+
+    rows: of the images at work. noise: [B, T, V], the very table that the target is sampled with; None at temperature 0.
+    largest: the largest shape that it will be asked for.
+    """
+
+    target: Target
+    rows: Rows
+    noise: Tensor | None
+    sampling: Sampling
+    proposals: Proposals
+    largest: Shape
+
+
+@dataclass
+class Prefill:
+    """What the target made of the prompts and the kept tokens.
+
+    features: [R, n, h] of all these tokens. ids: [R, n], the id that follows each, that of the first drawn token at last.
+    step: of the forward. z: processed logits [B, m, V] of the m image tokens up to the first drawn one, which is at raster
+    ``position``; m is a row of the image, or as many as there are.
+    """
+
+    features: Tensor
+    ids: Tensor
+    step: Step
+    z: Tensor
+    position: int
+
+
+class Shapes:
+    """The shapes that are asked for in a round, one for each image, and the largest of them in each direction."""
+
+    def __init__(self, shapes: Sequence[Shape], device: torch.device):
+        self._shapes, self._device = list(shapes), device
+        self.depth, self.width, self.nodes = (max(shape[i] for shape in shapes) for i in range(3))
+        self.tree, self.menu = shapes[0].tree, shapes[0].menu  # policies that set these have one shape for all images
+        self.mixed = len(set(shapes)) > 1
+
+    def __getitem__(self, image: int) -> Shape:
+        return self._shapes[image]
+
+    def __iter__(self):
+        return iter(self._shapes)
+
+    @cached_property
+    def _limits(self) -> Tensor:
+        return torch.tensor([shape[:3] for shape in self._shapes], device=self._device)
+
+    @property
+    def depths(self) -> Tensor:
+        """Of every image, [B, 1]."""
+        return self._limits[:, :1]
+
+    @property
+    def widths(self) -> Tensor:
+        """Of every image, [B, 1]."""
+        return self._limits[:, 1:2]
+
+    @property
+    def budgets(self) -> Tensor | None:
+        """``nodes`` of every image, [B, 1]; None where all have the same."""
+        return self._limits[:, 2:] if len({shape.nodes for shape in self._shapes}) > 1 else None
 
 
 @dataclass
@@ -21,26 +94,28 @@ class Verified:
     """What one target forward over a tree found.
 
     features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the target
-    emits there). starts: cache slots, and positions: raster positions of the roots. accepted: drafts accepted per image.
-    contiguous: every accepted path is 0, 1, 2, ...
+    emits there). roots: of the tree. accepted: drafts accepted of each image. contiguous: every accepted path is 0, 1, 2, ...
     """
 
     tree: DraftTree
     features: Tensor
     perturbed: Tensor
     verdict: Verdict
-    starts: list[int]
-    positions: list[int]
+    roots: Roots
     accepted: list[int]
     contiguous: bool
 
+    @property
+    def longest(self) -> int:
+        """Drafts on the longest accepted path."""
+        return max(self.accepted)
+
+    @cached_property
     def following(self) -> Tensor:
-        """Codes [B, longest + 1] that follow the nodes of every accepted path, the new root at last; padding behind it."""
-        path, longest = self.verdict.path, max(self.accepted)
+        """Codes [B, longest + 1] after the nodes of every accepted path, the new root at last; padding behind it."""
+        path, tokens = self.verdict.path, self.tree.tokens
         drafts = (
-            self.tree.tokens.narrow(1, 1, longest)
-            if self.contiguous
-            else self.tree.tokens.gather(1, path[:, 1 : longest + 1])
+            tokens.narrow(1, 1, self.longest) if self.contiguous else tokens.gather(1, path[:, 1 : self.longest + 1])
         )
         codes = torch.cat([drafts, self.verdict.next_root[:, None]], 1)
         if len(set(self.accepted)) > 1:
@@ -48,42 +123,97 @@ class Verified:
         return codes
 
 
-class Proposer(Protocol):
-    """Drafts for a batch of images. ``forwards`` counts the drafter's own network calls."""
+class Proposer:
+    """Drafts for the images at work. ``forwards`` counts the calls of the drafter's own network.
 
-    forwards: int
+    A subclass names the attributes of its state that have an entry for every image (``by_image``) or for every row
+    (``by_row``): tensors, lists, KV caches, roots, or other proposers. They follow the images as these enter and leave.
+    """
 
-    def begin(self, features: Tensor, ids: Tensor, step: Step, z: Tensor, position: int) -> None:
-        """The prompt was read, and what is kept of the images: the target's features [R, n, h] of all these tokens, the ids [R, n] that
-        follow each (the first drawn token at last), and processed logits z [B, m, V] of the m image tokens up to that first one, at
-        raster ``position``: of a row of the image, or of as many as there are."""
+    by_image: ClassVar[tuple[str, ...]] = ()
+    by_row: ClassVar[tuple[str, ...]] = ()
+    forwards: int = 0
 
-    def propose(self, root: Tensor, starts: list[int], positions: list[int], shapes: list[TreeShape]) -> DraftTree:
-        """Grow one tree per image.
+    def __init__(self, session: Session):
+        self.session = session
+        self.sees(session.rows, session.noise)
 
-        root: codes [B]. starts: committed cache slots. positions: raster position of each root. shapes: depth and
-        width asked per image; depth 0 gives a lone root.
-        """
+    def sees(self, rows: Rows, noise: Tensor | None) -> None:
+        """These are the rows and the noise from now on."""
+        self.rows, self.noise = rows, noise
+
+    def begin(self, prefill: Prefill) -> None:
+        """The prompts were read."""
+
+    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        """A tree for every image. One whose depth is 0 gets a lone root."""
+        raise NotImplementedError
 
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
 
     def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
-        """Go on with these images of the batch alone, whose rows and noise are given."""
+        """Go on with these images alone. rows, noise: theirs."""
+        numbers = self.rows.of(images)
+        for names, index in ((self.by_image, images), (self.by_row, numbers)):
+            for name in names:
+                setattr(self, name, _kept(getattr(self, name), index, rows, noise))
+        self.sees(rows, noise)
 
-    def admit(self, images: Tensor, others: Proposer, rows: Rows) -> None:
-        """Put the images of ``others``, which has begun, in the place of these; ``rows`` are then those of the batch. The noise is entered already."""
+    def admit(self, images: Tensor, others: Any, rows: Rows) -> None:
+        """Put the images of ``others``, a proposer of the same class, in the place of these.
+
+        rows: of all images from now on. The table of the noise has been changed in its place.
+        """
+        numbers = rows.of(images)
+        for names, index in ((self.by_image, images), (self.by_row, numbers)):
+            for name in names:
+                setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
+        self.sees(rows, self.noise)
+
+
+def _kept(value: Any, index: Tensor, rows: Rows, noise: Tensor | None) -> Any:
+    """A part of a proposer's state for some images alone."""
+    if isinstance(value, Tensor):
+        return value[index]
+    if isinstance(value, list):
+        return [value[i] for i in index.tolist()]
+    value.keep(index, rows, noise) if isinstance(value, Proposer) else value.keep(index)
+    return value
+
+
+def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
+    """A part of a proposer's state with that of ``others``, which may be shorter behind the first axis, in some places."""
+    if isinstance(value, Tensor):
+        value = value if value.is_contiguous() else value.clone()
+        value[(index, *map(slice, others.shape[1:]))] = others
+    elif isinstance(value, list):
+        new = dict(zip(index.tolist(), others))
+        value = [new.get(i, old) for i, old in enumerate(value)]
+    else:
+        value.admit(index, others, rows) if isinstance(value, Proposer) else value.admit(index, others)
+    return value
 
 
 class Drafter(Protocol):
-    """What a decoding needs to know of a drafter. ``default``: how to draft with it when nothing else is asked for."""
+    """What a decoding, a loader and memory management need to know of a drafter.
 
-    default: Drafting
+    defaults: options of drafting with it where nothing else is asked for. network: its weights; None if it has none.
+    most_candidates: how many at a position it can use; one makes chains.
+    """
 
-    def proposer(
-        self, target: Target, rows: Rows, images: int, sampling: Sampling, drafting: Drafting, noise: Tensor | None
-    ) -> Proposer:
-        """A fresh proposer. noise: [B, T, V], the very table the target is sampled with; None at temperature 0."""
+    defaults: Mapping[str, Any]
+    network: nn.Module | None
+    most_candidates: int
+
+    def proposer(self, session: Session) -> Proposer:
+        """A fresh proposer. Raises AdtError if it can't draft what the session asks for."""
+        ...
+
+    def slots(self, largest: Shape) -> int:
+        """Slots of its own KV cache that a round may need behind the committed ones."""
+        ...
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        """Memory that a proposer keeps, in bytes."""
+        """Bytes of memory that a proposer keeps. itemsize: bytes of a number of the model's dtype."""
+        ...

@@ -1,4 +1,4 @@
-"""The open slots of a Jacobi window in one round, how far their candidates can be trusted, and the tree that they make."""
+"""The next positions of a Jacobi window in one round, how far their candidates can be trusted, and the tree they make."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..policies.shape import spine
-from ..rules.tree import DraftTree, ancestor_matrix
+from ..policies.base import spine_length
+from ..rules.tree import DraftTree, ancestor_matrix, best_only
 from .base import Verified
 
-FOLLOW = 4
+LONGEST_RETURN = 4
 """Spine tokens that a branch may carry on with after its deviation."""
 NEVER = 10**6
-"""Staleness of a slot that was never computed."""
+"""Staleness of a position that was never computed."""
 STALE_AFTER = (1, 2, 3, 4, 5, 9, NEVER)
-"""Lower ends of the staleness classes 1, 2, ...: distance back to the nearest token that has changed since a slot was computed.
-Class 0: nothing has changed, so the slot is certain."""
+"""Lower ends of the staleness classes 1, 2, ... Staleness is the distance back to the nearest token that has changed since
+the position was computed. In class 0 nothing has changed, so its candidates are certain."""
 CLASSES = len(STALE_AFTER) + 1
 TEMPERATURES = (0.05, *(distance**-0.5 for distance in STALE_AFTER[:-1]), 1.0)
+"""Of the classes' distributions, before anything was seen."""
 HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
-"""What is assumed of the classes before anything was seen."""
-NETWORK_HIT_RATES = (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
-"""The same for guesses of a drafter network at slots of these classes; they have classes of their own, behind the others."""
-RATE = 0.1
-REFRESH, ROUNDS = 0.15, 3
-"""What a slot of the spine is worth beside its own chance: its chance to be of use in each of the next rounds, which find it fresher, times this."""
+"""How often the classes' favourites are right, before anything was seen."""
+NETWORK_HIT_RATES = (0.5,) * CLASSES
+"""The same for a drafter network's guesses at positions of these classes. They are classes of their own, behind the others."""
+LEARNING_RATE = 0.1
+"""Of the temperatures."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
+REFRESH_WORTH, REFRESH_ROUNDS = 0.15, 3
+"""A position of the spine is worth its own chance, and this times its chance to be of use in each of the next rounds."""
 
 
 @cache
@@ -41,7 +43,7 @@ def _bounds(device: torch.device) -> Tensor:
 
 
 class Forecast(NamedTuple):
-    """What a source of candidates expected of some slots, [B, m] each: class, favourite code, its probability."""
+    """What a source of candidates expected of some positions, [B, m] each: class, favourite code, its probability."""
 
     classes: Tensor
     codes: Tensor
@@ -49,7 +51,7 @@ class Forecast(NamedTuple):
 
 
 class Calibration:
-    """Temperature and hit rate of every class of slots, learned while decoding."""
+    """Temperature and hit rate of every class of positions, learned while decoding."""
 
     def __init__(self, like: Tensor):
         """like: gives dtype and device."""
@@ -58,20 +60,23 @@ class Calibration:
         self._seen = torch.full_like(self._hits, PRIOR)
 
     def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
-        """What to expect of slots of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K], and all log-probabilities."""
+        """What to expect of positions of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K].
+
+        Returns the forecast and the log-probabilities [B, m, K] of all candidates.
+        """
         log_p = (scores / self._temperature[classes][..., None]).log_softmax(-1)
         return Forecast(classes, candidates[..., 0], log_p[..., 0].exp()), log_p
 
     def hit_rate(self, classes: Tensor) -> Tensor:
-        """Share of the slots of a class whose favourite was right."""
+        """Share of the positions of a class whose favourite was right."""
         return (self._hits / self._seen)[classes]
 
     def learn(self, forecast: Forecast, verified: Verified) -> None:
         """Sharpen or flatten a class by how often its favourite turned out right.
 
-        Slots tell up to the spine's first miss: behind it, nothing was expected of the tokens that came.
+        Positions tell something up to the spine's first miss: behind it, nothing was expected of the tokens that came.
         """
-        emitted = verified.following()
+        emitted = verified.following
         m = min(emitted.shape[1], forecast.codes.shape[1], verified.tree.height)
         classes, codes, predicted = (values[:, :m] for values in forecast)
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
@@ -80,23 +85,23 @@ class Calibration:
         weight = told.to(self._hits.dtype).flatten()
         hit, classes = (codes == emitted[:, :m]).to(weight.dtype).flatten(), classes.flatten()
         error = torch.zeros_like(self._hits).index_add_(0, classes, (predicted.flatten() - hit) * weight)
-        self._temperature.mul_((RATE * error).exp()).clamp_(1e-2, 1e2)
+        self._temperature.mul_((LEARNING_RATE * error).exp()).clamp_(1e-2, 1e2)
         self._hits.index_add_(0, classes, hit * weight)
         self._seen.index_add_(0, classes, weight)
 
 
-def nearer(distance: Tensor, since: Tensor) -> Tensor:
-    """Staleness of slots of this staleness after a change ``since`` slots before them."""
+def staleness_after(distance: Tensor, since: Tensor) -> Tensor:
+    """Staleness of positions of this staleness, after a change ``since`` positions before them."""
     return torch.where(distance == NEVER, distance, torch.where(distance == 0, since, torch.minimum(distance, since)))
 
 
 @dataclass
 class Window:
-    """The next M slots of every image.
+    """The next M positions of every image.
 
-    at [B, M]: raster positions. tokens [B, M + 1]: the root and the spine. candidates, scores [B, M, K]: best codes of a slot, the
-    spine's first, and their perturbed logits. distance [B, M]: staleness. network [B, M]: which slots hold a network's guess.
-    live [B, M]: which slots the image's own shape allows.
+    at: [B, M] raster positions. tokens: [B, M + 1], the root and the spine. candidates, scores: [B, M, K], the best codes at a
+    position, the spine's first, and their perturbed logits. distance: [B, M], staleness. network: [B, M], where a network's
+    guess stands. live: [B, M], which positions the image's own shape allows.
     """
 
     at: Tensor
@@ -112,92 +117,105 @@ class Window:
         return self.at.shape[1]
 
     def staleness(self) -> Tensor:
-        """Staleness class of every slot, [B, M]."""
+        """Staleness class of every position, [B, M]."""
         return torch.bucketize(self.distance, _bounds(self.distance.device), right=True)
 
     def classes(self) -> Tensor:
-        """Class of every slot, [B, M], for the calibration."""
+        """Class of every position, [B, M], for the calibration."""
         return self.staleness() + CLASSES * self.network
 
     def replace(self, first: int, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
-        """Put a network's candidates and scores [B, m, K] into the slots from ``first`` on that ``use`` [B, m] marks.
+        """Put a network's candidates and scores [B, m, K] to the positions from ``first`` on that ``use`` [B, m] marks.
 
-        Where that changes the spine, the slots behind it were computed from another token.
+        Where that changes the spine, the positions behind it were computed from another token.
         """
-        slots = slice(first, first + use.shape[1])
-        self.candidates[:, slots] = torch.where(use[..., None], candidates, self.candidates[:, slots])
-        self.scores[:, slots] = torch.where(use[..., None], scores, self.scores[:, slots])
-        self.network[:, slots] |= use
+        part = slice(first, first + use.shape[1])
+        self.candidates[:, part] = torch.where(use[..., None], candidates, self.candidates[:, part])
+        self.scores[:, part] = torch.where(use[..., None], scores, self.scores[:, part])
+        self.network[:, part] |= use
         spine = self.candidates[..., 0]
         changed = self.tokens[:, 1:] != spine
         self.tokens[:, 1:] = spine
-        slot = torch.arange(self.depth, device=spine.device)
-        last = F.pad(
-            torch.where(changed, slot, -NEVER).cummax(1).values, (1, -1), value=-NEVER
-        )  # the last change before each slot
-        self.distance = torch.where((last >= 0) & ~self.network, nearer(self.distance, slot - last), self.distance)
+        step = torch.arange(self.depth, device=spine.device)
+        last = F.pad(torch.where(changed, step, -NEVER).cummax(1).values, (1, -1), value=-NEVER)  # change before each
+        stale = staleness_after(self.distance, step - last)
+        self.distance = torch.where((last >= 0) & ~self.network, stale, self.distance)
 
 
 def branch_scores(log_p: Tensor) -> Tensor:
-    """log_p [B, M, k] -> log-probability of every branch (i, r, m), [B, M, k - 1, FOLLOW + 1]; see :func:`spine_and_branches`."""
+    """log_p [B, M, k] -> log-probability of every branch (i, r, m), [B, M, k - 1, LONGEST_RETURN + 1].
+
+    See :func:`spine_and_branches`.
+    """
     cumulative = log_p[..., 0].cumsum(1)
     before = F.pad(cumulative, (1, 0))[:, :-1]
-    carried = F.pad(cumulative, (0, FOLLOW), value=-math.inf).unfold(1, FOLLOW + 1, 1) - cumulative[..., None]
-    return (before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]).nan_to_num(
-        nan=-math.inf, neginf=-math.inf
-    )
+    ends = F.pad(cumulative, (0, LONGEST_RETURN), value=-math.inf).unfold(1, LONGEST_RETURN + 1, 1)
+    carried = ends - cumulative[..., None]
+    scores = before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]
+    return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
 def best_size(log_p: Tensor, branches: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
-    """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most. log_p: [B, M, k]. branches: their scores."""
+    """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most.
+
+    log_p: [B, M, k]. branches: their scores.
+    """
     chance = log_p[..., 0].cumsum(1).exp().mean(0)
     steps = min(1 + round(float(chance.sum())), len(chance))  # the next round starts about here
-    worth = chance + REFRESH * sum(
-        F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, ROUNDS + 1)
-    )
+    later = (F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, REFRESH_ROUNDS + 1))
+    worth = chance + REFRESH_WORTH * sum(later)
     spines = [0.0, *worth.cumsum(0).tolist()]
     sides = [0.0, *branches.flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0).tolist()]
 
     def gain(nodes: int, price: float) -> float:
-        depth = min(spine(nodes), len(spines) - 1)
+        depth = min(spine_length(nodes), len(spines) - 1)
         return spines[depth] + sides[min(nodes - depth, len(sides) - 1)] - price
 
     return max(menu, key=lambda entry: gain(*entry))[0]
 
 
 def spine_and_branches(
-    tokens: Tensor, others: Tensor, log_p: Tensor, nodes: int, branches: Tensor | None = None
+    tokens: Tensor,
+    others: Tensor,
+    log_p: Tensor,
+    nodes: int,
+    branches: Tensor | None = None,
+    budgets: Tensor | None = None,
 ) -> DraftTree:
     """A spine and the best single deviations from it, ``nodes`` drafts in all.
 
-    tokens [B, M + 1]: root and spine. others [B, M, k - 1], log_p [B, M, k]: candidates and their log-probabilities. branches:
-    the :func:`branch_scores` of a window that may be longer than M, where they are known already. Branch (i, r, m) follows the spine
-    up to slot i, takes candidate r there and carries on with m spine tokens; its score is the log-probability of all its tokens.
-    Scores fall with m and ties go to the smaller m, so what is kept is ancestor-closed.
+    tokens: [B, M + 1], root and spine. others: [B, M, k - 1], log_p: [B, M, k], the other candidates, and the log-probabilities
+    of all. branches: the :func:`branch_scores` of a window that may be longer than M, where they are known already.
+    budgets: [B, 1], where images may have fewer than ``nodes`` drafts.
+
+    Branch (i, r, m) follows the spine up to position i, takes candidate r there and carries on with m spine tokens. Its
+    score is the log-probability of all its tokens. Scores fall with m and ties go to the smaller m, so the branches that
+    are kept have all their ancestors.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
     if branches is None:
         branches = branch_scores(log_p)
-    end = torch.arange(length, device=log_p.device)[:, None, None] + torch.arange(FOLLOW + 1, device=log_p.device)
+    returns = torch.arange(LONGEST_RETURN + 1, device=log_p.device)
+    end = torch.arange(length, device=log_p.device)[:, None, None] + returns
     scores = branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)  # no branch outlives the spine
-    budget = min(nodes - length, scores.shape[1])
-    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :budget].sort(1).values
+    if budgets is not None:
+        scores = best_only(scores, budgets - cumulative.isfinite().sum(1, keepdim=True))
+    count = min(nodes - length, scores.shape[1])
+    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
     scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)
-    slot, m = kept // ((width - 1) * (FOLLOW + 1)), kept % (FOLLOW + 1)
-    number = torch.arange(
-        length, length + budget, device=kept.device
-    )  # the node before; a continued branch hangs on it
+    position, m = kept // ((width - 1) * (LONGEST_RETURN + 1)), kept % (LONGEST_RETURN + 1)
+    before = torch.arange(length, length + count, device=kept.device)  # the node before; a longer branch hangs on it
     line = torch.arange(length + 1, device=kept.device).expand(batch, -1)
     valid = scores.isfinite()
-    parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, slot, number)], 1) * valid
-    deviation = others.flatten(1).gather(1, kept // (FOLLOW + 1))
-    branch = torch.where(m == 0, deviation, tokens.gather(1, (slot + m + 1).clamp_max(length)))
-    rank = torch.where(m == 0, kept // (FOLLOW + 1) % (width - 1) + 1, 0)
+    parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, position, before)], 1) * valid
+    deviation = others.flatten(1).gather(1, kept // (LONGEST_RETURN + 1))
+    branch = torch.where(m == 0, deviation, tokens.gather(1, (position + m + 1).clamp_max(length)))
+    rank = torch.where(m == 0, kept // (LONGEST_RETURN + 1) % (width - 1) + 1, 0)
     return DraftTree(
         tokens=torch.cat([tokens, branch], 1),
         parents=parents,
-        depths=torch.cat([line, slot + m + 1], 1) * valid,
+        depths=torch.cat([line, position + m + 1], 1) * valid,
         ranks=torch.cat([torch.zeros_like(line), rank], 1),
         scores=scores,
         valid=valid,

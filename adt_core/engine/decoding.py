@@ -4,131 +4,139 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter, Verified
-from ..drafters.load import for_method
-from ..errors import AdtError
+from ..drafters import Drafter, Shapes
+from ..drafters.table import sources
+from ..errors import AdtError, Check
 from ..models.cache import KVCache
-from ..models.graphs import graphed, wanted
+from ..models.graphs import wanted
 from ..models.layers import rope_tables
-from ..models.rows import Rows, Step
-from ..models.target import Prompt, Target, with_grammar
-from ..policies.auto import CostAware, experience
-from ..policies.shape import AdtTree, Drafting, FixedShape, TreeShape, make_policy
-from ..rules.sampling import NOISE_VERSION, Sampling, noise_table, process_logits
+from ..models.target import Prompt, Target
+from ..policies import NO_DRAFTS, Drafting, Lane, Scene, Shape
+from ..rules.sampling import NOISE_VERSION, Sampling
 from ..rules.trace import ImageRound, Round, Trace
-from ..rules.tree import DraftTree
-from ..rules.verify import Lantern, exact_agreement, longest_path, relaxed_agreement
-from .lanes import Lanes
+from ..rules.verify import Lantern
+from .entering import Entrance
+from .lanes import Lanes, Shared, check_tree, plain_step, read_results, settle
 
-Check = Callable[[], None]
-
-WAIT = 0.05
-"""Share of the way that is left to a plain image for which it may wait for the others: what a forward over images in step is cheaper by."""
+WAIT_SHARE = 0.05
+"""A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
+at the same position are cheaper by about as much."""
 
 
 class Decoding:
     """Generation of one batch of images, one round (one target forward) at a time.
 
-    Iterate over it once; each step yields a :class:`Round`. ``codes`` [B, T] int64 on the CPU holds what is
+    Iterate over it once; each step yields a :class:`Round`. ``codes`` [B, T] int64 on the CPU holds the tokens that are
     decided so far, -1 elsewhere. Same seed, any method: same codes (up to floating-point near ties).
-
-    prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for the
-    unconditional ones. image_indices: index of each image within its prompt's batch, part
-    of the noise key. drafter: needed by every method but ``autoregressive``. lantern: relaxed acceptance, which
-    changes the image; None for the exact one. prefix: codes [B, P] of the first P cells of each image, which are kept; what
-    follows is drawn with the noise of its own position, so a prefix of the seed's own image leads to that image. at_once: how many images are
-    in the making at the same time, if not all: when one is finished, the next takes its place. check: called often; may raise to
-    cancel. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(
         self,
         target: Target,
-        prompts: list[Prompt],
+        prompts: Sequence[Prompt],
         *,
-        negatives: list[Prompt] | None = None,
+        negatives: Sequence[Prompt] | None = None,
         sampling: Sampling = Sampling(),
         drafting: Drafting = Drafting(),
         drafter: Drafter | None = None,
         lantern: Lantern | None = None,
-        image_indices: list[int] | None = None,
+        image_indices: Sequence[int] | None = None,
         prefix: Tensor | None = None,
         at_once: int | None = None,
         check: Check | None = None,
     ):
-        if not prompts:
-            raise AdtError("batch size is 0; ask for at least one image.")
-        if at_once is not None and at_once < 1:
-            raise AdtError(f"at_once is {at_once}; let at least one image be in the making.")
-        if drafting.method != "autoregressive" and drafter is None:
-            raise AdtError(
-                f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'."
-            )
-        if negatives is not None and len(negatives) != len(prompts):
-            raise AdtError(
-                f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none."
-            )
+        """prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for those
+        without text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the
+        image; None for the exact one. image_indices: index of each image within its prompt's batch, part of the noise key.
+        prefix: codes [B, P] of the first P cells of each image, which are kept. What follows is drawn with the noise of
+        its own position, so a prefix of the seed's own image leads to that image. at_once: how many images are drawn at
+        the same time, if not all: when one is finished, the next takes its place. check: called often; may raise to
+        cancel. Raises AdtError for settings that don't fit together.
+        """
+        self.images, self.length = len(prompts), target.length
+        self.at_once = min(at_once or self.images, self.images)
+        _refuse(prompts, negatives, drafting, drafter, at_once)
         self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
-        self._given = drafter  # experience with it is remembered by this object
-        self._drafters = for_method(drafter, drafting) if drafting.method != "autoregressive" else ()
         self._check = check
-        self._indices = image_indices if image_indices is not None else [0] * len(prompts)
+        self._indices = list(image_indices) if image_indices is not None else [0] * self.images
         self._prompts = list(prompts)  # of all rows, the conditional ones first
         if sampling.guidance != 1:
             self._prompts += negatives or [target.unconditional(prompt) for prompt in prompts]
-        self.images, self.length = len(prompts), target.length
-        self.at_once = min(at_once or self.images, self.images)
-        longest = max(map(len, self._prompts))
-        if longest + self.length > target.decoder.config.max_positions:
-            raise AdtError(
-                f"prompt is {longest} tokens long, and {target.name} has room for "
-                f"{target.decoder.config.max_positions - self.length}; shorten it."
-            )
-        self._first_slot = longest  # of the cache; token i of an image goes i slots further
-        self._slots = longest + self.length + drafting.most_drafts + 1
-        self._lanes: Lanes | None = None
+        self._longest = max(map(len, self._prompts))
+        room = target.decoder.config.max_positions - self.length
+        if self._longest > room:
+            raise AdtError(f"prompt is {self._longest} tokens long, and {target.name} has room for {room}; shorten it.")
         self.codes = torch.full((self.images, self.length), -1)
-        self.start = 0 if prefix is None else self._keep(prefix)
-        decoder = target.decoder
-        self.trace = Trace(
-            {
-                "method": drafting.method,
-                "proposal": drafting.proposal,
-                "seed": sampling.seed,
-                "device": str(decoder.embedding.device),
-                "dtype": str(decoder.dtype).removeprefix("torch."),
-                "weights": decoder.weights,
-                "noise_version": NOISE_VERSION,
-                "sampling": asdict(sampling),
-                "drafting": asdict(drafting),
-                "lantern": lantern and asdict(lantern),
-            },
-            target.grid,
-            self.images,
-            start=self.start,
-            row_end=target.row_end,
-        )
+        self.start = 0 if prefix is None else self._enter_prefix(prefix)
+        self._set_up_drafting(drafter)
+        settings = {
+            "method": drafting.method,
+            "proposal": drafting.proposal,
+            "seed": sampling.seed,
+            "device": str(target.decoder.embedding.device),
+            "dtype": str(target.decoder.dtype).removeprefix("torch."),
+            "weights": target.decoder.weights,
+            "noise_version": NOISE_VERSION,
+            "sampling": asdict(sampling),
+            "drafting": drafting.flat(),
+            "lantern": lantern and asdict(lantern),
+        }
+        self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=target.row_end)
+        self._lanes: Lanes | None = None
+        self._waiting = list(range(self.images))
+        self._substituted = [0] * self.images
 
-    def _keep(self, prefix: Tensor) -> int:
-        """Enter the codes that are kept; returns how many each image has."""
+    def _enter_prefix(self, prefix: Tensor) -> int:
+        """Enter the codes that are kept. Returns how many tokens each image has of them."""
         if prefix.ndim != 2 or len(prefix) != self.images or prefix.shape[1] > self.length:
+            shape = list(prefix.shape)
             raise AdtError(
-                f"prefix has the shape {list(prefix.shape)}; it must be [{self.images} images, at most {self.length} codes]."
+                f"prefix has the shape {shape}; it must be [{self.images} images, at most {self.length} codes]."
             )
         if prefix.numel() and not 0 <= int(prefix.min()) <= int(prefix.max()) < self.target.num_codes:
             raise AdtError(
-                f"prefix holds codes from {int(prefix.min())} to {int(prefix.max())}; {self.target.name} has the codes 0 to "
-                f"{self.target.num_codes - 1}."
+                f"prefix holds codes from {int(prefix.min())} to {int(prefix.max())}; {self.target.name} has the "
+                f"codes 0 to {self.target.num_codes - 1}."
             )
         tokens = self.target.tokens(prefix.cpu())
         self.codes[:, : tokens.shape[1]] = tokens
         return tokens.shape[1]
+
+    def _set_up_drafting(self, drafter: Drafter | None) -> None:
+        """What may draft, what chooses how large trees are, and the room that they need in the cache."""
+        policy, decoder = self.drafting.policy, self.target.decoder
+        self._sources: tuple[Drafter, ...] = ()
+        if drafter is not None and policy.needs_drafter:
+            self._sources = sources(drafter) if policy.many_sources else (drafter,)
+        sampling = replace(self.sampling, seed=0)
+        where = decoder.embedding.device, decoder.embedding.dtype
+        scene = Scene(
+            columns=self.target.columns,
+            length=self.length - self.start,
+            seed=self.sampling.seed,
+            image_indices=self._indices,
+            source_widths=[source.most_candidates for source in self._sources],
+            owner=drafter,
+            conditions=(
+                len(self._prompts),
+                self.images,
+                sampling,
+                self.drafting.proposal,
+                self.lantern,
+                self.start,
+                where,
+            ),
+        )
+        self._policy = policy(self.drafting.settings, scene)
+        self._largest = policy.largest(self.drafting.settings)
+        drafts = max(self._largest.nodes + 1, *(source.slots(self._largest) for source in self._sources), 1)
+        self._slots = self._longest + self.length + drafts + 1
 
     # ---- what callers read -----------------------------------------------------------------
 
@@ -142,7 +150,7 @@ class Decoding:
 
     @property
     def at_work(self) -> list[int]:
-        """Numbers of the images in the making."""
+        """Numbers of the images at work."""
         return list(self._lanes.images) if self._lanes is not None else []
 
     def grid_codes(self) -> Tensor:
@@ -151,33 +159,24 @@ class Decoding:
 
     def memory_required(self) -> int:
         """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
-        config, decoder = self.target.decoder.config, self.target.decoder
-        groups, itemsize = len(self._prompts) // self.images, decoder.embedding.element_size()
-        rows, held = (
-            groups * self.at_once,
-            min(2 * self.at_once, self.images),
-        )  # those that enter and those that leave are there together
-        caches = KVCache.num_bytes(config, rows, self._slots, itemsize)
-        caches += max(
-            (drafter.cache_bytes(groups * held, self._slots, itemsize) for drafter in self._drafters), default=0
-        )
+        decoder = self.target.decoder
+        config, itemsize = decoder.config, decoder.embedding.element_size()
+        groups = len(self._prompts) // self.images
+        rows, held = groups * self.at_once, min(2 * self.at_once, self.images)  # those that enter and leave meet
+        drafters = (source.cache_bytes(groups * held, self._slots, itemsize) for source in self._sources)
+        caches = KVCache.num_bytes(config, rows, self._slots, itemsize) + max(drafters, default=0)
         noise = held * self.length * self.target.num_tokens * 4
-        tokens = max(self._first_slot + self.start, self.drafting.most_drafts + 1)
-        activations = (
-            4
-            * rows
-            * tokens
-            * (2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes)
-        )
-        widened = 4 * decoder.head.numel() * (itemsize < 4) + 6 * decoder.layers[0].gate_up.numel() * (
-            decoder.weights is not None
-        )
+        tokens = max(self._longest + self.start, self._largest.nodes + 1)
+        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes
+        activations = 4 * rows * tokens * numbers
+        quantised = decoder.weights is not None
+        widened = 4 * decoder.head.numel() * (itemsize < 4) + 6 * decoder.layers[0].gate_up.numel() * quantised
         if wanted(decoder.embedding.device):
             activations, widened = 2 * activations, 2 * widened  # those of graphs are their own
         pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
         return caches + noise + activations + widened + self.target.codec.working_bytes(pixels)
 
-    # ---- decoding --------------------------------------------------------------------------
+    # ---- images enter and leave ------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Round]:
         if self.start == self.length:
@@ -190,67 +189,81 @@ class Decoding:
         finally:
             self._lanes = None  # caches and graphs go with the run
 
+    @torch.inference_mode()
+    def _begin(self) -> None:
+        """Make what all images share."""
+        target, decoder = self.target, self.target.decoder
+        device = decoder.embedding.device
+        self.trace.settings["device"] = str(device)  # ComfyUI may have moved the weights since
+        grammar = target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=device))
+        neighbours = None
+        if self.lantern is not None:
+            neighbours = target.codec.neighbours(self.lantern.neighbours).padded(target.num_tokens).to(device)
+        rope = rope_tables(decoder.config, decoder.embedding)
+        self._shared = Shared(target, self.sampling, rope, grammar, self.lantern, neighbours, self._check)
+        kept = self.codes[:, : self.start].clone()
+        self._entrance = Entrance(
+            self._shared, self._prompts, self._indices, kept, self._longest, self._slots, self.drafting, self._largest
+        )
+
     def _next(self) -> Round | None:
         """The next round; None when all images are finished."""
         while True:
             try:
-                if not self._refill():
+                if (lanes := self._refill()) is None:
                     return None
                 if self._check is not None:
                     self._check()
-                return self._round(len(self.trace.rounds))
+                return self._round(lanes)
             except torch.cuda.OutOfMemoryError:
                 if self.at_once == 1:
                     raise
+            lanes = None
             self._halve()  # out here, where the error no longer holds on to what was in memory
 
     @torch.inference_mode()
-    def _begin(self) -> None:
-        """What all images share."""
-        decoder = self.target.decoder
-        self.trace.settings["device"] = str(decoder.embedding.device)  # ComfyUI may have moved the weights since
-        self._like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
-        self._rope = rope_tables(decoder.config, decoder.embedding)
-        self._grammar = self.target.grammar(self._like)
-        self._substituted = [0] * self.images
-        if self.lantern is not None:
-            self._neighbours = (
-                self.target.codec.neighbours(self.lantern.neighbours)
-                .padded(self.target.num_tokens)
-                .to(decoder.embedding.device)
-            )
-        self._waiting = list(range(self.images))
-
-    @torch.inference_mode()
-    def _refill(self) -> bool:
-        """Let finished images leave their lanes, and others take their places while there are any. False when all are finished."""
+    def _refill(self) -> Lanes | None:
+        """Let finished images leave their lanes and others take their places. None when all are finished."""
         if self._lanes is None:
-            if not self._waiting:
-                return False
-            self._lanes = self._enter_all()
-        while finished := [lane for lane, position in enumerate(self._lanes.positions) if position == self.length - 1]:
-            everyone = len(finished) == len(self._lanes)
+            self._lanes = self._enter_all() if self._waiting else None
+        while self._lanes is not None:
+            lanes = self._lanes
+            finished = [i for i, position in enumerate(lanes.roots.positions) if position == self.length - 1]
+            if not finished:
+                break
+            everyone = len(finished) == len(lanes)
             if everyone and not self._waiting:
-                return False
-            if self._waiting and self._lanes.proposer is not None:
-                lanes = finished[: len(self._waiting)]
-                self._lanes.admit(lanes, self._enter(len(lanes)))
+                return None
+            if self._waiting and lanes.proposer is not None:
+                free = finished[: len(self._waiting)]
+                lanes.admit(free, self._enter(len(free)))
             elif everyone:
                 self._lanes = self._enter_all()
-            else:  # without drafts images best go in step
-                self._lanes.keep([lane for lane in range(len(self._lanes)) if lane not in finished])
-        return True
+            else:  # plain images go best in step, so nobody enters before all have left
+                lanes.keep([lane for lane in range(len(lanes)) if lane not in finished])
+        return self._lanes
 
     def _enter_all(self) -> Lanes:
-        """The next images in all lanes, in the memory of those before them if they are as many."""
-        self._drafter, self._cost_aware = self._choose_drafter(), None
+        """The next images, in the memory of those before them if they are as many."""
+        count = min(self.at_once, len(self._waiting))
+        source = self._policy.begin(count) if self._sources else None
+        self._drafter = None if source is None else self._sources[source]
         before, self._lanes = self._lanes, None
-        if before is None or len(before) != min(self.at_once, len(self._waiting)):
+        if before is None or len(before) != count:
             del before  # its memory goes first
-            return self._enter(self.at_once, self._slots)
-        lanes = self._enter(self.at_once)
+            return self._enter(count, spare=True)
+        lanes = self._enter(count)
         before.cache.admit(torch.arange(lanes.rows.count, device=lanes.rows.device), lanes.cache)
         lanes.cache, lanes.read = before.cache, before.read
+        return lanes
+
+    def _enter(self, count: int, spare: bool = False) -> Lanes:
+        """Lanes for the next images. spare: as for :meth:`Entrance.enter`."""
+        started = time.perf_counter()
+        images, self._waiting = self._waiting[:count], self._waiting[count:]
+        lanes = self._entrance.enter(images, self._drafter, spare)
+        self.codes[images, self.start] = lanes.roots.codes.cpu()
+        self.trace.entered(images, time.perf_counter() - started)
         return lanes
 
     def _halve(self) -> None:
@@ -261,245 +274,108 @@ class Decoding:
         self.codes[self._waiting, self.start :] = -1
         self._substituted = [0 if image in self._waiting else count for image, count in enumerate(self._substituted)]
         self.trace.forget(self._waiting)
-        logging.getLogger(__name__).warning(
-            "Out of memory; going on with %s at once.", f"{self.at_once} images" if self.at_once > 1 else "one image"
-        )
+        images = f"{self.at_once} images" if self.at_once > 1 else "one image"
+        logging.getLogger(__name__).warning("Out of memory; going on with %s at once.", images)
 
-    def _enter(self, count: int, slots: int | None = None) -> Lanes:
-        """Read the prompts of the next images, and what is kept of them, and draw the next token of each. slots: of the cache; none to spare otherwise."""
-        started = time.perf_counter()
-        images, self._waiting = self._waiting[:count], self._waiting[count:]
-        decoder, count = self.target.decoder, len(images)
-        kept = decoder.image_ids[self.codes[images, : self.start].to(self._like.device)].tolist()
-        prompts = [
-            self._prompts[first + image] for first in range(0, len(self._prompts), self.images) for image in images
-        ]
-        if self.start:
-            prompts = [prompt.followed_by(kept[i % count], decoder.embedding) for i, prompt in enumerate(prompts)]
-        rows = Rows(prompts, self._slots, decoder.embedding, self._first_slot + self.start)
-        cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, self._check)
-        noise = noise_table(
-            self.sampling,
-            [self._indices[image] for image in images],
-            self.length,
-            self.target.num_tokens,
-            self._like,
-            self._check,
-        )
-        step = rows.prefill()
-        features = decoder(rows.ids, step, cache, self._rope, self._check, rows.features)
-        lanes = Lanes(
-            images, rows, graphed(decoder, rows.device), cache, noise, torch.empty(0), [self.start - 1] * count
-        )
-        known = min(self.start + 1, self.target.columns)
-        z = self._logits(
-            features[:, -known:], torch.arange(1 - known, 1, device=features.device).expand(count, -1), lanes
-        )
-        lanes.root = self._perturbed(z[:, -1:], None, lanes)[:, 0].argmax(-1)
-        lanes.positions = [self.start] * count
-        self.codes[images, self.start] = lanes.root.cpu()
-        if self._drafter is not None:
-            lanes.proposer = self._drafter.proposer(self.target, rows, count, self.sampling, self.drafting, noise)
-            ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[lanes.root[:, None]])], 1)
-            lanes.proposer.begin(features, ids, step, z, self.start)
-        self.trace.entered(images, time.perf_counter() - started)
-        lanes.policies = self._policies_of(lanes)
-        return lanes
-
-    def _choose_drafter(self) -> Drafter | None:
-        """What drafts in this batch; None for nothing. ``auto`` asks experience."""
-        if self.drafting.method != "auto":
-            return self._drafters[0] if self._drafters else None
-        groups, embedding = len(self._prompts) // self.images, self.target.decoder.embedding
-        key = (
-            groups,
-            replace(self.sampling, seed=0),
-            self.drafting.proposal,
-            self.lantern,
-            self.start,
-            embedding.device,
-            embedding.dtype,
-        )
-        self._known = experience(self._given, key, self.length - self.start, len(self._drafters), self.at_once)
-        self._source = self._known.begin()
-        return None if self._source is None else self._drafters[self._known.sources.index(self._source)]
-
-    def _policies_of(self, lanes: Lanes) -> list[FixedShape | AdtTree | CostAware]:
-        """One for each image; ``auto`` has one for all."""
-        if self.drafting.method != "auto" or self._drafter is None:
-            return [
-                make_policy(self.drafting, self.target.columns, self.sampling.seed, self._indices[image])
-                for image in lanes.images
-            ]
-        if self._cost_aware is None:
-            self._cost_aware = CostAware(self._known, self._source, len(lanes), self._drafter.width)
-        return [self._cost_aware] * len(lanes)
-
-    def _forward(self, codes: Tensor, step: Step, lanes: Lanes) -> Tensor:
-        """Codes [B, n] through the target: features [R, n, h]."""
-        ids = lanes.rows.spread(self.target.decoder.image_ids[codes])
-        return lanes.read(ids, step=step, cache=lanes.cache, rope=self._rope, check=self._check)
-
-    def _logits(self, features: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
-        """Features [R, n, h] -> processed logits z of the tokens, [B, n, V]; depths [B, n] below the root, None for the root alone."""
-        z = process_logits(self.target.decoder.logits(features, self.sampling.guidance), self.sampling)
-        if self._grammar is None:
-            return z
-        at = torch.tensor(lanes.positions, device=z.device)[:, None] + 1 + (0 if depths is None else depths)
-        return with_grammar(z, self._grammar, at)
-
-    def _perturbed(self, z: Tensor, depths: Tensor | None, lanes: Lanes) -> Tensor:
-        """z + g of every node, [B, n, V]; depths [B, n] below the root, None for the root alone."""
-        if lanes.noise is None:
-            return z
-        if len(set(lanes.positions)) == 1:
-            ahead = lanes.noise[:, lanes.positions[0] + 1 :]
-            return z + (
-                ahead[:, :1] if depths is None else ahead.gather(1, depths[..., None].expand(-1, -1, z.shape[-1]))
-            )
-        roots = torch.tensor(lanes.positions, device=z.device)[:, None]
-        at = (roots + 1 + (0 if depths is None else depths)).clamp_max(self.length - 1)
-        return z + lanes.noise[torch.arange(len(lanes), device=z.device)[:, None], at]
+    # ---- rounds ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _round(self, index: int) -> Round:
+    def _round(self, lanes: Lanes) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
-        lanes, began = self._lanes, time.perf_counter()
-        starts = [self._first_slot + position for position in lanes.positions]
-        if self._cost_aware is not None and self._known.wants_plain:
-            self._known.saw_plain([self._time_plain_step(starts) for _ in range(2)])
+        began, proposer = time.perf_counter(), lanes.proposer
+        plain_seconds = self._time_plain_steps(lanes) if proposer is not None else ()
         started = time.perf_counter()
-        shapes = [self._shape(lane) for lane in range(len(lanes))]
-        forwards_before = lanes.proposer.forwards if lanes.proposer else 0
+        shapes = self._shapes(lanes)
+        forwards_before = proposer.forwards if proposer is not None else 0
         tree = None
-        if max(shape.depth for shape in shapes) > 0:
-            tree = lanes.proposer.propose(lanes.root, starts, lanes.positions, shapes)
+        if proposer is not None and any(shape.depth for shape in shapes):
+            tree = proposer.propose(lanes.roots, Shapes(shapes, lanes.rows.device))
         drafted = time.perf_counter()
-        shares = self._plain(starts, shapes) if tree is None else self._verify(tree, starts, shapes)
-        ended = time.perf_counter()
-        if self._cost_aware is not None:
-            self._cost_aware.took(max(share.nodes for share in shares), ended - started)
-        for share in shares:
-            lane = lanes.images.index(share.image)
-            lanes.policies[lane].update(share)
-            lanes.positions[lane] += share.accepted + 1
-            self._substituted[share.image] += share.substituted
-        forwards = (lanes.proposer.forwards if lanes.proposer else 0) - forwards_before
-        if self._cost_aware is not None and not self._cost_aware.drafts:
-            self._drafter = self._cost_aware = lanes.proposer = (
-                None  # what nobody drafts with need not be kept up to date
-            )
-        return Round(index, ended - began, drafted - started, forwards, tuple(shares))
-
-    def _shape(self, lane: int) -> TreeShape:
-        """The policy's choice, cut so that the last draft still leaves one token to emit."""
-        position = self._lanes.positions[lane]
-        room = self.length - 2 - position
-        if self._lanes.proposer is None or room <= 0:
-            return TreeShape(0, 1)
-        shape = self._lanes.policies[lane].choose(position)
-        return shape._replace(depth=min(shape.depth, room))
-
-    def _step(self, starts: list[int]) -> Tensor:
-        """Read the roots alone: the codes [B] that follow them."""
-        lanes = self._lanes
-        features = self._forward(lanes.root[:, None], lanes.rows.step(starts, 0, 0, None), lanes)
-        return self._perturbed(self._logits(features, None, lanes), None, lanes).argmax(-1)[:, 0]
-
-    def _time_plain_step(self, starts: list[int]) -> float:
-        """Seconds of a plain step. It decides nothing: the round reads the roots again, into the same place."""
-        started = time.perf_counter()
-        self._step(starts).tolist()
-        return time.perf_counter() - started
-
-    def _plain(self, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
-        """One token per image, no drafts. Images that are far ahead of none wait until all are in step: that makes forwards cheaper."""
-        lanes = self._lanes
-        following = self._step(starts)
-        first, last = min(lanes.positions), max(lanes.positions)
-        if lanes.proposer is None and 0 < last - first <= WAIT * (self.length - last):
-            moving = [lane for lane, position in enumerate(lanes.positions) if position < last]
-            following = lanes.root.index_copy(0, torch.tensor(moving, device=following.device), following[moving])
+        if tree is None:
+            shares = self._plain(lanes, shapes)
         else:
-            moving = list(range(len(lanes)))
-        lanes.root, codes = following, following.tolist()
-        shares = []
-        for lane in moving:
-            image, position, shape = lanes.images[lane], lanes.positions[lane], shapes[lane]
-            self.codes[image, position + 1] = codes[lane]
-            shares.append(ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()))
-        return shares
+            width = max(shape.width for shape in shapes)
+            checked = check_tree(self._shared, lanes, tree, width, self._allowed(lanes))
+            results = read_results(lanes, checked, shapes)
+            settle(lanes, checked, results)
+            shares = [result.share for result in results]
+            for (
+                result
+            ) in results:  # last, when no memory is asked for any more: a round counts as a whole or not at all
+                first, image = result.share.position + 1, result.share.image
+                self.codes[image, first : first + len(result.codes)] = torch.tensor(result.codes)
+                self._substituted[image] += result.share.substituted
+        forwards = (proposer.forwards if proposer is not None else 0) - forwards_before
+        seconds = time.perf_counter() - began
+        round = Round(len(self.trace.rounds), seconds, drafted - started, forwards, tuple(shares), plain_seconds)
+        if proposer is not None:
+            self._policy.observe(round)
+            if not self._policy.drafts:
+                self._drafter = lanes.proposer = None  # what nobody drafts with need not be kept up to date
+        return round
 
-    def _verify(self, tree: DraftTree, starts: list[int], shapes: list[TreeShape]) -> list[ImageRound]:
-        """Check a whole tree in one forward and advance every image by its accepted path."""
-        lanes = self._lanes
-        features = self._forward(tree.tokens, lanes.rows.step(starts, 0, tree.depths, tree.ancestors), lanes)
-        z = self._logits(features, tree.depths, lanes)
-        perturbed = self._perturbed(z, tree.depths, lanes)
-        emitted = perturbed.argmax(-1)
-        along = [tree.tokens, tree.ranks]
-        if self.lantern is None:
-            agrees = exact_agreement(tree, emitted)
-        else:
-            agrees, substitutes = self._relaxed(tree, emitted, z, shapes)
-            along.append(substitutes.long())
-        verdict = longest_path(tree, agrees, emitted)
-        counts = torch.stack(
-            [verdict.accepted, tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1, verdict.next_root],
-            1,
-        )
-        read = torch.cat(
-            [counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1
-        ).tolist()  # the one synchronisation
-        width, shares, emitted, contiguous = verdict.path.shape[1], [], [], True
-        for row, shape, image, position in zip(read, shapes, lanes.images, lanes.positions):
-            accepted, depth, broad, nodes, next_root = row[:5]
-            path, codes, ranks, *substituted = (
-                row[start + 1 : start + 1 + accepted] for start in range(5, len(row), width)
-            )
-            emitted.append(torch.tensor([*codes, next_root]))
-            contiguous &= path == list(range(1, accepted + 1))
-            shares.append(
-                ImageRound(
-                    image,
-                    position,
-                    shape.depth,
-                    shape.width,
-                    depth,
-                    nodes,
-                    accepted,
-                    tuple(ranks),
-                    sum(map(sum, substituted)),
-                    broad,
-                )
-            )
-        counts = [share.accepted for share in shares]
-        if not contiguous:
-            kept = lanes.rows.spread(verdict.path[:, : max(counts) + 1])
-            lanes.cache.compact(lanes.rows.spread(torch.tensor(starts, device=kept.device)), kept)
-        lanes.root = verdict.next_root
-        lanes.proposer.observe(
-            Verified(tree, features, perturbed, verdict, starts, list(lanes.positions), counts, contiguous)
-        )
-        for share, codes in zip(
-            shares, emitted
-        ):  # last, when no memory is asked for any more: a round counts as a whole or not at all
-            self.codes[share.image, share.position + 1 : share.position + 1 + len(codes)] = codes
-        return shares
-
-    def _relaxed(self, tree: DraftTree, emitted: Tensor, z: Tensor, shapes: list[TreeShape]) -> tuple[Tensor, Tensor]:
-        """Nodes that pass under LANTERN, and those that pass as substitutes."""
-        allowed = [
-            self.lantern.allowed(position + 1 - self.start, self._substituted[image])
-            for image, position in zip(self._lanes.images, self._lanes.positions)
+    def _shapes(self, lanes: Lanes) -> list[Shape]:
+        """The policy's choice, cut so that the last draft of an image still leaves one token to emit."""
+        if lanes.proposer is None:
+            return [NO_DRAFTS] * len(lanes)
+        at_work = [Lane(image, position) for image, position in zip(lanes.images, lanes.roots.positions)]
+        rooms = [self.length - 2 - lane.position for lane in at_work]
+        return [
+            shape._replace(depth=min(shape.depth, room)) if room > 0 else NO_DRAFTS
+            for shape, room in zip(self._policy.choose(at_work), rooms)
         ]
-        return relaxed_agreement(
-            tree,
-            emitted,
-            z,
-            self._neighbours,
-            self.lantern,
-            greedy=self.sampling.temperature == 0,
-            width=max(shape.width for shape in shapes),
-            allowed=torch.tensor(allowed, device=z.device),
+
+    def _allowed(self, lanes: Lanes) -> Tensor | None:
+        """Substitutions [B] that every image may still make; None without LANTERN."""
+        if self.lantern is None:
+            return None
+        emitted = [position + 1 - self.start for position in lanes.roots.positions]
+        left = [self.lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, lanes.images)]
+        return torch.tensor(left, device=lanes.rows.device)
+
+    def _time_plain_steps(self, lanes: Lanes) -> tuple[float, ...]:
+        """Seconds of the plain steps that the policy asks for. They decide nothing: the round reads the roots again."""
+        found = []
+        for _ in range(self._policy.plain_steps):
+            started = time.perf_counter()
+            plain_step(self._shared, lanes).tolist()
+            found.append(time.perf_counter() - started)
+        return tuple(found)
+
+    def _plain(self, lanes: Lanes, shapes: list[Shape]) -> list[ImageRound]:
+        """One token per image. Images that are a little ahead wait until all are at the same position."""
+        following, positions = plain_step(self._shared, lanes), lanes.roots.positions
+        first, last = min(positions), max(positions)
+        waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (self.length - last)
+        moves = [int(not waits or position < last) for position in positions]
+        steps: Tensor | int = 1
+        if waits:
+            steps = torch.tensor(moves, device=following.device)[:, None]
+            following = torch.where(steps[:, 0] > 0, following, lanes.roots.codes)
+        lanes.roots = lanes.after(following, steps, moves)
+        shares = []
+        for image, position, shape, code, moved in zip(lanes.images, positions, shapes, following.tolist(), moves):
+            if moved:
+                self.codes[image, position + 1] = code
+                shares.append(ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()))
+        return shares
+
+
+def _refuse(
+    prompts: Sequence[Prompt],
+    negatives: Sequence[Prompt] | None,
+    drafting: Drafting,
+    drafter: Drafter | None,
+    at_once: int | None,
+) -> None:
+    """Raises AdtError for arguments of a decoding that don't fit together."""
+    if not prompts:
+        raise AdtError("batch size is 0; ask for at least one image.")
+    if at_once is not None and at_once < 1:
+        raise AdtError(f"at_once is {at_once}; let at least one image be in the making.")
+    if drafting.policy.needs_drafter and drafter is None:
+        raise AdtError(f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
+    if negatives is not None and len(negatives) != len(prompts):
+        raise AdtError(
+            f"{len(negatives)} negative prompts were given for {len(prompts)} prompts; give one for each, or none."
         )

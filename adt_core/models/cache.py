@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..errors import Check
 from .config import DecoderConfig
-
-Check = Callable[[], None]
 
 
 class KVCache:
     """Keys and values of all layers: [layers, 2, rows, kv heads, slots, head dim], allocated once.
 
-    Zeroed, since a masked NaN would still be a NaN. For many rows that takes a while: ``check`` is called before every layer.
+    It is zeroed, because a masked NaN would still be a NaN. That takes a while for many rows, so ``check`` is called
+    before every layer.
     """
 
     def __init__(self, config: DecoderConfig, rows: int, slots: int, like: Tensor, check: Check | None = None):
+        """like: gives dtype and device."""
         self.data = like.new_empty(config.num_layers, 2, rows, config.num_kv_heads, slots, config.head_dim)
         for layer in self.data:
             if check is not None:
@@ -28,6 +28,7 @@ class KVCache:
 
     @staticmethod
     def num_bytes(config: DecoderConfig, rows: int, slots: int, itemsize: int) -> int:
+        """Bytes of a cache. itemsize: bytes of a number."""
         return 2 * config.num_layers * rows * config.num_kv_heads * slots * config.head_dim * itemsize
 
     def keep(self, rows: Tensor) -> None:
@@ -46,11 +47,11 @@ class KVCache:
     def compact(self, start: Tensor, path: Tensor) -> None:
         """Move the entries of an accepted path together.
 
-        start: [rows] slot of each row's root. path: [rows, m] node numbers; node ``path[r, j]`` moves from
-        slot ``start + path[r, j]`` to ``start + j``.
+        start: [rows, 1] slot of each row's root. path: [rows, m] node numbers; node ``path[r, j]`` moves from slot
+        ``start + path[r, j]`` to ``start + j``.
         """
         layers, two, rows, heads, _, dim = self.data.shape
-        source = (start[:, None] + path)[None, None, :, None, :, None].expand(layers, two, rows, heads, -1, dim)
+        source = (start + path)[None, None, :, None, :, None].expand(layers, two, rows, heads, -1, dim)
         steps = torch.arange(path.shape[1], device=path.device)
-        target = (start[:, None] + steps)[None, None, :, None, :, None].expand_as(source)
+        target = (start + steps)[None, None, :, None, :, None].expand_as(source)
         self.data.scatter_(4, target, self.data.gather(4, source))

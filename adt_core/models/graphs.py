@@ -19,7 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .cache import Check, KVCache
+from ..errors import Check
+from .cache import KVCache
 from .rows import Step
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)

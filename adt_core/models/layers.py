@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import Check
 from ..rules.sampling import guide
-from .cache import Check, KVCache
+from .cache import KVCache
 from .config import DecoderConfig
 from .rows import Step
 

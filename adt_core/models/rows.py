@@ -1,13 +1,13 @@
-"""Geometry of a batch of rows.
+"""Geometry of a batch: where its tokens are in the KV cache and what they may attend to.
 
-Batch layout: guidance doubles images into *rows* [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are
-left-padded to a common length, so token i of an image sits in cache slot ``prompt + i`` in all of its rows,
-and a row's position id is ``slot - pad``.
+Guidance gives every image two rows: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are left-padded to a common
+length, so the token at raster position p is in slot ``first_slot + p`` in all rows. A row's position id is slot - pad.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +22,7 @@ class Step:
     """Where one forward's tokens go and what they may attend to.
 
     positions: [R, n] position ids. slots: [R, n] cache slots, or a slice when all rows agree.
-    mask: [R, 1, n, end] additive, in the compute dtype; ``end`` is the number of cache columns read.
+    mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` slots of the cache are read.
     """
 
     positions: Tensor
@@ -34,71 +34,101 @@ class Step:
         return self.mask.shape[-1]
 
 
-@lru_cache(maxsize=64)
-def _lower_triangle(n: int, device: torch.device) -> Tensor:
-    return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+@dataclass
+class Roots:
+    """The last decided token of every image. It is the root of the image's next tree, and the target has not read it yet.
 
+    codes: [B] int64. at: [B, 1] int64 raster positions, on the same device. positions: the same on the host.
+    """
 
-def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
-    """Features [n, h] of every row as [R, length, h]; None where the rows have token ids alone."""
-    if any(one is None for one in features):
-        return None
-    return torch.stack([F.pad(one.to(like), (0, 0, length - len(one), 0)) for one in features])
+    codes: Tensor
+    at: Tensor
+    positions: list[int]
+
+    @classmethod
+    def all_at(cls, codes: Tensor, position: int) -> Roots:
+        """All images at the same position. codes: [B]."""
+        return cls(codes, torch.full_like(codes, position)[:, None], [position] * len(codes))
+
+    @property
+    def in_step(self) -> bool:
+        """Are all images at the same position?"""
+        return min(self.positions) == max(self.positions)
+
+    def keep(self, images: Tensor) -> None:
+        """Go on with these images alone."""
+        self.codes, self.at = self.codes[images], self.at[images]
+        self.positions = [self.positions[image] for image in images.tolist()]
+
+    def admit(self, images: Tensor, others: Roots) -> None:
+        """Put ``others`` in the place of these images."""
+        self.codes, self.at = (
+            old.index_copy(0, images, new) for old, new in ((self.codes, others.codes), (self.at, others.at))
+        )
+        self.positions = list(self.positions)
+        for image, position in zip(images.tolist(), others.positions):
+            self.positions[image] = position
 
 
 class Rows:
-    """Geometry of a batch: left-padded prompts, ``slots`` cache columns, one or two rows per image.
+    """One or two rows for every image of a batch, and ``slots`` columns of the KV cache.
 
-    ``ids`` and ``features`` are those that a prefill reads, of the rows that a batch began with.
+    ``ids`` and ``features`` are those that a prefill reads, of the rows that the batch began with.
     """
 
     _BY_ROW = ("pads", "_blind", "_prompt_mask")
 
-    def __init__(self, prompts: list[list[int]], slots: int, like: Tensor, length: int = 0):
-        """prompts: the prompt of every row (``models.target.Prompt``, or plain token ids), conditional rows first; ``like`` gives dtype and device.
-        length: to pad prompts to, if none of them is longer."""
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        slots: int,
+        like: Tensor,
+        *,
+        images: int | None = None,
+        length: int = 0,
+        kept: int = 0,
+    ):
+        """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
+
+        like: gives dtype and device. images: how many; one for each row unless told. length: that prompts are padded
+        to, if none is longer. kept: image tokens at the end of every prompt.
+        """
         self.length = max(length, *map(len, prompts))
-        self.count = len(prompts)
+        self.first_slot = self.length - kept
+        self.count, self.images = len(prompts), images or len(prompts)
         self.device = like.device
         pads = [self.length - len(prompt) for prompt in prompts]
         ids = [[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)]
         self.ids, self.pads = torch.tensor(ids, device=self.device), torch.tensor(pads, device=self.device)
         self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
-        self._blind = torch.tensor(
-            [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)], device=self.device
-        )
+        hidden = [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)]
+        self._blind = torch.tensor(hidden, device=self.device)  # columns before these are never seen
         self.columns = torch.arange(slots, device=self.device)
-        self._open = like.new_zeros(())
-        self._shut = like.new_full((), -math.inf)
-        self._prompt_mask = self._additive(self.columns >= self._blind[:, None])[:, None, None]  # pads are never seen
+        self._open, self._shut = like.new_zeros(()), like.new_full((), -math.inf)
+        self._prompt_mask = self._additive(self.columns >= self._blind[:, None])[:, None, None]
 
     def _additive(self, visible: Tensor) -> Tensor:
         return torch.where(visible, self._open, self._shut)
 
-    def prefill(self) -> Step:
-        """All prompt tokens at once. What nobody attends to sees what is hidden before it, as in LANTERN's code, and so is never a row of -inf."""
-        at = self.columns[: self.length]
-        real = at >= self._blind[:, None]
-        visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
-        return Step((at - self.pads[:, None]).clamp_min(0), slice(0, self.length), self._additive(visible)[:, None])
+    # ---- which rows -------------------------------------------------------------------------
 
-    def of(self, images: Tensor, count: int) -> Tensor:
-        """Numbers of the rows of some of the ``count`` images."""
-        return (torch.arange(0, self.count, count, device=self.device)[:, None] + images).flatten()
+    def of(self, images: Tensor) -> Tensor:
+        """Numbers of the rows of some images."""
+        return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + images).flatten()
 
-    def select(self, rows: Tensor) -> Rows:
-        """These rows alone."""
-        chosen = copy(self)
-        chosen.count = len(rows)
+    def select(self, images: Tensor) -> Rows:
+        """The rows of these images alone."""
+        chosen, numbers = copy(self), self.of(images)
+        chosen.count, chosen.images = len(numbers), len(images)
         for name in self._BY_ROW:
-            setattr(chosen, name, getattr(self, name)[rows])
+            setattr(chosen, name, getattr(self, name)[numbers])
         return chosen
 
-    def with_rows(self, rows: Tensor, others: Rows) -> Rows:
-        """The same with ``others``, of the same length and slots, in the place of ``rows``."""
-        changed = copy(self)
+    def with_images(self, images: Tensor, others: Rows) -> Rows:
+        """The same with ``others``, of the same length and slots, in the place of these images' rows."""
+        changed, numbers = copy(self), self.of(images)
         for name in self._BY_ROW:
-            setattr(changed, name, getattr(self, name).index_copy(0, rows, getattr(others, name)))
+            setattr(changed, name, getattr(self, name).index_copy(0, numbers, getattr(others, name)))
         return changed
 
     def unhidden(self) -> Rows:
@@ -111,24 +141,38 @@ class Rows:
     def spread(self, values: Tensor) -> Tensor:
         """Per-image values [B, ...] -> per-row values [R, ...]."""
         repeat = self.count // len(values)
-        return (
-            values.expand(repeat, *values.shape[1:])
-            if len(values) == 1
-            else values.repeat(repeat, *[1] * (values.ndim - 1))
-        )
+        if len(values) == 1:
+            return values.expand(repeat, *values.shape[1:])
+        return values.repeat(repeat, *[1] * (values.ndim - 1))
 
-    def step(self, starts: list[int], first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
-        """A forward of n tokens behind each image's committed slots.
+    def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
+        """Features [R, n, h] at ``nodes`` [B, m] of each image -> [R, m, h]."""
+        return features.gather(1, self.spread(nodes)[..., None].expand(-1, -1, features.shape[-1]))
 
-        starts: committed slots per image. first: distance of the first token's slot from there. offsets:
-        position of each token relative to the start, [B, n] or one number for all. own: [B, n, w] bool, which of
-        the w uncommitted slots each token sees (itself included); None for a single token that sees them all.
+    # ---- forwards ---------------------------------------------------------------------------
+
+    def prefill(self) -> Step:
+        """All prompt tokens at once.
+
+        A token that nobody attends to sees what is hidden before it, as in LANTERN's code, so that no row of the mask
+        is all -inf.
         """
-        if len(set(starts)) > 1:
-            return self._ragged_step(
-                self.spread(torch.tensor(starts, device=self.device)[:, None]), max(starts), first, offsets, own
-            )
-        start, n = starts[0], 1 if own is None else own.shape[1]
+        at = self.columns[: self.length]
+        real = at >= self._blind[:, None]
+        visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
+        positions = (at - self.pads[:, None]).clamp_min(0)
+        return Step(positions, slice(0, self.length), self._additive(visible)[:, None])
+
+    def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
+        """A forward of n tokens for each image, behind its committed slots, which end where its root's slot begins.
+
+        first: distance of the first token's slot from the root's. offsets: position of each token relative to the
+        root, [B, n], or one number for all. own: [B, n, w] bool, which of the w uncommitted slots each token sees,
+        itself included; None for a single token that sees them all.
+        """
+        if not roots.in_step:
+            return self._ragged_step(roots, first, offsets, own)
+        start, n = self.first_slot + roots.positions[0], 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         slots = slice(start + first, start + first + n)
         if own is None:
@@ -137,23 +181,23 @@ class Rows:
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
         return Step((offsets - self.pads[:, None]).expand(-1, n), slots, mask)
 
-    def causal_step(self, starts: list[int], n: int) -> Step:
-        """A forward of n successive tokens right behind each image's committed slots."""
+    def causal_step(self, roots: Roots, n: int) -> Step:
+        """A forward of n successive tokens for each image, the root's slot the first."""
         if n == 1:
-            return self.step(starts, 0, 0, None)
-        return self.step(
-            starts,
-            0,
-            self.columns[:n].expand(len(starts), -1),
-            _lower_triangle(n, self.device).expand(len(starts), -1, -1),
-        )
+            return self.step(roots, 0, 0, None)
+        images = len(roots.positions)
+        own = _lower_triangle(n, self.device).expand(images, -1, -1)
+        return self.step(roots, 0, self.columns[:n].expand(images, -1), own)
 
-    def _ragged_step(self, start: Tensor, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
-        """The same when images have advanced unequally. start: [R, 1]; last: the greatest of them."""
+    def _ragged_step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
+        """The same when images have advanced unequally."""
+        start = self.spread(roots.at) + self.first_slot  # [R, 1]
+        last = max(roots.positions) + self.first_slot
         offsets = self.spread(offsets) if isinstance(offsets, Tensor) else offsets
         if own is None:
             columns, slots = self.columns[: last + first + 1], start + first
-            mask = torch.where((columns <= slots)[:, None, None], self._prompt_mask[..., : len(columns)], self._shut)
+            visible = (columns <= slots)[:, None, None]
+            mask = torch.where(visible, self._prompt_mask[..., : len(columns)], self._shut)
             return Step(start + offsets - self.pads[:, None], slots, mask)
         n, width = own.shape[1:]
         positions = (start + offsets - self.pads[:, None]).expand(-1, n)
@@ -165,3 +209,16 @@ class Rows:
         uncommitted = self.spread(own).gather(2, index) & inside[:, None]
         committed = (distance < 0) & (columns >= self._blind[:, None])
         return Step(positions, slots, self._additive(uncommitted | committed[:, None])[:, None])
+
+
+@lru_cache(maxsize=64)
+def _lower_triangle(n: int, device: torch.device) -> Tensor:
+    return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+
+
+def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
+    """Features [n, h] of every row as [R, length, h]; None where the rows have token ids alone."""
+    given = [one for one in features if one is not None]
+    if len(given) < len(features):
+        return None
+    return torch.stack([F.pad(one.to(like), (0, 0, length - len(one), 0)) for one in given])

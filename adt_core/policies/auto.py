@@ -1,17 +1,17 @@
 """The cost-aware policy: as many drafts as pay for themselves on this device, from the source that pays best.
 
-A round with n drafts takes the time of c(n) plain steps and brings 1 + (sum of the drafts' acceptance probabilities) tokens, which
-calibrated drafters know beforehand. Over a whole image tokens per time are highest when every round maximises
-``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management Science 13, 1967:
-the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1 and is the floor.
+A round with n drafts takes as long as c(n) plain steps. It brings 1 + (sum of the drafts' acceptance probabilities)
+tokens, which calibrated drafters know beforehand. A whole image has the most tokens per time when every round maximises
+``tokens - pace * c(n)``, where pace is the tokens per plain step's time that the policy achieves (Dinkelbach, Management
+Science 13, 1967: the best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1.
 
-c(n) is measured in passing: every round with drafts is set against the last plain step that was timed, of which there is one now and then, and the
-median of such ratios counts. So a machine that turns slower, for both alike, is not mistaken for drafts that have ceased to pay.
+c(n) is measured in passing. Every round with drafts is divided by the last plain step that was timed, and the median of
+such ratios counts. A plain step is timed now and then. So a machine that turns slower, for both alike, is not
+mistaken for drafts that have ceased to pay.
 
-Whether drafting pays at all shows only after a while: the first rows of a first image, where no window has learned anything, may lose what the
-rest brings back many times over. One account over all images bounds what finding out may cost: STAKE of an image once, ALLOWANCE of every later
-image. N images lose at most about STAKE + N * ALLOWANCE of one image's time, and the few rounds in which a slow drafter is recognised. Pictures
-differ, and gains carry over the one that drafting is no good for: to finish it plainly after its first losses would also stop many that make up for them.
+Whether drafting pays shows only after a while. The first rows of a first image, where no window has learned anything, may
+lose what the rest brings back many times over. One account over all images bounds what finding out may cost. N images
+lose at most about (STAKE + N * ALLOWANCE) of one image's time, and the few rounds in which a slow drafter is recognised.
 """
 
 from __future__ import annotations
@@ -19,72 +19,75 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Hashable, Sequence
 from weakref import WeakKeyDictionary
 
-from ..rules.trace import ImageRound
-from .shape import AUTO_WIDTH, SIZES, TreeShape, spine
+from ..rules.trace import ImageRound, Round
+from .base import Lane, Policy, Scene, Settings, Shape, spine_length
 
+SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of drafts to choose from."""
+WIDTH = 4
+"""Candidates at a position, at most."""
 STAKE = 0.16
-"""Plain decoding time, in images, that drafting may lose before it has gained any: enough for nearly all slow starts, and below 3 % of eight."""
+"""What drafting may lose before it has gained anything, in plain decoding times of an image."""
 ALLOWANCE = 0.01
-"""What every image thereafter gives back of a lost stake; once it is whole, there is another try."""
-RICHES = 1.0
-"""Gains are remembered up to here, in images: enough for a few pictures that lose a quarter each, and drafting is still given up where it has ceased to pay."""
-FEW = 1.75
-"""Images drawn together that may lose a whole STAKE. Of more, far less: they fill a forward as well as drafts do, and a few prompts make fewer sets of them."""
-LEAST = 4.0
+"""What every further image gives back of a lost stake. When it is whole again, there is another try."""
+MOST_SAVED = 1.0
+"""Gains count up to this many images: enough for a few pictures that lose, and drafting that stops paying still ends."""
+IMAGES_OF_A_STAKE = 1.75
+"""Images drawn together that may lose a whole STAKE. More images may lose less, by the square of the ratio."""
+LEAST_STAKE = 4.0
 """Plain steps that may be lost in any case: those that are timed, and a round or two."""
-MODEST = 16
-"""Drafts of a round at most while the account holds no gains."""
-CHAIN, SHORTEST = 16, 4
-"""Drafts of a chain, and of that of many images drawn together, for which every draft costs more."""
-ROUNDS_BETWEEN = 8, 256
-"""Rounds from one timed plain step to the next, beside that with which images begin: at first, when all that follows rests on a few, and later. What lies
-between doubles. Of images drawn together later means sooner, for the further they are the longer their steps take."""
-UNKNOWN = 1.5, 1 / 32
+SIZE_WITHOUT_GAINS = 16
+"""Most drafts of a round while the account holds no gains."""
+CHAIN_LENGTH, SHORTEST_CHAIN = 16, 4
+"""Drafts of a chain for one image, and of one for many images together, where every draft costs more."""
+ROUNDS_BETWEEN_PLAIN_STEPS = 8, 256
+"""From one timed plain step to the next: at first, and at most. What lies between doubles."""
+UNKNOWN_COST, UNKNOWN_COST_PER_DRAFT = 1.5, 1 / 32
 """Plain steps that a round with drafts takes, and every draft of every image in it, before any was seen."""
-ENOUGH, REMEMBERED = 3, 15
-"""Readings of a size, of which the median counts, and the least before there are enough."""
+READINGS_FOR_A_MEDIAN, READINGS_KEPT = 3, 15
+"""The median of a size's readings counts; the least of them, before there are enough."""
 MEMORY = 0.9
 """Weight of the past, per image, in how fast a source is."""
 CURIOSITY = 0.2
-"""A source that was seen for one image may be this much faster than it seemed; for n images, 1 / sqrt(n) of it."""
-
-_experience: WeakKeyDictionary[object, dict[tuple, Experience]] = WeakKeyDictionary()
+"""A source seen for one image may be this much faster than it seemed; one seen for n images, 1 / sqrt(n) of it."""
 
 
 class Costs:
-    """What rounds with drafts take, in plain steps, by their number of drafts."""
+    """What rounds with drafts cost, in plain steps, by their number of drafts. together: images that share a round."""
 
-    def __init__(self, images: int) -> None:
-        """images: those whose rounds are one."""
-        self._per_draft = UNKNOWN[1] * images
+    def __init__(self, together: int) -> None:
+        self._per_draft = UNKNOWN_COST_PER_DRAFT * together
         self._readings: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
 
     def saw(self, size: int, steps: float) -> None:
-        """A round of this size took so many plain steps. The first says nothing of the next, since much is done for the first time in it."""
+        """A round of this size took so many plain steps. The first round of a size is slow and is not counted."""
         if size not in self._readings:
-            self._readings[size] = deque(maxlen=REMEMBERED)
+            self._readings[size] = deque(maxlen=READINGS_KEPT)
             return
         readings = self._readings[size]
         readings.append(steps)
-        self._typical[size] = statistics.median(readings) if len(readings) >= ENOUGH else min(readings)
+        enough = len(readings) >= READINGS_FOR_A_MEDIAN
+        self._typical[size] = statistics.median(readings) if enough else min(readings)
 
     def knows(self, size: int) -> bool:
         return size in self._typical
 
     def of(self, size: int) -> float:
-        """That of the size, or of the nearest that was seen, as if every draft of that took the same time."""
+        """The cost of a size; of one that was not seen, by the nearest that was, as if all its drafts cost the same."""
         if not self._typical:
-            return UNKNOWN[0] + self._per_draft * size
+            return UNKNOWN_COST + self._per_draft * size
         nearest = min(self._typical, key=lambda seen: abs(seen - size))
         steps = self._typical[nearest]
-        return max(1.0, steps + max((steps - UNKNOWN[0]) / nearest, self._per_draft) * (size - nearest))
+        per_draft = max((steps - UNKNOWN_COST) / nearest, self._per_draft)
+        return max(1.0, steps + per_draft * (size - nearest))
 
 
 class Source:
-    """What is remembered of one source of drafts: the tokens it brought, the plain steps' time that took, and what its rounds cost."""
+    """What is remembered of one source of drafts: tokens it brought, plain steps' time they took, costs of its rounds."""
 
     def __init__(self, together: int = 1) -> None:
         self.tokens = self.cost = 0.0
@@ -92,29 +95,29 @@ class Source:
 
     @property
     def pace(self) -> float:
-        """Tokens per plain step's time; a little of plain decoding's is mixed in, for a start."""
+        """Tokens per plain step's time. Ten tokens of plain decoding are mixed in, for a start."""
         return (self.tokens + 10) / (self.cost + 10)
 
     def promise(self, length: int) -> float:
-        """The pace that it may well have."""
+        """The pace that it may well have. length: tokens of an image."""
         return self.pace * (1 + CURIOSITY * math.sqrt(length / self.tokens)) if self.tokens else math.inf
 
 
 class Experience:
     """What outlives an image: the account, in plain steps, and the sources.
 
-    length: tokens of an image. sources: how many there are to choose from. together: images that are drawn at the same time, whose rounds are one.
+    length: tokens of an image. sources: how many there are. together: images that share a round.
     """
 
     def __init__(self, length: int, sources: int = 1, together: int = 1) -> None:
-        self._stake = max(STAKE * length * min(1.0, (FEW / together) ** 2), LEAST)
+        self._stake = max(STAKE * length * min(1.0, (IMAGES_OF_A_STAKE / together) ** 2), LEAST_STAKE)
         self._together, self.length, self.sources = together, length, [Source(together) for _ in range(sources)]
         self.balance, self.given_up = 0.0, False
-        self.plain = math.nan
-        self._age = self._lasts = ROUNDS_BETWEEN[0] // 2
+        self.plain_seconds = math.nan
+        self._age = self._lasts = ROUNDS_BETWEEN_PLAIN_STEPS[0] // 2
 
-    def begin(self) -> Source | None:
-        """The source of the next images' drafts; None while what was lost is not made up for."""
+    def begin(self) -> int | None:
+        """Number of the source for the next images; None while what was lost is not made up for."""
         if self.given_up:
             self.balance += ALLOWANCE * self.length
             self.given_up = self.balance < 0
@@ -123,74 +126,99 @@ class Experience:
         self._age = self._lasts
         for source in self.sources:
             source.tokens, source.cost = MEMORY * source.tokens, MEMORY * source.cost
-        return max(self.sources, key=lambda source: source.promise(self.length))
+        return max(range(len(self.sources)), key=lambda i: self.sources[i].promise(self.length))
 
-    def earned(self, gain: float) -> bool:
-        """A round with drafts brought so many tokens more than it took plain steps. Should the image go on with drafts?"""
-        self.balance = min(self.balance + gain, RICHES * self.length)
+    def earn(self, gain: float) -> None:
+        """A round with drafts brought so many tokens more than it took plain steps. Ends drafting if too much is lost."""
+        self.balance = min(self.balance + gain, MOST_SAVED * self.length)
         self.given_up |= self.balance < -self._stake
-        return not self.given_up
 
     @property
-    def wants_plain(self) -> bool:
+    def wants_plain_step(self) -> bool:
         """Is it time to time a plain step?"""
         return self._age >= self._lasts
 
-    def saw_plain(self, readings: list[float]) -> None:
-        """A plain step took so many seconds each time. The least counts, since noise only adds, and all are paid for."""
-        self.earned(-len(readings))
-        self._lasts = min(2 * self._lasts, max(ROUNDS_BETWEEN[1] // self._together, ROUNDS_BETWEEN[0]))
-        self.plain, self._age = min(readings), 0
+    def saw_plain(self, readings: Sequence[float]) -> None:
+        """A plain step took so many seconds each time. The least counts, since noise only adds. All are paid for."""
+        self.earn(-len(readings))
+        first, last = ROUNDS_BETWEEN_PLAIN_STEPS
+        self._lasts = min(2 * self._lasts, max(last // self._together, first))
+        self.plain_seconds, self._age = min(readings), 0
 
     def saw(self, source: Source, size: int, seconds: float) -> float:
-        """A round with so many drafts took so long. Returns what it has cost, in plain steps."""
+        """A round with so many drafts took so long. Returns its cost in plain steps: the typical one, if that is known."""
         self._age += 1
-        steps = seconds / self.plain
+        steps = seconds / self.plain_seconds
         source.costs.saw(size, steps)
         return source.costs.of(size) if source.costs.knows(size) else steps
 
 
-def experience(drafter: object, key: tuple, length: int, sources: int, together: int) -> Experience:
-    """That of a drafter under settings ``key``."""
-    return _experience.setdefault(drafter, {}).setdefault(
-        (*key, length, together), Experience(length, sources, together)
-    )
+_experiences: WeakKeyDictionary[object, dict[Hashable, Experience]] = WeakKeyDictionary()
 
 
-class CostAware:
-    """One for all images of a batch, whose rounds cost what they cost together; costs and tokens are per image."""
+class Auto(Policy):
+    """All images that are drawn together have one shape, since their rounds cost what they cost together."""
 
-    def __init__(self, experience: Experience, source: Source, images: int, width: int = AUTO_WIDTH):
-        """width: candidates of a slot that the source may try. ``drafts``: False once they have not paid, for the rest of a decoding."""
-        self._known, self._source, self._images, self._width = experience, source, images, width
-        self._level, self._cost, self.drafts = int(images == 1), 1.0, True
+    help = "as many guesses as pay on this device"
+    many_sources = True
+
+    def __init__(self, settings: Settings, scene: Scene):
+        super().__init__(settings, scene)
+        self.experience = Experience(scene.length)
+        self._source, self._width, self._level, self._together = Source(), WIDTH, 0, 1
+
+    @classmethod
+    def largest(cls, settings: Settings) -> Shape:
+        return Shape(spine_length(SIZES[-1]), WIDTH, SIZES[-1])
+
+    def begin(self, together: int) -> int | None:
+        scene, known = self.scene, _experiences.setdefault(self.scene.owner, {})
+        new = Experience(scene.length, len(scene.source_widths), together)
+        self.experience = known.setdefault((scene.conditions, scene.length, together), new)
+        chosen = self.experience.begin()
+        if chosen is not None:
+            self._source, self._width = self.experience.sources[chosen], min(scene.source_widths[chosen], WIDTH)
+            self._level, self._together, self.drafts = int(together == 1), together, True
+        return chosen
+
+    @property
+    def plain_steps(self) -> int:
+        return 2 if self.experience.wants_plain_step else 0
 
     @property
     def pace(self) -> float:
         return max(1.0, self._source.pace)
 
-    def choose(self, position: int) -> TreeShape:
-        """All sizes up to one above the last, and what each has to bring.
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        """The largest size is one above the last; the menu says how many tokens each size has to bring.
 
-        Of a chain it is not known beforehand what it will bring, so all are of one length, but for the first ones, which tell whether drafts are dear.
+        What a chain will bring is not known beforehand, so all have one length. The first ones are short: they tell
+        whether drafts are dear.
         """
         if self._width == 1:
-            return TreeShape(
-                max(CHAIN // self._images, SHORTEST) if self._source.costs.knows(SHORTEST) else SHORTEST, 1
-            )
-        sizes = [size for size in SIZES[: self._level + 2] if size <= MODEST or self._known.balance > 0]
-        return TreeShape(spine(sizes[-1]), self._width, tuple((n, self.pace * self._source.costs.of(n)) for n in sizes))
+            known = self._source.costs.knows(SHORTEST_CHAIN)
+            length = max(CHAIN_LENGTH // self._together, SHORTEST_CHAIN) if known else SHORTEST_CHAIN
+            return [Shape(length, 1, length)] * len(lanes)
+        gained = self.experience.balance > 0
+        sizes = [size for size in SIZES[: self._level + 2] if size <= SIZE_WITHOUT_GAINS or gained]
+        menu = tuple((size, self.pace * self._source.costs.of(size)) for size in sizes)
+        return [Shape(spine_length(sizes[-1]), self._width, sizes[-1], menu=menu)] * len(lanes)
 
-    def took(self, nodes: int, seconds: float) -> None:
-        """A round took ``seconds``, and had so many drafts for an image."""
+    def observe(self, round: Round) -> None:
+        if round.plain_seconds:
+            self.experience.saw_plain(round.plain_seconds)
+        nodes, cost = max(share.nodes for share in round.images), 1.0
         if nodes:
             size = next(size for size in SIZES if size >= nodes)
-            self._cost = self._known.saw(self._source, size, seconds)
-            if self._source.costs.knows(size):  # what is dear is seen before the next is tried
+            cost = self.experience.saw(self._source, size, round.seconds - sum(round.plain_seconds))
+            if self._source.costs.knows(size):  # what is dear shows before the next size is tried
                 self._level = SIZES.index(size)
+        for share in round.images:
+            self._count(share, cost if share.depth else 1.0)
+        self.drafts = not self.experience.given_up
 
-    def update(self, share: ImageRound) -> None:
-        """Learn from an image's share of the round."""
-        source, brought, cost = self._source, share.accepted + 1, self._cost if share.depth else 1.0
-        self.drafts &= self._known.earned((brought - cost) / self._images)
+    def _count(self, share: ImageRound, cost: float) -> None:
+        """Enter what an image's share of a round has brought and cost."""
+        brought, source = share.accepted + 1, self._source
+        self.experience.earn((brought - cost) / self._together)
         source.tokens, source.cost = source.tokens + brought, source.cost + cost

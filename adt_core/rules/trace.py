@@ -35,13 +35,18 @@ class ImageRound:
 
 @dataclass(frozen=True)
 class Round:
-    """One target forward. seconds: wall time of the round; drafting: of it, spent on the drafter."""
+    """One target forward and what led to it.
+
+    seconds: wall time of the round. drafting: seconds of it that the drafter took. plain_seconds: of it, those of the plain
+    steps that a policy had timed, one number each.
+    """
 
     index: int
     seconds: float
     drafting: float
     drafter_forwards: int
     images: tuple[ImageRound, ...]
+    plain_seconds: tuple[float, ...] = ()
 
 
 @dataclass

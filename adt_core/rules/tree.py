@@ -117,15 +117,17 @@ class CandidatePool:
         """Score of each image's n-th best candidate so far, [B, 1]; there must be n of them."""
         return torch.cat(self._scores, 1).topk(n, 1).values[:, -1:]
 
-    def rerank(self, root: Tensor, nodes: int) -> DraftTree:
-        """Keep the ``nodes`` best candidates of each image (ties to the earlier one). root: codes [B].
+    def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
+        """Keep the ``nodes`` best candidates of each image, ties to the earlier one.
 
-        A child never scores above its parent and stands behind it, so the kept set is ancestor-closed.
+        root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. A child never scores above its
+        parent and stands behind it, so the kept nodes have all their ancestors.
         """
         tokens, scores, parents = torch.cat(self._tokens, 1), torch.cat(self._scores, 1), torch.cat(self._parents, 1)
         depth, rank = _depths_and_ranks(tuple(self._sizes), root.device)
+        scores = best_only(scores, budgets)
         nodes = min(nodes, self.count)
-        if scores.device.type == "cpu":  # no synchronisation to fear: verify live candidates only
+        if scores.device.type == "cpu":  # reading the count costs nothing here, and checking dead candidates would
             nodes = min(nodes, int(scores.isfinite().sum(1).max()))
         if nodes < self.count:
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
@@ -151,3 +153,15 @@ class CandidatePool:
             ancestors=ancestor_matrix(parents, len(self._sizes)),
             height=len(self._sizes),
         )
+
+
+def best_only(scores: Tensor, budgets: Tensor | None) -> Tensor:
+    """Scores [B, n] with -inf for all but the best ``budgets`` [B, 1] of each image, ties to the earlier one.
+
+    Without budgets, the scores as they are.
+    """
+    if budgets is None:
+        return scores
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    return scores.masked_fill(torch.empty_like(order).scatter_(1, order, places) >= budgets, -torch.inf)

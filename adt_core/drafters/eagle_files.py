@@ -1,0 +1,105 @@
+"""Loading an EAGLE drafter from its published layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..errors import AdtError, Check
+from ..models.checkpoint import Checkpoint, Entry, check_entries, fill, read_json, resolve, same
+from ..models.config import DecoderConfig
+from ..models.layout import decoder_config, layer_entries, unpaired
+from ..models.target import Target
+from .eagle import EagleDrafter, Pairing
+
+PAIRING_FILE = "pairing.json"
+"""Where ``check-drafter`` records, in the drafter's folder, how it was trained."""
+LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
+"""``grid_rope`` by the ``input_type`` in the configurations of LANTERN's drafters for LlamaGen."""
+
+
+def load_eagle(
+    path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
+) -> EagleDrafter:
+    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, in its dtype and on ``device``, or where the target is.
+
+    Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
+    """
+    checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
+    if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
+        raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
+    width, tokens = checkpoint.shape("fc.weight")[0], checkpoint.shape("embed_tokens.weight")[0]
+    if width != ours.hidden_size or tokens != ours.vocab_size:
+        raise AdtError(
+            f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
+            f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target."
+        )
+    drafter, entries = describe(checkpoint, ours)
+    if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
+        raise AdtError(
+            f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
+            "choose the drafter that was trained for this target."
+        )
+    check_entries(entries, checkpoint)
+    drafter.to(target.decoder.dtype).to_empty(device=device or target.decoder.embedding.device).requires_grad_(
+        False
+    ).eval()
+    fill(_entries(drafter, checkpoint), checkpoint, check)
+    recorded = checkpoint.folder / PAIRING_FILE
+    if recorded.is_file():
+        drafter.pairing = Pairing(
+            **{name: bool(value) for name, value in read_json(recorded).items() if name in Pairing._fields}
+        )
+    return drafter
+
+
+def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
+    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from.
+
+    What its configuration leaves unsaid is as in the target.
+    """
+    said, names = checkpoint.config, checkpoint.names
+    grid = LLAMAGEN_GRIDS.get(said.get("input_type"), target and grid_of_pairs(target))
+    if target is not None:
+        said = {
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "intermediate_size": target.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": target.num_heads,
+            "num_key_value_heads": target.num_kv_heads,
+            "rms_norm_eps": target.rms_norm_eps,
+            "rope_theta": target.rope_theta,
+            **said,
+        }
+    config = decoder_config(said, checkpoint.path)
+    config = replace(
+        config,
+        qk_norm="layers.0.self_attn.q_norm.weight" in names,
+        max_positions=(target or config).max_positions,
+        grid_rope=grid,
+    )
+    with torch.device("meta"):
+        drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
+    return drafter, _entries(drafter, checkpoint)
+
+
+def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
+    """``grid_rope`` of a target's drafter: a pair has the position of its feature, and is rotated by the cell of its token, which comes one later."""
+    return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
+
+
+def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
+    return [
+        same(drafter.embedding, "embed_tokens.weight"),
+        same(drafter.fc, "fc.weight", transpose=True),
+        same(drafter.fc_bias, "fc.bias"),
+        *layer_entries(
+            drafter.layer,
+            checkpoint,
+            "layers.0",
+            unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None,
+        ),
+    ]

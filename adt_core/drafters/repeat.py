@@ -1,0 +1,40 @@
+"""The worked example of a drafter: it guesses that the picture goes on as its last token.
+
+It is of use in flat skies and little else. To add a drafter, write such a class and a line in ``drafters/table.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..models.rows import Roots
+from ..policies import Shape
+from ..rules.tree import DraftTree, chain
+from .base import Proposer, Session, Shapes
+
+
+class RepeatDrafter:
+    """Needs no files and keeps no state."""
+
+    defaults = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
+    network = None
+    most_candidates = 1
+
+    def proposer(self, session: Session) -> RepeatProposer:
+        return RepeatProposer(session)
+
+    def slots(self, largest: Shape) -> int:
+        return 0
+
+    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
+        return 0
+
+
+class RepeatProposer(Proposer):
+    """Has nothing to learn, so ``begin`` and ``observe`` stay empty. State would be named in ``by_image`` or ``by_row``."""
+
+    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        depth = min(shapes.depth, shapes.nodes)
+        tokens = roots.codes[:, None].expand(-1, depth + 1)  # [B, root and drafts]
+        wanted = torch.arange(depth, device=tokens.device) < shapes.depths  # an image may ask for less than others
+        return chain(tokens, torch.where(wanted, 0.0, -torch.inf))

@@ -1,0 +1,65 @@
+"""The table of drafters, and drafters by the names that users give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import Check
+from ..models.target import Target
+from .base import Drafter
+from .eagle import EagleDrafter
+from .eagle_files import load_eagle
+from .jacobi import JacobiDrafter
+from .merged import MergedDrafter
+from .repeat import RepeatDrafter
+
+JACOBI = "jacobi"
+WITH_WINDOW = "+jacobi"
+"""Behind the name of a network: network and window in one tree."""
+DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter, "repeat": RepeatDrafter}
+"""Drafters that need no files, by name. Any other name is the path of a network. A new drafter is a line here."""
+
+
+def load_drafter(
+    path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
+) -> Drafter:
+    """The drafter of this name for ``target``: one of DRAFTERS, "bundled", or the folder of a network.
+
+    "+jacobi" behind a network's path puts network and window into one tree. device: for its weights, if not the
+    target's. Raises AdtError if files are missing or damaged, or if the drafter was made for another target.
+    """
+    name = str(path)
+    if name in DRAFTERS:
+        return DRAFTERS[name]()
+    network = load_eagle(name.removesuffix(WITH_WINDOW), target, check, device)
+    return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
+
+
+def drafter_defaults(name: str) -> Mapping[str, Any]:
+    """Options of drafting with the drafter of this name where the user asks for nothing else."""
+    if name in DRAFTERS:
+        return DRAFTERS[name]().defaults
+    return (MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter).defaults
+
+
+def is_network(name: str) -> bool:
+    """Is the drafter of this name a network, without a window?"""
+    return name not in DRAFTERS and not name.endswith(WITH_WINDOW)
+
+
+def with_window(drafter: Drafter) -> Drafter:
+    """Network and window in one tree; a drafter that is no network as it is."""
+    return MergedDrafter(drafter) if isinstance(drafter, EagleDrafter) else drafter
+
+
+def sources(drafter: Drafter) -> tuple[Drafter, ...]:
+    """What a policy may choose from that finds out what is fastest: chains, the drafter with a window, the window alone.
+
+    Chains come first: they have the least to lose on an unknown device.
+    """
+    chain, window = JacobiDrafter(most_candidates=1), JacobiDrafter()
+    return (chain, window) if isinstance(drafter, JacobiDrafter) else (chain, with_window(drafter), window)

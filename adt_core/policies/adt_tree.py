@@ -1,0 +1,144 @@
+"""ADT-Tree: the shape of a tree follows what was accepted in the neighbourhood (arXiv 2512.21857), as reconstructed here.
+
+The paper attests this much: depth and width are adapted at every step from adjacent states and from the acceptance
+rate, starting from horizontal adjacency; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower
+and wider. No source states the constants. Ours were swept on the bundled model (``benchmarks/sweep.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import AdtError
+from ..rules.trace import ImageRound, Round
+from .base import Lane, Policy, Scene, Shape, setting, share, whole
+from .fixed import FixedSettings
+
+HORIZONTAL, VERTICAL, RANDOM = INITS = ("horizontal", "vertical", "random")
+CARRY, _, RESET = WRAPS = ("carry", VERTICAL, "reset")
+
+
+@dataclass(frozen=True)
+class AdtTreeSettings(FixedSettings):
+    """Settings of :class:`AdtTree`."""
+
+    init: str = setting(
+        HORIZONTAL,
+        "ADT-Tree: whose shape a tree starts from: that of the token to the left (horizontal), "
+        "of the one above (vertical), or a random one.",
+        choices=INITS,
+        advanced=True,
+    )
+    wrap: str = setting(
+        CARRY,
+        "ADT-Tree with horizontal init: what a new row starts from: the end of the row before (carry), the token "
+        "above (vertical), or the depth and width set here (reset).",
+        choices=WRAPS,
+        advanced=True,
+    )
+    beta: float = share(
+        0.6,
+        "ADT-Tree: when at least this share of a tree's levels was accepted, the next one is deeper and narrower.",
+    )
+    depth_step: int = whole(1, "ADT-Tree: levels added or taken away at a time.", advanced=True)
+    width_step: int = whole(1, "ADT-Tree: branches added or taken away at a time.", advanced=True)
+    depth_min: int = whole(1, "ADT-Tree: levels of the shallowest tree.", advanced=True)
+    depth_max: int = whole(6, "ADT-Tree: levels of the deepest tree.", advanced=True)
+    width_min: int = whole(1, "ADT-Tree: branches of the narrowest tree.", advanced=True)
+    width_max: int = whole(3, "ADT-Tree: branches of the widest tree.", advanced=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("depth", "width"):
+            low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            if low > high:
+                raise AdtError(f"{name}_min is {low}, above {name}_max {high}; make it at most {high}.")
+
+
+class AdtTree(Policy):
+    """Shapes that follow each image.
+
+    Every position remembers the shape that the round which emitted it left behind. A round whose root is at position n
+    starts from the shape of a neighbour (``init``): of the root itself, which is the token on the left (horizontal), of
+    the token above (vertical), or from a shape drawn at random. The token on the left of a row's first one is the far end
+    of the row above. ``wrap`` says what the first round in a new row starts from under horizontal init: from that
+    token all the same (carry), from the token above (vertical), or from the initial shape (reset).
+
+    After a round, alpha = accepted drafts / realised depth. Where alpha >= beta the next tree is deeper by ``depth_step`` and
+    narrower by ``width_step``; else the reverse; both within their bounds. Depth is the realised one, because a wide
+    tree of flat drafts runs out of nodes long before the depth that was asked for.
+    """
+
+    settings_type = AdtTreeSettings
+    help = "the tree gets deeper where the image is easy and wider where it is hard"
+
+    def __init__(self, settings: AdtTreeSettings, scene: Scene):
+        super().__init__(settings, scene)
+        self._first = self._bounded(settings.depth, settings.width)
+        self._images: dict[int, _Image] = {}
+
+    @classmethod
+    def largest(cls, settings: AdtTreeSettings) -> Shape:
+        return Shape(settings.depth_max, settings.width_max, settings.nodes)
+
+    def _bounded(self, depth: int, width: int) -> Shape:
+        s = self.settings
+        depth, width = min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max)
+        return Shape(depth, width, s.nodes)
+
+    def begin(self, together: int) -> int:
+        self._images = {}  # images that are begun anew have forgotten what they had
+        return 0
+
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        self._images = {lane.image: self._images.get(lane.image) or self._new(lane.image) for lane in lanes}
+        return [self._next(self._images[lane.image], lane.position) for lane in lanes]
+
+    def _new(self, image: int) -> _Image:
+        key = np.array([self.scene.seed, self.scene.image_indices[image]], dtype=np.uint64)
+        return _Image(self._first, np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0])))
+
+    def _next(self, image: _Image, position: int) -> Shape:
+        """The shape of the tree whose root is at ``position``."""
+        s, columns = self.settings, self.scene.columns
+        left = image.shapes.get(position, self._first)  # the root is the token on the left of the first one to come
+        wrapped, image.row = position // columns != image.row, position // columns
+        if s.init == RANDOM:
+            depth, width = (
+                int(image.random.integers(low, high + 1))
+                for low, high in ((s.depth_min, s.depth_max), (s.width_min, s.width_max))
+            )
+            image.chosen = Shape(depth, width, s.nodes)
+        elif s.init == VERTICAL or (wrapped and s.wrap == VERTICAL):
+            image.chosen = image.shapes.get(position - columns, left)
+        else:
+            image.chosen = self._first if wrapped and s.wrap == RESET else left
+        return image.chosen
+
+    def observe(self, round: Round) -> None:
+        """Write the next shape to the positions that the round emitted."""
+        for share in round.images:
+            image = self._images[share.image]
+            shape = self._after(image.chosen, share)
+            first = share.position + 1
+            image.shapes |= dict.fromkeys(range(first, first + share.accepted + 1), shape)
+
+    def _after(self, shape: Shape, share: ImageRound) -> Shape:
+        s = self.settings
+        if share.depth == 0:
+            return shape
+        sign = 1 if share.alpha >= s.beta else -1
+        return self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
+
+
+@dataclass
+class _Image:
+    """What is remembered of an image. shapes: by raster position. row: that of the last root."""
+
+    chosen: Shape
+    random: np.random.Generator
+    shapes: dict[int, Shape] = field(default_factory=dict)
+    row: int = 0

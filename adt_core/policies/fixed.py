@@ -1,0 +1,90 @@
+"""Policies without a state: plain decoding, one shape for every round (EAGLE-2), and the published static trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .base import NO_DRAFTS, Lane, Policy, Settings, Shape, whole
+
+# Children of every node that has any, by the node's path; children have the ranks 0, 1, ...
+_CHILDREN: dict[str, dict[str, int]] = {
+    "mc_sim_7b_63": {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "00": 3, "01": 2, "02": 2, "10": 1, "000": 3, "0000": 2},
+    "naive_extend_57": {"": 5, "0": 4, "1": 3, "2": 3, "3": 2, "4": 1, "00": 4, "01": 3, "02": 3, "03": 2, "10": 2}
+    | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
+    | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
+}
+
+
+def _levels(children: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+    """Paths of a tree's nodes by level, the root's first; a level is in the order of its parents, then of the ranks."""
+    levels: list[tuple[str, ...]] = [("",)]
+    while any(path in children for path in levels[-1]):
+        levels.append(tuple(path + str(rank) for path in levels[-1] for rank in range(children.get(path, 0))))
+    return tuple(levels)
+
+
+STATIC_TREES = {name: _levels(children) for name, children in _CHILDREN.items()}
+"""The published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352). A node's path is a string of sibling ranks."""
+
+
+class Plain(Policy):
+    """No drafts."""
+
+    help = "no drafting, one token per pass of the model, for comparison"
+    needs_drafter = False
+
+    @classmethod
+    def largest(cls, settings: Settings) -> Shape:
+        return NO_DRAFTS
+
+    def begin(self, together: int) -> None:
+        return None
+
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        return [NO_DRAFTS] * len(lanes)
+
+
+@dataclass(frozen=True)
+class FixedSettings(Settings):
+    """Settings of :class:`Fixed`."""
+
+    depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.")
+    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; candidates per slot of jacobi's window.")
+    nodes: int = whole(6, "Guesses that one pass of the model checks, at most.")
+
+
+class Fixed(Policy):
+    """The same shape in every round; with a drafter network this is EAGLE-2 (arXiv 2406.16858)."""
+
+    settings_type = FixedSettings
+    help = "the same shape everywhere"
+
+    @classmethod
+    def largest(cls, settings: Any) -> Shape:
+        return Shape(settings.depth, settings.width, settings.nodes)
+
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        return [self.largest(self.settings)] * len(lanes)
+
+
+class Static(Policy):
+    """A published tree, the same in every round."""
+
+    tree: ClassVar[str]
+    help = "a published tree, the same everywhere"
+    needs_network = True
+
+    @classmethod
+    def largest(cls, settings: Settings) -> Shape:
+        levels = STATIC_TREES[cls.tree]
+        return Shape(len(levels) - 1, len(levels[1]), sum(map(len, levels)) - 1, cls.tree)
+
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        return [self.largest(self.settings)] * len(lanes)
+
+
+def static(name: str) -> type[Static]:
+    """The policy of the published tree ``name``."""
+    return type("Static", (Static,), {"tree": name})
