@@ -480,9 +480,7 @@ def generate(options: argparse.Namespace) -> int:
     from .app import generation
 
     try:
-        plan = generation.plan(
-            options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, DRAFTING, LANTERN))
-        )
+        plan = generation.plan(options)
     except AdtError as error:
         raise UsageError(str(error)) from error
     print(generation.run(plan))
@@ -493,11 +491,7 @@ def benchmark(options: argparse.Namespace) -> int:
     """Run the benchmark that ``options`` ask for, and print its table."""
     from .app import benchmark as bench
 
-    print(
-        bench.run(
-            options, *({name: getattr(options, name) for name in names} for names in (SAMPLING, LANTERN, QUALITY))
-        )
-    )
+    print(bench.run(options))
     return 0
 
 

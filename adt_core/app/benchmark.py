@@ -1,8 +1,9 @@
 """Several methods on the same prompts, side by side: what ``python -m adt_core benchmark`` runs.
 
-Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed drifts. A
-prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the next one. Pictures are kept in
-``images/METHOD``; a method that wrote plain decoding's tokens has plain decoding's picture.
+Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed
+drifts. A prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the
+next one. Pictures are kept in ``images/METHOD``; a method that wrote plain decoding's tokens has plain decoding's
+picture.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ from ..drafters.eagle import EagleDrafter
 from ..drafters.jacobi import JacobiDrafter
 from ..drafters.load import JACOBI, WITH_WINDOW, load_drafter
 from ..drafters.merged import MergedDrafter
-from ..engine.decoding import Check, Decoding
 from ..errors import AdtError
+from ..models.checkpoint import BUNDLED, Check
 from ..models.target import Target
 from ..policies.shape import Drafting
 from ..policies.static_trees import STATIC_TREES
@@ -39,21 +39,24 @@ from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
 from . import distributed, quality, report
-from .generation import Result, choose_device, default_drafter, open_target, relaxation
+from .generation import choose_device, default_drafter, lantern_of, open_target, sampling_of
 from .images import to_png, write
+from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .report import PLAIN
 
 RELAXED = "+lantern"
 NETWORK = "network"
 RUNS = "runs.jsonl"
+WARM_UP = 8
+"""Rounds of each method before anything is measured."""
 
 
 class Preset(NamedTuple):
     """A method of the benchmark.
 
-    source: what drafts: "network" stands for the drafter that was asked for, "network+jacobi" for both in one tree, "" is none. lantern: its
-    acceptance rule; None for the exact one.
+    source: what drafts: "network" stands for the drafter that was asked for, "network+jacobi" for both in one tree, ""
+    is none. lantern: its acceptance rule; None for the exact one.
     """
 
     drafting: Drafting
@@ -106,82 +109,57 @@ def sources(network: Drafter | None) -> dict[str, Drafter]:
 class Benchmark:
     """What is compared.
 
-    drafter: of the methods that need a network. lantern: of those that end in ``+lantern``. metrics: what is measured of every
-    picture, by a name that goes into the settings. known: what the names stand for.
+    lantern: of the methods that end in ``+lantern``. drafter: what ``--drafter`` takes to find the network of the
+    methods that need one. metrics: what is measured of every picture, by a name that goes into the settings. known:
+    what the names of methods stand for. model: what ``--model`` takes to find the target.
     """
 
     prompts: list[str]
     methods: list[str]
     sampling: Sampling
     lantern: Lantern
-    drafter: str = "bundled"
+    drafter: str = BUNDLED
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
     known: dict[str, Preset] = field(default_factory=lambda: PRESETS)
+    model: str = BUNDLED
 
     def __post_init__(self) -> None:
         for name in self.methods:
             if name.removesuffix(RELAXED) not in self.known or name == PLAIN + RELAXED:
                 raise AdtError(
-                    f"--methods: {name!r} is unknown; choose from {', '.join(self.known)}, all but the first also with {RELAXED} behind it."
+                    f"--methods: {name!r} is unknown; choose from {', '.join(self.known)}, "
+                    f"all but the first also with {RELAXED} behind it."
                 )
-
-    @property
-    def names(self) -> list[str]:
-        """The methods, plain decoding first: everything is measured against it."""
-        return [PLAIN, *(name for name in dict.fromkeys(self.methods) if name != PLAIN)]
 
     @property
     def presets(self) -> dict[str, Preset]:
-        """What every name stands for."""
-        exact = {name: self.known[name.removesuffix(RELAXED)] for name in self.names}
-        return {
-            name: preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset
-            for name, preset in exact.items()
-        }
-
-    def drafters(self, target: Target) -> dict[str, Drafter]:
-        """What drafts, by source; a network is loaded only if a method needs it."""
-        needed = any(preset.source.startswith(NETWORK) for preset in self.presets.values())
-        return self.choose(load_drafter(self.drafter, target) if needed else None)
-
-    def choose(self, network: Drafter | None) -> dict[str, Drafter]:
-        """The same with a network that is loaded already; None for none. AdtError if a method then goes without."""
-        found = sources(network)
-        for name, preset in self.presets.items():
-            if preset.source and preset.source not in found:
-                raise AdtError(
-                    f"--drafter: the method {name!r} needs a network; give a drafter that is one, or leave the method out."
-                )
+        """What every method's name stands for; plain decoding first, since everything is measured against it."""
+        found = {}
+        for name in (PLAIN, *self.methods):
+            preset = self.known[name.removesuffix(RELAXED)]
+            found[name] = preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset
         return found
 
-    def start(
-        self, name: str, prompt: str, target: Target, drafters: dict[str, Drafter], check: Check | None = None
-    ) -> Decoding:
-        """A decoding of one prompt by one method."""
-        preset = self.presets[name]
-        return Decoding(
-            target,
-            [target.encode_prompt(prompt)],
-            sampling=self.sampling,
-            drafting=preset.drafting,
-            drafter=drafters.get(preset.source),
-            lantern=preset.lantern,
-            check=check,
-        )
+    def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
+        """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
+        found, jobs, path = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
+        for name, (drafting, source, lantern) in self.presets.items():
+            if source and source not in found:
+                raise AdtError(
+                    f"--drafter: the method {name!r} needs a network; "
+                    "give a drafter that is one, or leave the method out."
+                )
+            job = Job(target, self.sampling, drafting, found.get(source), lantern, model_path=self.model)
+            jobs[name] = replace(job, drafter_path=source.replace(NETWORK, path) or None)
+        return jobs
 
     def settings(self, target: Target) -> dict:
-        """Everything that the figures hang on; runs of other settings are never mixed with these."""
+        """Everything that the figures depend on. Runs with other settings are never mixed with these."""
         decoder = target.decoder
-        device = (
-            torch.cuda.get_device_name() if decoder.embedding.is_cuda else platform.processor() or platform.machine()
-        )
+        cpu = platform.processor() or platform.machine()
         methods = {
-            name: {
-                **asdict(preset.drafting),
-                "source": preset.source,
-                "lantern": preset.lantern and asdict(preset.lantern),
-            }
-            for name, preset in self.presets.items()
+            name: {**asdict(drafting), "source": source, "lantern": lantern and asdict(lantern)}
+            for name, (drafting, source, lantern) in self.presets.items()
         }
         return {
             "model": target.name,
@@ -196,7 +174,7 @@ class Benchmark:
             "commit": _commit(),
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": device,
+            "device": torch.cuda.get_device_name() if decoder.embedding.is_cuda else cpu,
             "threads": torch.get_num_threads(),
             "dtype": str(decoder.dtype).removeprefix("torch."),
         }
@@ -213,7 +191,7 @@ def _commit() -> str | None:
 
 
 def open_runs(folder: Path, settings: dict) -> list[dict]:
-    """Finished prompts in ``folder``; begins the file if there is none. AdtError if they were made with other settings."""
+    """The records in ``folder``; begins the file if there is none. AdtError if they were made with other settings."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RUNS
     if not path.exists():
@@ -224,47 +202,38 @@ def open_runs(folder: Path, settings: dict) -> list[dict]:
         raise AdtError(
             f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
         )
-    whole = [
-        line for line in lines if line.endswith("\n")
-    ]  # a line that was being written when the power went is done again
+    whole = [line for line in lines if line.endswith("\n")]  # not what was being written when the power went
     path.write_text("".join([head, *whole]), encoding="utf-8")
     return [json.loads(line) for line in whole]
 
 
 class Measured(NamedTuple):
-    """What the methods made of a prompt: their runs, and by method the PNGs, of plain decoding and of those with other tokens."""
+    """What the methods made of a prompt: their runs; and PNGs, of plain decoding and of methods with other tokens."""
 
     runs: dict[str, dict]
     pngs: dict[str, bytes]
 
 
-def measure(
-    benchmark: Benchmark,
-    settings: dict,
-    target: Target,
-    drafters: dict[str, Drafter],
-    folder: Path,
-    check: Check | None = None,
-) -> Iterator[dict]:
+def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
     """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
 
-    settings, drafters: what :class:`Benchmark` makes of ``target``. A record has ``prompt``, ``text`` and ``runs``: for each method its
-    report, with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture`` (its path
-    in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
+    jobs: what :meth:`Benchmark.jobs` gives. A record has ``prompt``, ``text`` and ``runs``: for each method its report,
+    with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture``
+    (its path in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
     """
 
     def one_by_one(numbers: list[int]) -> Iterator[tuple[int, Measured]]:
-        warm_up(benchmark, target, drafters, check)
+        warm_up_all(jobs, benchmark.prompts[0], check)
         for number in numbers:
-            yield number, measure_prompt(benchmark, number, target, drafters, check)
+            yield number, measure_prompt(jobs, number, benchmark.prompts[number], check)
 
-    return collect(benchmark, settings, folder, one_by_one)
+    return collect(benchmark, benchmark.settings(jobs[PLAIN].target), folder, one_by_one)
 
 
 def collect(
     benchmark: Benchmark, settings: dict, folder: Path, source: Callable[[list[int]], Iterable[tuple[int, Measured]]]
 ) -> Iterator[dict]:
-    """The same with what ``source`` measures of the prompts whose numbers it is given, in any order: finished records come first."""
+    """The same, where ``source`` measures the prompts whose numbers it is given, in any order."""
     done = open_runs(folder, settings)
     yield from done
     missing = sorted(set(range(len(benchmark.prompts))) - {record["prompt"] for record in done})
@@ -272,42 +241,27 @@ def collect(
         yield _keep(benchmark, number, measured, folder)
 
 
-def warm_up(benchmark: Benchmark, target: Target, drafters: dict[str, Drafter], check: Check | None = None) -> None:
+def warm_up_all(jobs: dict[str, Job], prompt: str, check: Check | None = None) -> None:
     """First calls are slow."""
-    for name in benchmark.names:
-        for _ in islice(benchmark.start(name, benchmark.prompts[0], target, drafters, check), 8):
-            pass
+    for job in jobs.values():
+        warm_up(job.decoding([prompt], check=check), WARM_UP)
 
 
-def measure_prompt(
-    benchmark: Benchmark, number: int, target: Target, drafters: dict[str, Drafter], check: Check | None = None
-) -> Measured:
+def measure_prompt(jobs: dict[str, Job], number: int, prompt: str, check: Check | None = None) -> Measured:
     """Decode a prompt by all methods, in an order that its number fixes."""
-
-    def decode(name: str) -> Result:
-        decoding = benchmark.start(name, benchmark.prompts[number], target, drafters, check)
-        for _ in decoding:
-            pass
-        return Result(decoding.grid_codes(), decoding.trace)  # without the caches
-
-    order = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64))).permutation(
-        benchmark.names
-    )
-    results = {str(name): decode(str(name)) for name in order}
-    plain = results[PLAIN].codes
-    runs = {
-        name: {
-            **results[name].trace.report(),
-            "agreement": (results[name].codes == plain).double().mean().item(),
-            "acceptance": results[name].trace.acceptance_map(),
-        }
-        for name in benchmark.names
-    }
-    pngs = {}
-    for name in benchmark.names:
-        if name == PLAIN or not torch.equal(results[name].codes, plain):
-            pixels = target.codec.decode(results[name].codes.to(target.codec.codebook.device), check=check)[0]
-            pngs[name] = to_png(pixels, {"prompt": benchmark.prompts[number], "method": name})
+    done, runs, pngs = {}, {}, {}
+    rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
+    for name in map(str, rng.permutation(list(jobs))):
+        decoding = decode(jobs[name].decoding([prompt], check=check))
+        done[name] = decoding.grid_codes(), decoding.trace
+    plain = done[PLAIN][0]
+    for name, job in jobs.items():
+        codes, trace = done[name]
+        agreement = (codes == plain).double().mean().item()
+        runs[name] = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
+        if name == PLAIN or not torch.equal(codes, plain):
+            settings = {**job.settings(prompt), "benchmark_method": name}
+            pngs[name] = to_png(job.pixels(codes, check)[0], settings)
     return Measured(runs, pngs)
 
 
@@ -319,9 +273,9 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
         path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
         write(folder / path, png)
         picture = Image.open(BytesIO(png))
-        scores = {
-            column: score for metric in benchmark.metrics.values() for column, score in metric(picture, prompt).items()
-        }
+        scores: dict = {}
+        for metric in benchmark.metrics.values():
+            scores |= metric(picture, prompt)
         shown[name] = {"picture": path.as_posix(), "quality": scores}
     runs = {name: {**run, **shown.get(name, shown[PLAIN])} for name, run in measured.runs.items()}
     record = {"prompt": number, "text": prompt, "runs": runs}
@@ -331,23 +285,20 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
 
 
 class Engine:
-    """A benchmark's models in memory; measures one prompt after another. Raises AdtError for files and prompts that don't fit."""
+    """A benchmark's models in memory; measures prompts. Raises AdtError for files and prompts that don't fit."""
 
     def __init__(self, benchmark: Benchmark, options: argparse.Namespace):
-        self._benchmark, self.target = benchmark, open_target(options, choose_device(options.device))
-        for prompt in benchmark.prompts:
-            self.target.encode_prompt(prompt)  # one that is too long should not be found after an hour
-        self.drafters, self._warm = benchmark.drafters(self.target), False
-
-    @property
-    def settings(self) -> dict:
-        return self._benchmark.settings(self.target)
+        self._prompts, target = benchmark.prompts, open_target(options, choose_device(options.device))
+        network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
+        self.jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
+        self.jobs[PLAIN].check(benchmark.prompts)
+        self.settings, self._warm = benchmark.settings(target), False
 
     def __call__(self, number: int) -> Measured:
         if not self._warm:
-            warm_up(self._benchmark, self.target, self.drafters)
+            warm_up_all(self.jobs, self._prompts[0])
         self._warm = True
-        return measure_prompt(self._benchmark, number, self.target, self.drafters)
+        return measure_prompt(self.jobs, number, self._prompts[number])
 
 
 @contextmanager
@@ -355,7 +306,7 @@ def _measuring(benchmark: Benchmark, options: argparse.Namespace) -> Iterator[tu
     """The settings of the machines that measure, and the records: from this one, or from engines on Ray."""
     if not distributed.wanted(options):
         engine = Engine(benchmark, options)
-        yield engine.settings, measure(benchmark, engine.settings, engine.target, engine.drafters, options.output)
+        yield engine.settings, measure(benchmark, engine.jobs, options.output)
         return
     unscored = replace(benchmark, metrics={})  # pictures are scored where they are kept
     with distributed.engines(partial(Engine, unscored, options), options, len(benchmark.prompts)) as engines:
@@ -364,42 +315,44 @@ def _measuring(benchmark: Benchmark, options: argparse.Namespace) -> Iterator[tu
             unlike = [f"{name} ({settings[name]}, {other[name]})" for name in settings if other[name] != settings[name]]
             if unlike:
                 raise AdtError(
-                    f"--ray-address: the machines differ in {', '.join(unlike)}; figures of one benchmark come from machines that are alike."
+                    f"--ray-address: the machines differ in {', '.join(unlike)}; "
+                    "figures of one benchmark come from machines that are alike."
                 )
         settings |= {"metrics": list(benchmark.metrics), "workers": options.workers}
         yield settings, collect(benchmark, settings, options.output, engines.map)
 
 
-def run(options: argparse.Namespace, sampling: dict, lantern: dict, weights: dict) -> str:
-    """What the command does: measure, write the results, and say where they are. Raises AdtError for options that make no sense."""
+def plan(options: argparse.Namespace) -> Benchmark:
+    """The benchmark that the options ask for, without its metrics. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
     distributed.check(options)
-    options.drafter = options.drafter or default_drafter(options.model)
-    methods = options.methods or (COMPARED if options.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
+    drafter = options.drafter or default_drafter(options.model)
+    methods = options.methods or (COMPARED if drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
-    benchmark = Benchmark(
+    return Benchmark(
         sample(prompts, options.count, options.sample_seed) if options.count else prompts,
         methods.split(","),
-        Sampling(**sampling),
-        relaxation(**lantern) or Lantern(lantern["lantern_k"], max_substitution=lantern["max_substitution"]),
-        options.drafter,
+        sampling_of(options),
+        lantern_of(options) or Lantern(options.lantern_k, max_substitution=options.max_substitution),
+        drafter,
+        model=options.model,
     )
+
+
+def run(options: argparse.Namespace) -> str:
+    """What the command does: measure, write the results, and say where they are. Raises AdtError."""
+    benchmark, folder = plan(options), options.output
+    weights = {name: getattr(options, name) for name in ("clip", "hps", "aesthetic", "inception", "real_images")}
     device = choose_device(options.device if options.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
     benchmark = replace(benchmark, metrics=metrics.pictures)
     with _measuring(benchmark, options) as (settings, prompts_done):
         records = list(tqdm(prompts_done, total=len(benchmark.prompts), unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])
-    pictures = {
-        name: [options.output / record["runs"][name]["picture"] for record in records] for name in benchmark.names
-    }
-    table, paths = report.write(
-        records, settings, options.output, metrics.sets(pictures) if metrics.sets else {}, metrics.note
-    )
-    plots = (
-        ""
-        if any(path.suffix == ".png" for path in paths)
-        else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
-    )
-    return table + "\n" + ", ".join(map(str, paths)) + plots
+    pictures = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
+    sets = metrics.sets(pictures) if metrics.sets else {}
+    table, paths = report.write(records, settings, folder, sets, metrics.note)
+    plots = any(path.suffix == ".png" for path in paths)
+    remedy = "" if plots else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
+    return table + "\n" + ", ".join(map(str, paths)) + remedy

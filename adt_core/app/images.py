@@ -29,7 +29,7 @@ def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] |
 
 
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
-    """Pixels [3, H, W] in [-1, 1] as a PNG with ``settings`` in its text chunk, and ``texts`` in others by their names."""
+    """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, and each of ``texts`` under its name."""
     chunk = PngImagePlugin.PngInfo()
     chunk.add_itxt(KEY, json.dumps(settings, ensure_ascii=False))
     for name, text in (texts or {}).items():
@@ -40,7 +40,7 @@ def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) 
 
 
 def read_settings(path: Path) -> dict:
-    """The settings in a PNG that :func:`save_png` wrote; an AdtError if it holds none."""
+    """The settings in a PNG of :func:`to_png`. AdtError if it holds none."""
     try:
         with Image.open(path) as image:
             text = image.info.get(KEY)
@@ -59,7 +59,7 @@ def read_settings(path: Path) -> dict:
 
 
 def is_whole(path: Path) -> bool:
-    """Does a PNG end where it should, with all checksums right?"""
+    """Is a PNG complete, and are its checksums right?"""
     try:
         with Image.open(path) as image:
             image.verify()
@@ -69,7 +69,7 @@ def is_whole(path: Path) -> bool:
 
 
 def digest(content: object) -> str:
-    """A short name for what JSON can hold: the same for the same content, and in practice for no other."""
+    """A short name for what JSON can hold. The same content has the same name; other content, in practice, another."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
@@ -79,7 +79,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: under another name in the same folder first, then moved."""
+    """Write a file whole or not at all: under another name in the same folder, which is then changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -90,11 +90,12 @@ def write(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Raise an AdtError that names ``option`` if ``path`` can't be written; writes and makes nothing."""
+    """AdtError, naming ``option``, if ``path`` can't be written. Writes and makes nothing."""
     if path.is_dir():
         raise AdtError(f"{option}: '{path}' is a folder; name a file.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise AdtError(
-            f"{option}: '{path}' can't be written, because '{folder}' is not a folder that you may write to; choose another."
+            f"{option}: '{path}' can't be written, because '{folder}' is not a folder that you may write to; "
+            "choose another."
         )

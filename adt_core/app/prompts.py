@@ -35,25 +35,26 @@ def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
 
 
 def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
-    """The prompts of a file, by its ending.
+    """The prompts of a file. Its ending says how it is read; raises AdtError if it can't be.
 
-    ``.json``: MS-COCO's ``captions_*.json`` in the order of the image ids, of each image the ``first`` caption or the ``longest``, under the id of
-    the image, or ``all``, under the ids of the annotations; or a plain list of strings. ``.jsonl``: a string, or an object with "prompt" or
-    "caption" and maybe an "id", on each line. ``.tsv``: PartiPrompts, the column "Prompt". Anything else: one prompt per line. Where the file gives no
-    id, it is the number of the line (without a table's heading) or of the string, from 1. Raises AdtError.
+    ``.json``: a list of strings, or MS-COCO's ``captions_*.json``, in the order of the image ids. Of each image,
+    ``caption`` takes the ``first`` or the ``longest`` one, under the id of the image, or ``all``, under their own ids.
+    ``.jsonl``: on each line a string, or an object with "prompt" or "caption" and maybe "id". ``.tsv``: the column
+    "Prompt" of PartiPrompts. Any other: one prompt per line. Where no id is given, it is the number of the line (not
+    counting a table's heading) or of the string, from 1.
     """
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
     try:
-        found = readers.get(path.suffix.lower(), _lines)(path.read_text(encoding="utf-8-sig"))
+        found = readers.get(path.suffix.lower(), typed)(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise AdtError(
             f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error})."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise AdtError(
-            f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, PartiPrompts' table, "
-            "JSON lines or plain text were expected."
+            f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
+            "PartiPrompts' table, JSON lines or plain text were expected."
         ) from error
     if not found:
         raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
@@ -61,20 +62,23 @@ def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 
 def typed(text: str) -> list[Prompt]:
-    """One prompt per line, under the number of the line; none for an empty text."""
-    return _lines(text)
+    """One prompt per line, under the number of the line. Blank lines are left out."""
+    return _numbered(text.splitlines())
 
 
 def select(
     prompts: list[Prompt], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
 ) -> list[Prompt]:
-    """Those that contain ``filter``, in upper or lower case; in an order that ``shuffle`` fixes, 0 leaving them as they are; without the first
-    ``start``; ``count`` at most. Raises AdtError if none is left.
+    """Some of the prompts; ``count`` at most. Raises AdtError if none is left.
+
+    filter: a text that they contain, in upper or lower case. shuffle: fixes their order; 0 leaves them as they are.
+    start: how many are left out at the beginning.
     """
     found = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
     if not found:
         raise AdtError(
-            f"filter: none of the {len(prompts)} prompts contains '{filter}'; give a part of a prompt, or nothing for all."
+            f"filter: none of the {len(prompts)} prompts contains '{filter}'; "
+            "give a part of a prompt, or nothing for all."
         )
     if start >= len(found):
         raise AdtError(f"start is {start}, but there are {len(found)} prompts; give a smaller number.")
@@ -84,14 +88,17 @@ def select(
 
 
 def slug(text: str, longest: int = 40) -> str:
-    """The first words of a text as part of a file name: letters, digits and hyphens, ``longest`` characters at most; may be empty."""
+    """The first words of a text for a file name: letters, digits, hyphens; ``longest`` at most. May be empty."""
     words = re.findall(r"[^\W_]+", text.casefold())
     name = "-".join(words)[: longest + 1]
     return name[:longest] if len(name) <= longest or "-" not in name else name.rpartition("-")[0]
 
 
 def file_stems(prompts: list[Prompt]) -> list[str]:
-    """Names for the prompts' files, without an ending: the id, in the order of the numbers where ids are numbers, and the first words."""
+    """Names for the prompts' files, without an ending: the id and the first words.
+
+    Ids that are numbers get leading zeros, so that files are sorted by them.
+    """
     ids = [re.sub(r"[^\w.-]+", "-", prompt.id).strip(".-") for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
     return [
@@ -113,10 +120,6 @@ def _numbered(texts: Iterable[str]) -> list[Prompt]:
 
 def _present(prompts: Iterable[Prompt]) -> list[Prompt]:
     return [prompt._replace(text=prompt.text.strip()) for prompt in prompts if prompt.text.strip()]
-
-
-def _lines(text: str) -> list[Prompt]:
-    return _numbered(text.splitlines())
 
 
 def _json(text: str, caption: str) -> list[Prompt]:

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app import batch
-from adt_core.app.batch import Batch
-from adt_core.app.images import read_settings
+from adt_core.app.batch import Batch, key
+from adt_core.app.images import read_settings, save_png
+from adt_core.app.jobs import Job, decode, rounds, stretches
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint
@@ -20,34 +20,37 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 
 @pytest.fixture
 def make(models):
-    """A batch with a network that drafts."""
+    """A job with a network that drafts."""
     target, drafter = models
-    return Batch(target, Sampling(seed=3, guidance=2.0), Drafting(), drafter, "tiny")
+    return Job(target, Sampling(seed=3, guidance=2.0), Drafting(), drafter, drafter_path="somewhere/tiny")
 
 
-def run(batch: Batch, prompts: list[str], folder, chunk: int, stop: int | None = None) -> list[str]:
-    """Make what is missing, ``chunk`` at once; ``stop`` after so many images. Returns the prompts whose images were made."""
-    made = []
-    todo = [prompt for prompt in prompts if batch.find(folder, prompt) is None]
-    for finished in batch.run(batch.start(todo, chunk), todo, folder):
-        made += [picture.prompt for picture, _ in finished]
-        if stop is not None and len(made) >= stop:
-            return made
+def run(
+    make: Job, prompts: list[str], folder, chunk: int, stop: int | None = None, texts: dict | None = None
+) -> list[str]:
+    """Make what is missing, ``chunk`` at once; ``stop`` after so many images. Returns the prompts whose images were
+    made."""
+    made, batch = [], Batch(make, folder, texts or {})
+    todo = [prompt for prompt in prompts if batch.find(prompt) is None]
+    for stretch in stretches(len(todo), chunk):
+        decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
+        for finished in rounds(decoding):
+            made += [batch.keep(decoding, image, todo[stretch[image]])[0].prompt for image in finished]
+            if stop is not None and len(made) >= stop:
+                return made
     return made
 
 
-def codes(batch: Batch, folder) -> list[torch.Tensor]:
-    return [batch.find(folder, prompt).codes for prompt in PROMPTS]
+def codes(make: Job, folder) -> list[torch.Tensor]:
+    return [Batch(make, folder).find(prompt).codes for prompt in PROMPTS]
 
 
 def test_images_are_those_of_their_prompts_alone(make, tmp_path):
     run(make, PROMPTS, tmp_path, chunk=3)
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
-        decoding = make.start([prompt], 1)
-        for _ in decoding:
-            pass
+        decoding = decode(make.decoding([prompt], at_once=1))
         assert torch.equal(found, decoding.grid_codes()[0])
-        picture = make.find(tmp_path, prompt)
+        picture = Batch(make, tmp_path).find(prompt)
         figures, expected = picture.figures, decoding.trace.report()
         assert {name: figures[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")} == {
             name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")
@@ -61,8 +64,8 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     first = run(make, PROMPTS, tmp_path, chunk=2, stop=stop)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
-    other = replace(make, drafter=JacobiDrafter(), drafter_name="jacobi", drafting=JacobiDrafter.default)
-    assert other.key() == make.key()
+    other = replace(make, drafter=JacobiDrafter(), drafter_path="jacobi", drafting=JacobiDrafter.default)
+    assert key(other) == key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image was lost or made twice"
     assert {path: path.stat().st_mtime_ns for path in kept} == kept and len(list(tmp_path.iterdir())) == len(PROMPTS)
@@ -73,9 +76,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
 
 @pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
 def test_time_is_shared_by_the_images_at_work(make, at_once):
-    decoding = make.start(PROMPTS, at_once)
-    for _ in decoding:
-        pass
+    decoding = decode(make.decoding(PROMPTS, at_once=at_once))
     parts = [decoding.trace.part([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images advance unequally, or this tests little"
     whole = decoding.trace.report()
@@ -99,66 +100,69 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
         replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
         replace(relaxed, lantern=Lantern(delta=0.2)),
         replace(relaxed, drafting=Drafting(depth=2)),
-        replace(relaxed, drafter=JacobiDrafter(), drafter_name="jacobi"),
+        replace(relaxed, drafter=JacobiDrafter(), drafter_path="jacobi"),
     ]
-    assert len({other.key() for other in others}) == len(others)
+    assert len({key(other) for other in others}) == len(others)
     same = [
         replace(make, drafting=Drafting(depth=2)),
         replace(make, drafter=None, drafting=Drafting(method="autoregressive")),
         replace(make, negative="  "),
-        replace(make, texts={"workflow": "{}"}),
+        replace(make, model_path="elsewhere"),
         replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
     ]
-    assert {other.key() for other in same} == {make.key()}
+    assert {key(other) for other in same} == {key(make)}
 
 
 def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
     relaxed = replace(make, lantern=Lantern())
     other = load_drafter(tiny / "drafter", make.target)
-    assert replace(relaxed, drafter=other).key() == relaxed.key()
+    assert key(replace(relaxed, drafter=other)) == key(relaxed)
     with torch.no_grad():
         next(iter(other.parameters())).add_(1)
-    assert replace(relaxed, drafter=other).key() != relaxed.key()
+    assert key(replace(relaxed, drafter=other)) != key(relaxed)
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "no settings"])
 def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    whole, expected = path.read_bytes(), make.find(tmp_path, PROMPTS[0]).codes
+    whole, expected = path.read_bytes(), Batch(make, tmp_path).find(PROMPTS[0]).codes
     if damage.startswith("cut"):
         path.write_bytes(whole[: len(whole) // 4 if damage == "cut" else -100])
     elif damage == "empty":
         path.write_bytes(b"")
     else:
         settings = {**read_settings(path), "tokens": [[1, 2], [3, 4]]} if damage == "other grid" else {}
-        batch.save_png(path, torch.zeros(3, 8, 8), settings)
+        save_png(path, torch.zeros(3, 8, 8), settings)
     assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
-    assert torch.equal(make.find(tmp_path, PROMPTS[0]).codes, expected)
+    assert torch.equal(Batch(make, tmp_path).find(PROMPTS[0]).codes, expected)
 
 
 def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_path):
     make = replace(
-        make, lantern=Lantern(neighbours=5, delta=0.3), negative="a dog", texts={"workflow": '{"nodes": []}'}
+        make,
+        lantern=Lantern(neighbours=5, delta=0.3),
+        negative="a dog",
+        model_path=str(tiny / "target"),
+        drafter_path=str(tiny / "drafter"),
     )
-    run(make, PROMPTS[:1], tmp_path, chunk=1)
-    picture = make.find(tmp_path, PROMPTS[0])
+    run(make, PROMPTS[:1], tmp_path, chunk=1, texts={"workflow": '{"nodes": []}'})
+    picture = Batch(make, tmp_path).find(PROMPTS[0])
     assert picture.path.name.startswith("a-cat-")
-    options = [
-        "generate",
-        "--from-png",
-        str(picture.path),
-        "--model",
-        str(tiny / "target"),
-        "--drafter",
-        str(tiny / "drafter"),
-        "--device",
-        "cpu",
-    ]
+    options = ["generate", "--from-png", str(picture.path), "--device", "cpu"]
     assert cli.main([*options, "--output", str(tmp_path / "again.png"), "--tokens", str(tmp_path / "again.json")]) == 0
     assert json.loads((tmp_path / "again.json").read_text())["tokens"] == [picture.codes.tolist()]
     with Image.open(picture.path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes() and image.info["workflow"] == '{"nodes": []}'
+
+
+def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
+    plain = replace(make, drafting=Drafting(method="autoregressive"), drafter=None, model_path=str(tiny / "target"))
+    run(replace(plain, drafter_path=None), PROMPTS[:1], tmp_path, chunk=1)
+    (path,) = tmp_path.iterdir()
+    assert cli.main(["generate", "--from-png", str(path), "--output", str(tmp_path / "again.png")]) == 0
+    with Image.open(path) as image, Image.open(tmp_path / "again.png") as again:
+        assert image.tobytes() == again.tobytes()
 
 
 def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):

@@ -2,11 +2,14 @@
 
 import csv
 import json
+from unittest import mock
 
 import pytest
+from PIL import Image
 
 from adt_core import cli
-from adt_core.app import benchmark
+from adt_core.app import jobs
+from adt_core.app.images import read_settings
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.app.report import COLUMNS
 
@@ -79,7 +82,7 @@ def test_every_method_and_every_column(run, tmp_path):
 
 
 def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
-    finish = benchmark.Decoding
+    finish = jobs.Decoding
     started = []
 
     def interrupted(*args, **kwargs):
@@ -88,14 +91,14 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
             raise KeyboardInterrupt
         return finish(*args, **kwargs)
 
-    monkeypatch.setattr(benchmark, "Decoding", interrupted)
+    monkeypatch.setattr(jobs, "Decoding", interrupted)
     code, _, err = run(methods="eagle2")  # two to warm up, two a prompt
     assert code == 130 and "Interrupted" in err
     lines = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
     with (tmp_path / "out" / "runs.jsonl").open("a") as file:
         file.write('{"prompt": 1, "te')  # the power went while the next was being written
-    monkeypatch.setattr(benchmark, "Decoding", finish)
+    monkeypatch.setattr(jobs, "Decoding", finish)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
     assert after[:2] == lines and [json.loads(line)["text"] for line in after[1:]] == ["a cat", "a dog", "a cow"]
@@ -142,3 +145,17 @@ def test_whether_there_is_a_window_is_the_method_s_to_say(run, tiny):
 def test_the_captions_that_come_with_the_pack():
     prompts = read_prompts(BUNDLED_CAPTIONS)
     assert len(prompts) == len(set(prompts)) >= 100
+
+
+def test_a_picture_is_made_again_from_its_png(run, tmp_path):
+    """By every kind of source, and under LANTERN by the very drafts that it depends on."""
+    methods = ["eagle2-top-k", "jacobi+lantern", "merged+lantern", "adt-tree+lantern"]
+    assert run("--count", "1", methods=",".join(methods))[0] == 0
+    folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}
+    assert {"autoregressive", "jacobi+lantern", "adt-tree+lantern"} <= set(folders)
+    for name, path in folders.items():
+        again = tmp_path / "again.png"
+        assert cli.main(["generate", "--from-png", str(path), "--output", str(again)]) == 0, name
+        with Image.open(path) as one, Image.open(again) as two:
+            assert one.tobytes() == two.tobytes(), name
+        assert read_settings(path) == {**read_settings(again), "benchmark_method": name, "drafter": mock.ANY}

@@ -1,4 +1,5 @@
-"""Engines on Ray: what is drawn and measured is the same as without, also when a worker or a machine is lost in the middle."""
+"""Engines on Ray: what is drawn and measured is the same as without, also when a worker or a machine is lost in the
+middle."""
 
 import json
 import os
@@ -25,7 +26,8 @@ def ray():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a list of prompts; workers find the project from there. They have a thread each, as threads tell on pixels."""
+    """An empty folder to work in, with a list of prompts; workers find the project from there. They have a thread each,
+    as threads tell on pixels."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
@@ -70,7 +72,8 @@ def run(tiny, capsys):
 
 
 def fragile(module, folder):
-    """The engine of a module whose process is killed when it has drawn a prompt and not yet handed it over: the first time, of one prompt."""
+    """The engine of a module whose process is killed when it has drawn a prompt and not yet handed it over: the first
+    time, of one prompt."""
     name = module.__name__  # sent to the workers, where the module is the real one
 
     def build(*arguments):

@@ -1,4 +1,5 @@
-"""Images that start from given tokens: what is kept stays, and the rest is that of plain decoding, whatever drafts it."""
+"""Images that start from given tokens: what is kept stays, and the rest is that of plain decoding, whatever drafts
+it."""
 
 import pytest
 import torch
@@ -93,7 +94,8 @@ def test_an_image_does_not_depend_on_its_batch(models):
 
 
 def test_a_windows_columns_start_from_what_is_kept(models):
-    """Behind a prefix the window knows the row above; at the top of an image it has the first token's distribution alone."""
+    """Behind a prefix the window knows the row above; at the top of an image it has the first token's distribution
+    alone."""
     target, _ = models
 
     def above(start):

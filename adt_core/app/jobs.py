@@ -1,0 +1,178 @@
+"""A job: how images are made. The only place that loops over a ``Decoding``, and the only author of a PNG's
+settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..drafters.base import Drafter
+from ..engine.decoding import Decoding
+from ..models.checkpoint import BUNDLED, Check
+from ..models.target import Target
+from ..policies.shape import Drafting
+from ..rules.sampling import NOISE_VERSION, Sampling
+from ..rules.verify import Lantern
+from ..version import VERSION
+
+STRETCH = 8
+"""Prompts of one decoding, per image at work: enough that most lanes are filled again, few enough to be held in
+memory."""
+WARM_UP = 3
+"""Rounds that are decoded and thrown away before a method is timed: the first calls are slow."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that is common to the images of a run: the loaded models and the settings.
+
+    drafter: what drafts; None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance
+    pushes away from; if it is blank, the row without text. kept: codes of the first cells of every image, in raster
+    order, which are given. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again;
+    only PNGs and figures need them.
+    """
+
+    target: Target
+    sampling: Sampling = Sampling()
+    drafting: Drafting = Drafting()
+    drafter: Drafter | None = None
+    lantern: Lantern | None = None
+    negative: str = ""
+    kept: tuple[int, ...] = ()
+    model_path: str = BUNDLED
+    drafter_path: str | None = None
+
+    @property
+    def drafter_name(self) -> str:
+        """The last part of the drafter's path: what people call it. "none" without a drafter."""
+        return Path(self.drafter_path).name if self.drafter_path else "none"
+
+    @property
+    def dtype(self) -> str:
+        """Of the computation, as ``--dtype`` calls it."""
+        return str(self.target.decoder.dtype).removeprefix("torch.")
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raises AdtError for a prompt that is empty or too long: better now than after an hour of drawing others."""
+        for prompt in [*prompts, *filter(str.strip, [self.negative])]:
+            self.target.encode_prompt(prompt)
+
+    def decoding(
+        self,
+        prompts: Sequence[str],
+        image_indices: list[int] | None = None,
+        at_once: int | None = None,
+        prefix: Tensor | None = None,
+        check: Check | None = None,
+    ) -> Decoding:
+        """A decoding of one image per prompt, which has not begun.
+
+        image_indices: of the noise, one per image; 0 for all unless given. at_once: images at work at the same time;
+        all unless given. prefix: codes [images, P] that are kept, where images keep different ones; else ``kept``.
+        check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too long, and for
+        settings that don't fit together.
+        """
+        negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
+        return Decoding(
+            self.target,
+            [self.target.encode_prompt(prompt) for prompt in prompts],
+            negatives=negatives,
+            sampling=self.sampling,
+            drafting=self.drafting,
+            drafter=self.drafter,
+            lantern=self.lantern,
+            image_indices=image_indices,
+            prefix=torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix,
+            at_once=at_once,
+            check=check,
+        )
+
+    def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
+        """Codes [B, rows, columns] -> pixels [B, 3, H, W] in [-1, 1], on the codec's device."""
+        codec = self.target.codec
+        return codec.decode(codes.to(codec.codebook.device), check=check)
+
+    def settings(self, prompt: str, image_index: int = 0) -> dict:
+        """Everything that makes an image what it is, as plain JSON types.
+
+        The names are those of the options of ``generate``, so that ``--from-png`` can read them back. What no option
+        has is there to be read.
+        """
+        decoder, side, rule = self.target.decoder, self.target.downsample, self.lantern or Lantern()
+        rows, columns = self.target.grid
+        return {
+            "prompt": prompt,
+            "negative": self.negative.strip(),
+            "model": self.model_path,
+            "model_name": self.target.name,
+            "drafter": self.drafter_path,
+            "dtype": self.dtype,
+            "weights": decoder.weights,
+            "size": [columns * side, rows * side] if self.target.usual_grid else None,
+            "device": decoder.embedding.device.type,
+            **asdict(self.sampling),
+            "image_index": image_index,
+            "kept": list(self.kept),
+            **asdict(self.drafting),
+            "lantern_k": rule.neighbours,
+            "lantern_delta": rule.delta if self.lantern and rule.factor is None else None,
+            "lantern_lambda": rule.factor,
+            "max_substitution": rule.max_substitution,
+            "noise_version": NOISE_VERSION,
+            "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
+        }
+
+
+def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, None]:
+    """Decode to the end. Yields after every round the numbers of the images that are newly finished: often none.
+
+    together: the images stand in groups of so many, one behind the other; the numbers are then those of groups whose
+    images are all finished. Yields once more at the end if the last images were finished without a round, by reading
+    their prompts. A caller whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once.
+    """
+    waiting = list(range(decoding.images // together))
+
+    def finished() -> list[int]:
+        whole = (decoding.codes[:, -1] >= 0).view(-1, together).all(1).tolist()
+        done = [group for group in waiting if whole[group]]
+        waiting[:] = [group for group in waiting if not whole[group]]
+        return done
+
+    with closing(iter(decoding)) as running:
+        for _ in running:
+            yield finished()
+    if waiting:
+        yield finished()
+
+
+def decode(decoding: Decoding) -> Decoding:
+    """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
+    for _ in rounds(decoding):
+        pass
+    return decoding
+
+
+def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
+    """Decode ``count`` rounds and throw them away."""
+    with closing(rounds(decoding)) as running:
+        for _ in islice(running, count):
+            pass
+
+
+def stretches(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
+    """The numbers 0 .. ``prompts`` - 1 in stretches: the prompts that one decoding takes, so that memory stays bounded.
+
+    at_once: images at work at the same time; in a stretch, the next image takes the place of a finished one. together:
+    images of a prompt. workers: engines that share the stretches; none is left without one.
+    """
+    company = math.ceil(at_once / together)  # prompts at work at the same time
+    size = company if company == 1 else max(company, min(STRETCH * company, math.ceil(prompts / workers)))
+    return [range(prompts)[first : first + size] for first in range(0, prompts, size)]
