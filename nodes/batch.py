@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..adt_core.app.batch import Batch, Picture, key
 from ..adt_core.app.jobs import Job, rounds, stretches
-from ..adt_core.engine import Decoding
+from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import Drafting
 from ..adt_core.rules.sampling import Sampling
@@ -175,7 +175,7 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> dict[str, tuple[Picture, Tensor]]:
-    """Make the images of these prompts, and write each as soon as it is finished. kept: images that were made before."""
+    """Make the images of these prompts, and write each once it is finished. kept: images that were made before."""
     length, count = model.target.length, kept + len(missing)
     made: dict[str, tuple[Picture, Tensor]] = {}
     decoding: Decoding

@@ -11,8 +11,8 @@ from PIL import Image
 from ..adt_core.app import benchmark as bench
 from ..adt_core.app import report
 from ..adt_core.app.images import digest
+from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import sample
-from ..adt_core.drafters import Drafter
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
@@ -84,60 +84,64 @@ class ADTTreeBenchmark(io.ComfyNode):
         lantern: Lantern | None = None,
         **sampling,
     ) -> io.NodeOutput:
-        plan = _plan(prompts, methods, count, drafter.path if drafter is not None else "none", lantern, **sampling)
-        drafters = _drafters(plan, model, drafter)
+        path = drafter.path if drafter is not None else "none"
+        plan = _plan(prompts, methods, count, lantern, path, model.path, **sampling)
+        jobs = _jobs(plan, model, drafter)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
-        decodings = (plan.start(name, longest, model.target, drafters) for name in plan.names)
-        load(patchers(model, drafter), memory_required=max(decoding.memory_required() for decoding in decodings))
-        table = _run(plan, model, drafters, cls.hidden.unique_id)
+        load(
+            patchers(model, drafter),
+            memory_required=max(job.decoding([longest]).memory_required() for job in jobs.values()),
+        )
+        table = _run(plan, jobs, cls.hidden.unique_id)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
-
-
-def _run(plan: bench.Benchmark, model: LoadedModel, drafters: dict[str, Drafter], node_id: str) -> str:
-    """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
-    settings = plan.settings(model.target)
-    name, records = digest(settings), []
-    folder = Path(folder_paths.get_output_directory()) / FOLDER / name
-    progress = Progress(
-        len(plan.prompts), node_id, lambda: Image.open(folder / records[-1]["runs"][bench.PLAIN]["picture"])
-    )
-    tell = f"{{}} of {len(plan.prompts)} prompts, {len(plan.names)} methods each"
-    progress.say(tell.format(0))
-    for record in bench.measure(plan, settings, model.target, drafters, folder, check_cancelled):
-        records.append(record)
-        progress.update(len(records), tell.format(len(records)))
-    table, _ = report.write(records, settings, folder)
-    progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{name}")
-    return table
 
 
 def _plan(
     prompts: str = "",
     methods: str = bench.COMPARED,
     count: int | None = None,
-    drafter: str = "",
     lantern: Lantern | None = None,
+    drafter: str = "",
+    model: str = "",
     **sampling,
 ) -> bench.Benchmark:
-    """What the inputs ask for. Raises AdtError, naming the input."""
+    """What the inputs ask for. drafter, model: their paths. Raises AdtError, naming the input."""
     chosen = [prompt.text for prompt in read(prompts, "prompts")]
     chosen = sample(chosen, count, seed=0) if count else chosen
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    with _inputs_for_options():
-        return bench.Benchmark(chosen, names, Sampling(**sampling), lantern or Lantern(), drafter)
+    with _options_are_inputs():
+        return bench.Benchmark(chosen, names, Sampling(**sampling), lantern or Lantern(), drafter=drafter, model=model)
 
 
-def _drafters(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter | None) -> dict[str, Drafter]:
-    """What drafts, by source. AdtError if a method needs a network and none is connected."""
+def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter | None) -> dict[str, Job]:
+    """How every method makes its images. AdtError if a method needs a network and none is connected."""
     if drafter is not None:
         check_same_model(drafter, model, "Benchmark")
-    with _inputs_for_options():
-        return plan.choose(drafter.drafter if drafter is not None and drafter.patcher is not None else None)
+    with _options_are_inputs():
+        return plan.jobs(model.target, drafter.drafter if drafter is not None else None)
+
+
+def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
+    """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
+    settings = plan.settings(jobs[bench.PLAIN].target)
+    folder = Path(folder_paths.get_output_directory()) / FOLDER / digest(settings)
+    records: list[dict] = []
+    progress = Progress(
+        len(plan.prompts), node_id, lambda: Image.open(folder / records[-1]["runs"][bench.PLAIN]["picture"])
+    )
+    told = f"of {len(plan.prompts)} prompts, {len(jobs)} methods each"
+    progress.say(f"0 {told}")
+    for record in bench.measure(plan, jobs, folder, check_cancelled):
+        records.append(record)
+        progress.update(len(records), f"{len(records)} {told}")
+    table, _ = report.write(records, settings, folder)
+    progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{folder.name}")
+    return table
 
 
 @contextmanager
-def _inputs_for_options() -> Iterator[None]:
-    """Errors name an input, where the command line has an option of the same name behind two hyphens."""
+def _options_are_inputs() -> Iterator[None]:
+    """Errors of the command line name an option, such as --methods; here that is an input of the same name."""
     try:
         yield
     except AdtError as error:

@@ -1,12 +1,15 @@
 """The compare node: one prompt and seed, two ways to draft, side by side."""
 
 from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
 
 from comfy_api.v0_0_2 import io
 from PIL import Image
+from torch import Tensor
 
 from ..adt_core.app.jobs import rounds, warm_up
-from ..adt_core.engine import Decoding
+from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN, Drafting
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
@@ -68,13 +71,13 @@ class ADTTreeCompare(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         row, opposite = read_rows(model, positive, negative)
-        common = {
+        common: dict[str, Any] = {
             "negatives": [opposite] if opposite else None,
             "sampling": Sampling(**sampling),
             "drafter": drafter.drafter if drafter is not None else None,
             "check": check_cancelled,
         }
-        ways = [
+        ways: list[dict[str, Any]] = [
             {"drafting": choose_drafting(settings_a, drafter, model), "lantern": lantern},
             {"drafting": choose_drafting(settings_b or Drafting(PLAIN), drafter, model)},
         ]
@@ -85,7 +88,7 @@ class ADTTreeCompare(io.ComfyNode):
         maps = _take_turns(both, model, cls.hidden)
         vae = ImageTokenizer(model.codec, model.target.downsample)
         a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
-        wholes = [live_map.whole(lambda _, image=image: to_picture(image[0])) for live_map, image in zip(maps, (a, b))]
+        wholes = [live_map.whole(partial(_picture, image)) for live_map, image in zip(maps, (a, b))]
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui={"adt_tree_map": wholes})
 
 
@@ -108,6 +111,10 @@ def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> 
             progress.update(sum(done), f"A {done[0]}, B {done[1]} of {total} tokens")
     progress.say(_report(*both).splitlines()[-1])
     return maps
+
+
+def _picture(images: Tensor, number: int) -> Image.Image:
+    return to_picture(images[number])
 
 
 def _report(a: Decoding, b: Decoding) -> str:

@@ -4,7 +4,7 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.drafters import WITH_WINDOW, load_drafter
+from ..adt_core.drafters import WITH_WINDOW, load_drafter, with_window
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import load_target
 from . import folders
@@ -98,5 +98,5 @@ class ADTTreeDrafterLoader(io.ComfyNode):
         found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
         patcher = manage(found.network) if found.network is not None else None
         if window and patcher is not None:
-            found, path = found.with_window(), path + WITH_WINDOW
+            found, path = with_window(found), path + WITH_WINDOW
         return io.NodeOutput(LoadedDrafter(found, patcher, model.target, path))

@@ -89,7 +89,7 @@ class Progress:
         self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
 
     def update(self, done: int, text: str = "") -> None:
-        """Report ``done`` of the total, and show a line of text. Raises ComfyUI's exception if the run was cancelled."""
+        """Report ``done`` of the total, and show a line of text. Raises ComfyUI's exception if the user cancelled."""
         now = time.monotonic()
         if self._had is None:
             self._had = done  # what was done before this run says nothing about its pace

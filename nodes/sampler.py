@@ -8,7 +8,7 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core.app.continuation import KEEP, kept_tokens
 from ..adt_core.app.jobs import rounds
-from ..adt_core.engine import Decoding
+from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import Drafting
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern

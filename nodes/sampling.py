@@ -5,7 +5,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from PIL import Image
 
-from ..adt_core.engine import Decoding
+from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
 from ..adt_core.models.target import Prompt, Target
 from ..adt_core.policies import PLAIN, Drafting

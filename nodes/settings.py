@@ -12,7 +12,7 @@ class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         # The order is that of the table, to which new options are appended: a saved workflow knows values by position.
-        methods = "How to draft. " + " ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
+        methods = " ".join(f"{name}: {policy.help}." for name, policy in POLICIES.items())
         return schema(
             "ADTTreeSettings",
             "ADT-Tree Settings",

@@ -75,7 +75,7 @@ def encode(model: LoadedModel, text: str) -> Any:
 
 
 class TextEncoder(_Stock):
-    """What ``CLIP Text Encode`` needs of a CLIP. It has no weights in most families: the model itself reads the tokens."""
+    """What ``CLIP Text Encode`` needs of a CLIP. It has no weights in most families: the model reads the tokens."""
 
     kind, use = "CLIP", "the CLIP Text Encode (Prompt) node"
 
