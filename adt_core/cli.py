@@ -1,5 +1,8 @@
-"""The command line, ``python -m adt_core``: ``generate`` makes pictures, ``benchmark`` compares methods, ``inspect`` says what a checkpoint is,
-``train-drafter`` trains a drafter."""
+"""The command line, ``python -m adt_core``.
+
+Every option stands in a table: those of drafting in the policies' own, all others here. Heavy modules are imported when
+a command runs, so that ``--help`` is quick.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +10,16 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from .app.prompts import CAPTIONS
 from .errors import AdtError
-from .policies.shape import INITS, METHODS, PROPOSALS, WRAPS, Drafting
+from .policies import POLICIES, Drafting
+from .policies import options as drafting_options
 from .version import VERSION
-
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-WEIGHTS = ("int8", "fp8")
-SAMPLING = ("seed", "temperature", "top_k", "top_p", "guidance")
-DRAFTING = tuple(field.name for field in fields(Drafting))
-LANTERN = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
-QUALITY = ("clip", "hps", "aesthetic", "inception", "real_images")
-REMADE = (
-    "prompt",
-    "negative",
-    "model",
-    "drafter",
-    "dtype",
-    "weights",
-    "size",
-    "image_index",
-    "kept",
-    *SAMPLING,
-    *DRAFTING,
-    *LANTERN,
-)
-"""The options that make an image what it is: written into its PNG, and read from there by ``--from-png``."""
-
-CONSTANTS = {
-    "beta": "accepted share of a tree's depth from which the next one is deeper and narrower",
-    "depth_step": "levels that the depth moves by",
-    "width_step": "children that the width moves by",
-    "expand_above": "a draft less likely than this gets no children; 0 is off",
-    "keep_above": "a draft less likely than this is not checked; 0 is off",
-}
 
 
 class UsageError(AdtError):
@@ -56,17 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         options = parse(argv)
-        return options.run(options)
+        print(options.run(options))
+        return 0
     except KeyboardInterrupt:
-        return _failed("Interrupted. What had been finished is kept, and nothing is half-written.", 130)
+        said, code = "Interrupted. What had been finished is kept, and nothing is half-written.", 130
     except Exception as error:
         if "--debug" in argv:
             traceback.print_exc()
-        return _failed(f"error: {_sentence(error)}", 2 if isinstance(error, UsageError) else 1)
-
-
-def _failed(line: str, code: int) -> int:
-    print(line, file=sys.stderr)
+        said, code = f"error: {_sentence(error)}", 2 if isinstance(error, UsageError) else 1
+    print(said, file=sys.stderr)
     return code
 
 
@@ -82,381 +55,97 @@ def _sentence(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {said} (--debug shows where)"
 
 
-# ---- arguments -----------------------------------------------------------
+# ---- commands: they return what to print, and the help shows their docstrings ----------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    """Options can't be abbreviated, and errors are exceptions."""
-
-    def __init__(self, **settings):
-        super().__init__(allow_abbrev=False, **settings)
-
-    def error(self, message: str) -> None:
-        raise UsageError(message)
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
-    parser, generating = _parsers()
-    options = parser.parse_args(argv)
-    if options.run is generate and options.from_png:
-        from .app.images import read_settings
-
-        saved = read_settings(Path(options.from_png))
-        _check_noise(options.from_png, saved.get("noise_version"))
-        generating.set_defaults(**{name: saved[name] for name in REMADE if name in saved})
-        options = parser.parse_args(argv)
-    return options
+@contextmanager
+def _checking() -> Iterator[None]:
+    """An AdtError raised here is the command line's fault."""
+    try:
+        yield
+    except AdtError as error:
+        raise UsageError(str(error)) from error
 
 
-def _check_noise(path: str, version: object) -> None:
-    from .rules.sampling import NOISE_VERSION
+def generate(options: argparse.Namespace) -> str:
+    """Generate pictures from text."""
+    from .app import generation
 
-    if version != NOISE_VERSION:
-        raise AdtError(
-            f"{path} was drawn with noise version {version}, and this ADT-Tree draws {NOISE_VERSION}; it can't be made again."
-        )
-
-
-def _parsers() -> tuple[_Parser, _Parser]:
-    """The whole parser, and that of ``generate``."""
-    parser = _Parser(
-        prog="python -m adt_core",
-        description="Visual autoregressive image models, several times faster, the same image.",
-    )
-    parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    make = commands.add_parser(
-        "generate", parents=[common], help="generate pictures", description="Generate pictures from text."
-    )
-    _add_generate(make)
-    make.set_defaults(run=generate, image_index=0, kept=None)
-    race = commands.add_parser(
-        "benchmark",
-        parents=[common],
-        help="compare methods on the same prompts",
-        description="Compare methods on the same prompts, side by side.",
-    )
-    _add_benchmark(race)
-    race.set_defaults(run=benchmark)
-    look = commands.add_parser(
-        "inspect",
-        parents=[common],
-        help="say what a checkpoint is",
-        description="Say what a checkpoint is, without loading it.",
-    )
-    look.add_argument("path", metavar="PATH", help="folder or file of a target or a drafter, or 'bundled'")
-    look.add_argument("--json", action="store_true", help="print JSON")
-    look.set_defaults(run=inspect)
-    teach = commands.add_parser(
-        "train-drafter",
-        parents=[common],
-        help="train a drafter for a target",
-        description="Train an EAGLE drafter for a target. Run the same command again to go on with it.",
-    )
-    _add_train(teach)
-    teach.set_defaults(run=train_drafter)
-    test = commands.add_parser(
-        "check-drafter",
-        parents=[common],
-        help="find out how a drafter was trained, and record it",
-        description="Find out which tokens a drafter's features were paired with in training, and record it beside the drafter.",
-    )
-    _add_check(test)
-    test.set_defaults(run=check_drafter)
-    return parser, make
+    with _checking():
+        plan = generation.plan(options)
+    return generation.run(plan)
 
 
-def _add_generate(parser: _Parser) -> None:
-    default = {field.name: field.default for field in fields(Drafting)}
-    what = parser.add_argument_group("what to draw").add_mutually_exclusive_group(required=True)
-    what.add_argument("--prompt", metavar="TEXT", help="what the picture shows")
-    what.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl",
-    )
-    what.add_argument(
-        "--from-png", metavar="FILE", help="make the image in this PNG again; other options change its settings"
-    )
+def benchmark(options: argparse.Namespace) -> str:
+    """Compare methods with plain decoding on the same prompts, side by side."""
+    from .app import benchmark
 
-    add = parser.add_argument_group("and how many").add_argument
-    add(
-        "--negative",
-        metavar="TEXT",
-        help="what guidance leads away from (default: the model's row without text; of Emu3, its published negative prompt)",
-    )
-    add("--batch-size", type=int, metavar="N", default=1, help="pictures per prompt (default: %(default)s)")
-    add(
-        "--at-once",
-        type=int,
-        metavar="N",
-        help="pictures in the making at the same time, where --prompts has many; more of them share the model's time better (default: those of one prompt)",
-    )
-    add = parser.add_argument_group(
-        "continuing a picture; what is kept becomes the first tokens of every image"
-    ).add_argument
-    add("--continue-from", metavar="FILE", type=Path, help="the picture; cropped and resized to the model's size")
-    add("--keep", type=float, metavar="SHARE", help="of its rows, from the top (default: 0.5)")
-    add("--keep-left", type=float, metavar="SHARE", help="of the row below them, from the left (default: 0)")
-    _add_model(parser)
-    add = parser.add_argument_group("drafting; none of it changes the image").add_argument
-    for name, settings, text in (
-        ("method", {"type": _method}, f"{', '.join(METHODS)}"),
-        ("proposal", {"choices": PROPOSALS}, "how drafts are chosen"),
-        ("depth", {}, "depth of the tree, or of ADT-Tree's first; the length of jacobi's window"),
-        ("width", {}, "children per node, or ADT-Tree's first; candidates per slot of jacobi's window"),
-        ("nodes", {}, "drafts that are checked per round at most"),
-        ("init", {"choices": INITS}, "which neighbour a tree of ADT-Tree starts from"),
-        ("wrap", {"choices": WRAPS}, "where it starts from in a new row"),
-        *(
-            (name, {}, CONSTANTS.get(name, "a bound of ADT-Tree's shapes"))
-            for name in DRAFTING[DRAFTING.index("wrap") + 1 :]
-        ),
-    ):
-        if not settings:
-            settings = {"type": type(default[name]), "metavar": "X"}
-        add(f"--{name.replace('_', '-')}", **settings, help=f"{text} (default: {default[name]}; jacobi has its own)")
-
-    _add_lantern(parser)
-    _add_sampling(parser)
-    add = parser.add_argument_group("results").add_argument
-    add("--output", metavar="FILE.png", type=Path, required=True, help="the picture; several become FILE-0001.png, ...")
-    add("--tokens", metavar="FILE.json", type=Path, help="write the codebook indices of each picture, row by row")
-    add("--trace", metavar="FILE.json", type=Path, help="write what happened in each round")
-    add("--report", metavar="FILE.json", type=Path, help="write the run's figures")
-    add("--compare", action="store_true", help="decode plainly too, with the same seed, and print the speed-up")
-    _add_workers(parser, "where the prompts of a file are drawn; neither option changes a picture")
+    return benchmark.run(options)
 
 
-def _add_benchmark(parser: _Parser) -> None:
-    add = parser.add_argument_group("what is compared").add_argument
-    add(
-        "--prompts",
-        metavar="FILE",
-        default="bundled",
-        help="a file of prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl (default: the captions that come with the pack)",
-    )
-    add("--count", type=int, metavar="N", help="prompts to take from it (default: all)")
-    add("--sample-seed", type=int, metavar="N", default=0, help="which ones (default: %(default)s)")
-    add(
-        "--caption",
-        choices=CAPTIONS,
-        default=CAPTIONS[0],
-        help="of the captions of an MS-COCO image (default: %(default)s)",
-    )
-    add(
-        "--methods",
-        metavar="A,B,...",
-        help="what is set against plain decoding, +lantern behind a name for relaxed acceptance (default: some of each kind)",
-    )
-    add(
-        "--output",
-        metavar="DIR",
-        type=Path,
-        required=True,
-        help="folder of the results; an interrupted benchmark goes on where it stopped",
-    )
-    _add_model(parser)
-    _add_lantern(parser)
-    _add_sampling(parser)
-    add = parser.add_argument_group("image quality; each needs weights from a local path").add_argument
-    add("--clip", metavar="DIR", type=Path, help="CLIP score: a CLIP model in transformers' layout")
-    add("--hps", metavar="DIR", type=Path, help="HPSv2: its weights in the same layout")
-    add(
-        "--aesthetic",
-        metavar="FILE",
-        type=Path,
-        help="aesthetic score: LAION's predictor for the CLIP ViT-L/14 in --clip",
-    )
-    add("--inception", metavar="FILE", type=Path, help="Inception Score: torch-fidelity's weights of Inception")
-    add("--real-images", metavar="DIR", type=Path, help="FID: the folder of pictures that --inception compares with")
-    _add_workers(
-        parser,
-        "where prompts are measured; timings of engines that share a machine's CPU cores disturb each other, ratios on one GPU each hardly",
-    )
+def inspect(options: argparse.Namespace) -> str:
+    """Say what a checkpoint is, without loading it."""
+    import json
+
+    from .app import inspect
+
+    found = inspect.inspect(options.path)
+    return json.dumps(found, indent=2) if options.json else "\n\n".join(map(inspect.as_text, found))
 
 
-def _add_train(parser: _Parser) -> None:
-    group = parser.add_argument_group("what it learns from")
-    what = group.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help='prompts, a file as for generate: the target draws them with the settings under "sampling"',
-    )
-    what.add_argument(
-        "--images", metavar="DIR", type=Path, help="pictures and captions instead, 1.jpg beside 1.txt, ..."
-    )
-    add = group.add_argument
-    add(
-        "--pictures",
-        type=int,
-        metavar="N",
-        help="pictures to train on; prompts are drawn again if there are fewer (default: one for each)",
-    )
-    add(
-        "--held-out",
-        type=int,
-        metavar="N",
-        default=32,
-        help="pictures, of prompts of their own, that acceptance is measured on (default: %(default)s)",
-    )
-    add("--draw-batch", type=int, metavar="N", default=32, help="pictures drawn at once (default: %(default)s)")
-    _add_model(parser, drafter=False)
-    add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int, metavar="N", help="steps of the whole run, over which the learning rate falls")
-    add(
-        "--minutes",
-        type=float,
-        metavar="M",
-        help="or minutes of training, without the drawing; the first to end counts (default: 60 if there are no --steps)",
-    )
-    add("--batch", type=int, metavar="N", default=4, help="pictures per forward (default: %(default)s)")
-    add("--accumulate", type=int, metavar="N", default=1, help="forwards per step (default: %(default)s)")
-    add(
-        "--passes",
-        type=int,
-        metavar="N",
-        default=3,
-        help="depths that it is trained for: one over the target's features, the others over its own (default: %(default)s)",
-    )
-    add(
-        "--learning-rate",
-        type=float,
-        metavar="X",
-        default=0.02,
-        help="of the matrices, by Muon; vectors get a fifth, by AdamW (default: %(default)s)",
-    )
-    add(
-        "--autocast",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="precision of the products; auto takes a half on CUDA (default: %(default)s)",
-    )
-    add(
-        "--features-gb",
-        type=float,
-        metavar="X",
-        default=8.0,
-        help="disk space for the target's features, which make a step cheaper (default: %(default)s)",
-    )
-    _add_sampling(parser)
-    add = parser.add_argument_group("results").add_argument
-    add("--output", metavar="DIR", type=Path, required=True, help="folder of the drafter; what --drafter takes")
-    add("--every", type=int, metavar="N", default=100, help="steps between measuring and saving (default: %(default)s)")
-    add("--compare", metavar="PATH", help="measure this drafter too, on the same held-out pictures")
+def train_drafter(options: argparse.Namespace) -> str:
+    """Train an EAGLE drafter for a target. Run the same command again to go on with it."""
+    from .drafter_training import drafter
+
+    with _checking():
+        plan = drafter.plan(options)
+    return drafter.run(plan)
 
 
-def _add_check(parser: _Parser) -> None:
-    add = parser.add_argument_group("what is drawn").add_argument
-    add(
-        "--prompts",
-        metavar="FILE",
-        help="prompts, a file as for generate (default: the captions that come with the pack)",
-    )
-    add("--count", type=int, metavar="N", default=8, help="pictures (default: %(default)s)")
-    _add_model(parser)
-    _add_sampling(parser)
+def check_drafter(options: argparse.Namespace) -> str:
+    """Find out which tokens a drafter's features were paired with in training, and record it beside the drafter."""
+    from .drafter_training import pairing
+
+    with _checking():
+        pairing.choose_drafter(options)
+    return pairing.run(options)
 
 
-def _add_model(parser: _Parser, drafter: bool = True) -> None:
-    add = parser.add_argument_group("model").add_argument
-    add(
-        "--model",
-        metavar="PATH",
-        default="bundled",
-        help="folder or weights file of the target model (default: %(default)s)",
-    )
-    if drafter:
-        add(
-            "--drafter",
-            metavar="PATH",
-            help="folder of the drafter; jacobi, which needs none; or PATH+jacobi, both in one tree (default: bundled for the bundled model, else jacobi)",
-        )
-    add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto takes CUDA where there is any (default: %(default)s)",
-    )
-    add(
-        "--dtype",
-        choices=DTYPES,
-        default="float32",
-        help="of the computation; float32 and float64 keep the image (default: %(default)s)",
-    )
-    add("--weights", choices=WEIGHTS, help="store the transformer's matrices in a byte each (default: as --dtype)")
-    add(
-        "--size",
-        metavar="WxH",
-        type=_size,
-        help="pixels of an image, for models that draw several sizes (default: the model's own)",
-    )
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def _add_workers(parser: _Parser, text: str) -> None:
-    add = parser.add_argument_group(f"more than one GPU or machine, on Ray: {text}").add_argument
-    add(
-        "--workers",
-        type=int,
-        metavar="N",
-        default=1,
-        help="engines, each with a GPU of its own, or a share of the CPU cores (default: %(default)s)",
-    )
-    add(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="of a running Ray cluster, HOST:PORT, or auto for this machine's (default: engines on this machine)",
-    )
+class Flag(NamedTuple):
+    """An option of the command line.
 
+    usage: its name and, if any, what stands for its value in the help. kind: what converts the value; or a tuple of the
+    choices, or bool for a switch. dest: its name among the parsed options, if not the same. one_of: exactly one of the
+    options of its group that say so has to be given.
+    """
 
-def _add_lantern(parser: _Parser) -> None:
-    add = parser.add_argument_group(
-        "relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given"
-    ).add_argument
-    add("--lantern-k", type=int, metavar="K", default=100, help="codebook neighbours looked at (default: %(default)s)")
-    add("--lantern-delta", type=float, metavar="D", help="LANTERN: probability that may be moved per token; 0 is exact")
-    add(
-        "--lantern-lambda",
-        type=float,
-        metavar="L",
-        help="LANTERN++: a draft's own probability times this is its limit; 1 is exact",
-    )
-    add(
-        "--max-substitution",
-        type=float,
-        metavar="S",
-        default=1.0,
-        help="share of tokens that may differ from the exact sample (default: %(default)s)",
-    )
+    usage: str
+    help: str
+    kind: Callable | tuple[str, ...] = str
+    default: object = None
+    required: bool = False
+    one_of: bool = False
+    dest: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Among the parsed options."""
+        return self.dest or self.usage.split()[0].removeprefix("--").replace("-", "_")
 
-def _add_sampling(parser: _Parser) -> None:
-    add = parser.add_argument_group("sampling").add_argument
-    add("--seed", type=int, metavar="N", default=0, help="0 to 2**64 - 1 (default: %(default)s)")
-    add(
-        "--temperature", type=float, metavar="T", default=1.0, help="0 takes the likeliest token (default: %(default)s)"
-    )
-    add(
-        "--top-k",
-        type=int,
-        metavar="K",
-        default=0,
-        help="draw from the K likeliest tokens only; 0 is off (default: %(default)s)",
-    )
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        default=1.0,
-        help="draw from the likeliest tokens of mass P; 1 is off (default: %(default)s)",
-    )
-    add(
-        "--cfg", type=float, metavar="S", dest="guidance", default=3.0, help="guidance; 1 is off (default: %(default)s)"
-    )
+    def add_to(self, group: argparse._ActionsContainer) -> None:
+        """Make it an option of a parser's group."""
+        said = self.help.replace("%", "%%") + ("" if self.default is None else f" (default: {self.default})")
+        name, *shown = self.usage.split()
+        if self.kind is bool:
+            group.add_argument(name, action="store_true", help=said)
+            return
+        values: dict[str, Any] = {"choices": self.kind} if isinstance(self.kind, tuple) else {"type": self.kind}
+        if name.startswith("--"):
+            values |= {"dest": self.name, "required": self.required}
+        group.add_argument(name, default=self.default, metavar=shown[0] if shown else None, help=said, **values)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -466,66 +155,216 @@ def _size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _method(name: str) -> str:
-    if name not in METHODS:
-        raise argparse.ArgumentTypeError(f"{name!r} is unknown; choose one of {', '.join(METHODS)}.")
-    return name
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+AUTOCAST = ("auto", "float32", "bfloat16", "float16")
+SUBJECT = (
+    Flag("--prompt TEXT", "what the picture shows", one_of=True),
+    Flag("--prompts FILE", "prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl", one_of=True),
+    Flag("--from-png FILE", "make the image in this PNG again; other options change its settings", one_of=True),
+)
+NEGATIVE = Flag("--negative TEXT", "what guidance leads away from (default: no text; of Emu3, its published prompt)")
+NUMBERS = (
+    Flag("--batch-size N", "pictures per prompt", int, 1),
+    Flag("--at-once N", "pictures drawn at the same time; more of them are faster (default: one prompt's)", int),
+)
+CONTINUATION = (
+    Flag("--continue-from FILE", "the picture; cropped and resized to the model's size", Path),
+    Flag("--keep SHARE", "share of its rows that is kept, from the top (default: 0.5)", float),
+    Flag("--keep-left SHARE", "share of the row below them, from the left (default: 0)", float),
+)
+TARGET = (
+    Flag("--model PATH", "folder or weights file of the target", str, "bundled"),
+    Flag("--dtype", "of the computation; float32 and float64 keep the image", DTYPES, "float32"),
+    Flag("--weights", "store the transformer's matrices in a byte per number (default: as --dtype)", ("int8", "fp8")),
+    Flag("--size WxH", "pixels of an image, for models that draw several sizes (default: the model's own)", _size),
+)
+DRAFTER = Flag(
+    "--drafter PATH",
+    "folder of a network; jacobi, which needs no files; or PATH+jacobi, both in one tree "
+    "(default: bundled for the bundled model, else jacobi)",
+)
+DEVICE = Flag("--device", "auto takes CUDA where there is any", ("auto", "cpu", "cuda"), "auto")
+LANTERN = (
+    Flag("--lantern-k K", "neighbours in the codebook that are looked at", int, 100),
+    Flag("--lantern-delta D", "LANTERN: probability that may be moved per token; 0 is exact", float),
+    Flag("--lantern-lambda L", "LANTERN++: a draft's own probability times this is its limit; 1 is exact", float),
+    Flag("--max-substitution S", "share of tokens that may differ from the exact sample", float, 1.0),
+)
+SAMPLING = (
+    Flag("--seed N", "0 to 2**64 - 1", int, 0),
+    Flag("--temperature T", "0 takes the likeliest token", float, 1.0),
+    Flag("--top-k K", "draw from the K likeliest tokens only; 0 is off", int, 0),
+    Flag("--top-p P", "draw from the likeliest tokens with a probability of P together; 1 is off", float, 1.0),
+    Flag("--cfg S", "scale of classifier-free guidance; 1 is off", float, 3.0, dest="guidance"),
+)
+PICTURE_FILES = (
+    Flag("--output FILE.png", "the picture; several become FILE-0001.png, ...", Path, required=True),
+    Flag("--tokens FILE.json", "write the codebook indices of each picture, row by row", Path),
+    Flag("--trace FILE.json", "write what happened in each round", Path),
+    Flag("--report FILE.json", "write the run's figures", Path),
+    Flag("--compare", "decode plainly too, with the same seed, and print the speed-up", bool),
+)
+WORKERS = (
+    Flag("--workers N", "engines, each with a GPU of its own, or a share of the CPU cores", int, 1),
+    Flag("--ray-address ADDRESS", "HOST:PORT of a running Ray cluster, or auto for this machine's (default: none)"),
+)
+COMPARISON = (
+    Flag("--prompts FILE", "as for generate; bundled are the captions that come with the pack", str, "bundled"),
+    Flag("--count N", "prompts to take from it (default: all)", int),
+    Flag("--sample-seed N", "which prompts --count takes", int, 0),
+    Flag("--caption", "which of the captions of an MS-COCO image", CAPTIONS, CAPTIONS[0]),
+    Flag("--methods A,B,...", "methods, +lantern behind a name for relaxed acceptance (default: some of each kind)"),
+    Flag("--output DIR", "for results; an interrupted benchmark goes on where it stopped", Path, required=True),
+)
+QUALITY = (
+    Flag("--clip DIR", "CLIP score: a CLIP model in transformers' layout", Path),
+    Flag("--hps DIR", "HPSv2: its weights in the same layout", Path),
+    Flag("--aesthetic FILE", "aesthetic score: LAION's predictor for the CLIP ViT-L/14 in --clip", Path),
+    Flag("--inception FILE", "Inception Score: torch-fidelity's weights of Inception", Path),
+    Flag("--real-images DIR", "FID: the folder of pictures that --inception compares with", Path),
+)
+LESSONS = (
+    Flag("--prompts FILE", "as for generate; the target draws them as the options of sampling say", one_of=True),
+    Flag("--images DIR", "pictures and captions instead, 1.jpg beside 1.txt, ...", Path, one_of=True),
+    Flag("--pictures N", "to train on; prompts are used again if there are fewer (default: one for each)", int),
+    Flag("--held-out N", "pictures, of prompts of their own, that acceptance is measured on", int, 32),
+    Flag("--draw-batch N", "pictures drawn at once", int, 32),
+)
+TRAINING = (
+    Flag("--steps N", "steps of the whole run, over which the learning rate falls", int),
+    Flag("--minutes M", "without the drawing; with --steps, the first to end counts (default: 60 without)", float),
+    Flag("--batch N", "pictures per forward", int, 4),
+    Flag("--accumulate N", "forwards per step", int, 1),
+    Flag("--passes N", "depths to train for: one over the target's features, the others over its own", int, 3),
+    Flag("--learning-rate X", "of the matrices, by Muon; vectors get a fifth, by AdamW", float, 0.02),
+    Flag("--autocast", "precision of the products; auto takes a half on CUDA", AUTOCAST, "auto"),
+    Flag("--features-gb X", "disk space for the target's features, which make a step cheaper", float, 8.0),
+)
+DRAFTER_FILES = (
+    Flag("--output DIR", "folder of the drafter; what --drafter takes", Path, required=True),
+    Flag("--every N", "steps between measuring and saving", int, 100),
+    Flag("--compare PATH", "measure this drafter too, on the same held-out pictures"),
+)
+DRAWN = (
+    Flag("--prompts FILE", "as for generate (default: the captions that come with the pack)"),
+    Flag("--count N", "pictures", int, 8),
+)
+CHECKPOINT = (
+    Flag("path PATH", "folder or file of a target or a drafter, or 'bundled'"),
+    Flag("--json", "print JSON", bool),
+)
 
 
-# ---- commands ------------------------------------------------------------
+def _drafting() -> tuple[Flag, ...]:
+    """The options of all policies, read when they are needed: policies may be added. None stands for their defaults."""
+    flags = [Flag("--method METHOD", f"{', '.join(POLICIES)} (default: {Drafting().method})", tuple(POLICIES))]
+    for option in drafting_options().values():
+        usage = f"--{option.name.replace('_', '-')}" + ("" if option.choices else " X")
+        said = f"{option.help} (default: {option.default})"
+        flags.append(Flag(usage, said, option.choices or type(option.default)))
+    return tuple(flags)
 
 
-def generate(options: argparse.Namespace) -> int:
-    """Make the pictures and files that ``options`` ask for, and print one line about the run."""
-    from .app import generation
-
-    try:
-        plan = generation.plan(options)
-    except AdtError as error:
-        raise UsageError(str(error)) from error
-    print(generation.run(plan))
-    return 0
+def remade() -> set[str]:
+    """The options that make an image what it is: they are written into its PNG, and ``--from-png`` reads them there."""
+    flags = (SUBJECT[0], NEGATIVE, *TARGET, DRAFTER, *_drafting(), *LANTERN, *SAMPLING)
+    return {flag.name for flag in flags} | HIDDEN.keys()
 
 
-def benchmark(options: argparse.Namespace) -> int:
-    """Run the benchmark that ``options`` ask for, and print its table."""
-    from .app import benchmark as bench
-
-    print(bench.run(options))
-    return 0
+# ---- parsing ---------------------------------------------------------------------------------------------------------
 
 
-def inspect(options: argparse.Namespace) -> int:
-    """Print what the checkpoint at ``options.path`` is."""
-    import json
+RELAXED = "relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given"
+COMMANDS: dict[Callable[[argparse.Namespace], str], dict[str, Sequence[Flag] | Callable[[], Sequence[Flag]]]] = {
+    generate: {
+        "what to draw": SUBJECT,
+        "and how": (NEGATIVE, *NUMBERS),
+        "continuing a picture; what is kept becomes the first tokens of every image": CONTINUATION,
+        "model": (*TARGET, DRAFTER, DEVICE),
+        "drafting; none of it changes the image; jacobi has defaults of its own": _drafting,
+        RELAXED: LANTERN,
+        "sampling": SAMPLING,
+        "results": PICTURE_FILES,
+        "more than one GPU or machine, on Ray, for the prompts of a file; changes no picture": WORKERS,
+    },
+    benchmark: {
+        "what is compared": COMPARISON,
+        "model": (*TARGET, DRAFTER, DEVICE),
+        RELAXED: LANTERN,
+        "sampling": SAMPLING,
+        "image quality; each needs weights from a local path": QUALITY,
+        "more than one GPU or machine, on Ray; engines that share CPU cores disturb each other's timings": WORKERS,
+    },
+    inspect: {"checkpoint": CHECKPOINT},
+    train_drafter: {
+        "what it learns from": LESSONS,
+        "model": (*TARGET, DEVICE),
+        "training": TRAINING,
+        "sampling": SAMPLING,
+        "results": DRAFTER_FILES,
+    },
+    check_drafter: {"what is drawn": DRAWN, "model": (*TARGET, DRAFTER, DEVICE), "sampling": SAMPLING},
+}
+"""The options of every command, in groups by their titles."""
+HIDDEN = {"image_index": 0, "kept": None}
+"""Settings of ``generate`` that only a PNG can have."""
 
-    from .app import inspect as inspection
 
-    found = inspection.inspect(options.path)
-    print(json.dumps(found, indent=2) if options.json else "\n\n".join(map(inspection.as_text, found)))
-    return 0
+class _Parser(argparse.ArgumentParser):
+    """Options can't be abbreviated, and errors are exceptions."""
 
+    def __init__(self, **settings):
+        super().__init__(allow_abbrev=False, **settings)
 
-def train_drafter(options: argparse.Namespace) -> int:
-    """Train the drafter that ``options`` ask for, and print its held-out acceptance."""
-    from .drafter_training import drafter
-
-    try:
-        plan = drafter.plan(options, {name: getattr(options, name) for name in SAMPLING})
-    except AdtError as error:
-        raise UsageError(str(error)) from error
-    print(drafter.run(plan))
-    return 0
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
 
 
-def check_drafter(options: argparse.Namespace) -> int:
-    """Measure how the drafter at ``options.drafter`` was trained, and print what was found."""
-    from .app.generation import default_drafter
-    from .drafter_training import pairing
-    from .drafters.load import has_window
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The whole parser, and that of ``generate``."""
+    parser = _Parser(
+        prog="python -m adt_core",
+        description="Visual autoregressive image models, several times faster, the same image.",
+    )
+    parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command, groups in COMMANDS.items():
+        name, said = command.__name__.replace("_", "-"), command.__doc__
+        made = commands.add_parser(name, help=said, description=said)
+        made.set_defaults(run=command)
+        made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        for title, flags in groups.items():
+            _add_group(made.add_argument_group(title), flags() if callable(flags) else flags)
+    generating = commands.choices["generate"]
+    generating.set_defaults(**HIDDEN)
+    return parser, generating
 
-    options.drafter = options.drafter or default_drafter(options.model)
-    if has_window(options.drafter):
-        raise UsageError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
-    print(pairing.run(options, {name: getattr(options, name) for name in SAMPLING}))
-    return 0
+
+def _add_group(group: argparse._ArgumentGroup, flags: Sequence[Flag]) -> None:
+    either = group.add_mutually_exclusive_group(required=True) if any(flag.one_of for flag in flags) else group
+    for flag in flags:
+        flag.add_to(either if flag.one_of else group)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
+    parser, generating = _parsers()
+    options = parser.parse_args(argv)
+    if getattr(options, "from_png", None):
+        generating.set_defaults(**_saved(Path(options.from_png)))
+        options = parser.parse_args(argv)
+    return options
+
+
+def _saved(path: Path) -> dict[str, object]:
+    """What a PNG says of the options that make an image what it is. AdtError if it can't be made again."""
+    from .app.images import read_settings
+    from .rules.sampling import NOISE_VERSION
+
+    saved = read_settings(path)
+    if saved.get("noise_version") != NOISE_VERSION:
+        raise AdtError(
+            f"{path} was drawn with noise version {saved.get('noise_version')}, and this ADT-Tree draws "
+            f"{NOISE_VERSION}; it can't be made again."
+        )
+    return {name: saved[name] for name in remade() & saved.keys()}

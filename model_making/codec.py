@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_core.drafter_training.run import Run, muon_and_adam
+from adt_core.drafter_training.run import muon_and_adam
 from adt_core.models.vq import VQConfig, VQModel
 
 from .data import example
+from .progress import TimedRun
 
 CONFIG = VQConfig(
     embed_dim=12,
@@ -130,7 +131,9 @@ def main() -> None:
         model = VQModel(CONFIG)
     model.quantize.embedding.weight.requires_grad_(False)
     codebook = Codebook(model, generator)
-    run = Run(args.out / "codec.pt", model, muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3), args.minutes, decay=0.995)
+    run = TimedRun(
+        args.out / "codec.pt", model, muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3), args.minutes, decay=0.995
+    )
     if "count" in run.state:
         codebook.count, codebook.total, codebook.ready = (run.state[name] for name in ("count", "total", "ready"))
     rng, vectors = np.random.default_rng([7, run.step]), []
@@ -148,7 +151,7 @@ def main() -> None:
         y = model.decoder(model.post_quant_conv(q))
         run.advance(reconstruction_loss(y, x) + 0.1 * commitment + 1e-3 * z.pow(2).mean())
         if run.due():
-            weights = {**run.average.shadow, "quantize.embedding.weight": codebook.weight.clone()}
+            weights = {**run.average, "quantize.embedding.weight": codebook.weight.clone()}
             run.save(weights=weights, count=codebook.count, total=codebook.total, ready=codebook.ready)
             print(f"held out: {evaluate(weights)}", flush=True)
 

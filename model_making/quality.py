@@ -3,8 +3,8 @@
     python -m model_making.quality [--count 100] [--sheet FILE.png]
 
 Generates held-out captions at the default settings and looks each named attribute up in the pixels
-(``model_making.attributes``). Prints the pass rate per kind and exits non-zero below 90 %. ``--sheet`` writes the first 24
-pictures, uncurated.
+(``model_making.attributes``). Prints the pass rate per kind and exits non-zero below 90 %. ``--sheet`` writes the first
+24 pictures, uncurated.
 """
 
 from __future__ import annotations

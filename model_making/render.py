@@ -8,15 +8,16 @@ further on, and a small model learns in an hour what it can draw.
 
 from __future__ import annotations
 
-import colorsys
 import math
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, Item, Scene
+from .things import THINGS, Colour, shade
 
 SIZE = 128
+Light = tuple[float, float, float]
 _S = 2 * SIZE  # supersampled edge
 _CELL = 16  # edge of a codec cell, supersampled
 
@@ -42,21 +43,13 @@ _LIGHT = {  # multiplies the ground; objects get half of it
     "rain": (0.78, 0.82, 0.88),
 }
 
-Colour = tuple[int, int, int]
-
 
 def _mix(a: Colour, b: Colour, t: float) -> Colour:
     return tuple(int(round(x + (y - x) * t)) for x, y in zip(a, b))
 
 
-def _lit(colour: Colour, light: tuple[float, float, float]) -> Colour:
+def _lit(colour: Colour, light: Light) -> Colour:
     return tuple(min(255, int(c * f)) for c, f in zip(colour, light))
-
-
-def _shade(colour: Colour, factor: float) -> Colour:
-    """Lighter (factor above 1) or darker, keeping the hue."""
-    h, light, s = colorsys.rgb_to_hls(*(c / 255 for c in colour))
-    return tuple(int(255 * c) for c in colorsys.hls_to_rgb(h, min(0.95, light * factor), s))
 
 
 def _gradient(stops: tuple[Colour, ...], height: int) -> Image.Image:
@@ -119,7 +112,7 @@ def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: 
             x, h, w = _on_lattice(0, _S, rng), _on_lattice(46, 80, rng), 80
             rock = _lit((116, 124, 146), light)
             draw.polygon([(x - w, horizon), (x, horizon - h), (x + w, horizon)], fill=rock)
-            draw.polygon([(x, horizon - h), (x + w, horizon), (x + 0.25 * w, horizon)], fill=_shade(rock, 0.84))
+            draw.polygon([(x, horizon - h), (x + w, horizon), (x + 0.25 * w, horizon)], fill=shade(rock, 0.84))
             cap = 0.28
             draw.polygon(
                 [(x - cap * w, horizon - h * (1 - cap)), (x, horizon - h), (x + cap * w, horizon - h * (1 - cap))],
@@ -127,346 +120,86 @@ def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: 
             )
     elif scene.backdrop == "hills":
         far = {"snow": (206, 216, 230), "sand": (214, 190, 140)}.get(scene.ground, (112, 150, 104))
-        for shade, lift in ((1.1, 34), (0.95, 18)):
+        for tone, lift in ((1.1, 34), (0.95, 18)):
             x, w = _on_lattice(0, _S, rng), 128
             for centre in (x - 1.3 * w, x, x + 1.3 * w):
                 draw.ellipse(
-                    (centre - w, horizon - lift, centre + w, horizon + 2 * lift), fill=_shade(_lit(far, light), shade)
+                    (centre - w, horizon - lift, centre + w, horizon + 2 * lift), fill=shade(_lit(far, light), tone)
                 )
     elif scene.backdrop == "forest":
         for x in range(0, _S + 16, 16):
-            h, tone = rng.choice((32, 44)), _shade(_lit((44, 84, 62), light), rng.choice((0.92, 1.12)))
+            h, tone = rng.choice((32, 44)), shade(_lit((44, 84, 62), light), rng.choice((0.92, 1.12)))
             draw.polygon([(x - 13, horizon), (x, horizon - h), (x + 13, horizon)], fill=tone)
 
 
 # ---- grounds -------------------------------------------------------------------------------
 
 
-def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np.random.Generator) -> None:
-    light = _LIGHT[scene.sky]
-    near = _lit(_GROUND_GRADIENTS[scene.ground][1], light)
-    if scene.ground == "grass":
-        for y in range(horizon + 10, _S, 16):
-            depth = (y - horizon) / (_S - horizon)
-            for x in range(8, _S, 16):
-                px, h, tone = x + rng.choice((-4, 3)), 5 + 11 * depth, _shade(near, rng.choice([0.78, 0.88, 1.18]))
-                draw.polygon([(px - 3, y + 4), (px + rng.choice((-3, 3)), y + 4 - h), (px + 3, y + 4)], fill=tone)
-        for _ in range(int(rng.integers(0, 6))):
-            x, y = _on_lattice(0, _S, rng) + 8, _on_lattice(horizon + 30, _S - 16, rng) + 8
-            draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=_lit((246, 236, 190), light))
-    elif scene.ground == "sand":
-        draw.rectangle((0, horizon, _S, horizon + 14), fill=_lit((92, 164, 190), light))
-        draw.line(
-            [(x, horizon + 15 + 2 * math.sin(x / 19)) for x in range(0, _S + 8, 8)],
-            fill=_lit((240, 244, 240), light),
-            width=4,
-        )
-        for y in range(horizon + 24, _S, 16):
-            phase, tone = rng.integers(8), _shade(near, 0.91)
-            draw.line(
-                [(x, y + 3 * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in range(0, _S + 8, 8)],
-                fill=tone,
-                width=4,
-            )
-    elif scene.ground == "snow":
-        for y in range(horizon + 24, _S + 20, 32):
-            x = _on_lattice(0, _S, rng)
-            draw.ellipse((x - 120, y - 8, x + 120, y + 26), fill=_lit((218, 228, 242), light))
-            draw.ellipse((x - 118, y - 3, x + 124, y + 30), fill=_lit((244, 248, 252), light))
-    elif scene.ground == "water":
-        for y in range(horizon + 8, _S, 16):
-            depth = (y - horizon) / (_S - horizon)
-            for x in range(0, _S, 32):
-                px, w, up = x + 8 * rng.integers(4), 9 + 7 * depth, rng.random() < 0.5
-                tone = _shade(near, 1.55 - 0.2 * depth) if up else _shade(near, 1.2)
-                draw.arc((px - w, y - 4, px + w, y + 5), 200, 340, fill=tone, width=4)
-    elif scene.ground == "cobblestone":
-        row = 0
-        y = float(horizon + 2)
-        while y < _S:
-            h = 9 + 9 * (y - horizon) / (_S - horizon)
-            for x in np.arange(-((row % 2) * 0.9 * h), _S, 1.8 * h):
-                tone = _lit(_mix((164, 158, 154), (122, 118, 122), rng.choice((0.1, 0.5, 0.9))), light)
-                draw.rounded_rectangle((x + 1.5, y + 1.5, x + 1.8 * h - 1.5, y + h - 1), 4, fill=tone)
-            y, row = y + h, row + 1
+def _grass(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
+    for y in range(horizon + 10, _S, 16):
+        depth = (y - horizon) / (_S - horizon)
+        for x in range(8, _S, 16):
+            px, h, tone = x + rng.choice((-4, 3)), 5 + 11 * depth, shade(near, rng.choice([0.78, 0.88, 1.18]))
+            draw.polygon([(px - 3, y + 4), (px + rng.choice((-3, 3)), y + 4 - h), (px + 3, y + 4)], fill=tone)
+    for _ in range(int(rng.integers(0, 6))):
+        x, y = _on_lattice(0, _S, rng) + 8, _on_lattice(horizon + 30, _S - 16, rng) + 8
+        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=_lit((246, 236, 190), light))
 
 
-# ---- things --------------------------------------------------------------------------------
-# Each draws with its foot at (x, y), `u` units tall overall, in colour c.
-
-
-def _house(d, x, y, u, c, rng):
-    w = 0.56 * u
-    d.rectangle((x - w, y - 0.62 * u, x + w, y), fill=c)
-    d.rectangle((x + 0.62 * w, y - 0.62 * u, x + w, y), fill=_shade(c, 0.82))
-    d.polygon([(x - 1.2 * w, y - 0.6 * u), (x, y - 1.08 * u), (x + 1.2 * w, y - 0.6 * u)], fill=(92, 66, 58))
-    d.rectangle((x - 0.2 * w, y - 0.36 * u, x + 0.2 * w, y), fill=(70, 50, 44))
-    for side in (-0.62, 0.44):
-        d.rectangle((x + (side - 0.02) * w, y - 0.5 * u, x + (side + 0.32) * w, y - 0.27 * u), fill=(250, 236, 176))
-
-
-def _tent(d, x, y, u, c, rng):
-    w = 0.72 * u
-    d.polygon([(x - w, y), (x, y - 0.9 * u), (x + w, y)], fill=c)
-    d.polygon([(x, y - 0.9 * u), (x + w, y), (x + 0.34 * w, y)], fill=_shade(c, 0.76))
-    d.polygon([(x - 0.24 * w, y), (x, y - 0.58 * u), (x + 0.24 * w, y)], fill=(64, 52, 56))
-
-
-def _ball(d, x, y, u, c, rng):
-    r = 0.4 * u
-    d.ellipse((x - r, y - 2 * r, x + r, y), fill=_shade(c, 0.86))
-    d.ellipse((x - 0.92 * r, y - 1.96 * r, x + 0.76 * r, y - 0.26 * r), fill=c)
-    d.ellipse((x - 0.55 * r, y - 1.7 * r, x - 0.12 * r, y - 1.3 * r), fill=_shade(c, 1.5))
-
-
-def _car(d, x, y, u, c, rng):
-    w = 0.78 * u
-    d.rounded_rectangle((x - w, y - 0.46 * u, x + w, y - 0.1 * u), 0.12 * u, fill=c)
-    d.polygon(
-        [
-            (x - 0.62 * w, y - 0.44 * u),
-            (x - 0.4 * w, y - 0.76 * u),
-            (x + 0.36 * w, y - 0.76 * u),
-            (x + 0.66 * w, y - 0.44 * u),
-        ],
-        fill=_shade(c, 0.9),
-    )
-    d.polygon(
-        [
-            (x - 0.46 * w, y - 0.46 * u),
-            (x - 0.32 * w, y - 0.68 * u),
-            (x - 0.04 * w, y - 0.68 * u),
-            (x - 0.04 * w, y - 0.46 * u),
-        ],
-        fill=(206, 228, 240),
-    )
-    d.polygon(
-        [
-            (x + 0.08 * w, y - 0.46 * u),
-            (x + 0.08 * w, y - 0.68 * u),
-            (x + 0.3 * w, y - 0.68 * u),
-            (x + 0.5 * w, y - 0.46 * u),
-        ],
-        fill=(206, 228, 240),
-    )
-    for side in (-0.55, 0.55):
-        d.ellipse((x + side * w - 0.16 * u, y - 0.3 * u, x + side * w + 0.16 * u, y + 0.02 * u), fill=(38, 36, 42))
-        d.ellipse((x + side * w - 0.07 * u, y - 0.21 * u, x + side * w + 0.07 * u, y - 0.07 * u), fill=(186, 186, 190))
-
-
-def _umbrella(d, x, y, u, c, rng):
-    r = 0.6 * u
-    d.line((x, y - 0.9 * u, x, y), fill=(120, 96, 80), width=5)
-    d.pieslice((x - r, y - u, x + r, y - u + 2 * r * 0.92), 180, 360, fill=c)
-    d.pieslice((x - 0.36 * r, y - u, x + 0.36 * r, y - u + 2 * r * 0.92), 180, 360, fill=_shade(c, 1.28))
-
-
-def _flower(d, x, y, u, c, rng):
-    d.line((x, y - 0.6 * u, x, y), fill=(58, 116, 54), width=6)
-    d.ellipse((x, y - 0.34 * u, x + 0.3 * u, y - 0.18 * u), fill=(66, 130, 60))
-    for k in range(6):
-        a = k * math.pi / 3
-        px, py, r = x + 0.23 * u * math.cos(a), y - 0.72 * u + 0.23 * u * math.sin(a), 0.17 * u
-        d.ellipse((px - r, py - r, px + r, py + r), fill=c)
-    d.ellipse((x - 0.13 * u, y - 0.85 * u, x + 0.13 * u, y - 0.59 * u), fill=(92, 62, 40))
-
-
-def _sailboat(d, x, y, u, c, rng):
-    d.line((x, y - u, x, y - 0.2 * u), fill=(90, 70, 60), width=5)
-    d.polygon([(x + 4, y - 0.98 * u), (x + 4, y - 0.28 * u), (x + 0.56 * u, y - 0.28 * u)], fill=c)
-    d.polygon([(x - 4, y - 0.84 * u), (x - 4, y - 0.28 * u), (x - 0.4 * u, y - 0.28 * u)], fill=_shade(c, 1.22))
-    d.polygon(
-        [
-            (x - 0.55 * u, y - 0.2 * u),
-            (x + 0.6 * u, y - 0.2 * u),
-            (x + 0.4 * u, y + 0.03 * u),
-            (x - 0.38 * u, y + 0.03 * u),
-        ],
-        fill=(112, 74, 52),
-    )
-
-
-def _rowboat(d, x, y, u, c, rng):
-    d.line((x - 0.3 * u, y - 0.42 * u, x - 0.72 * u, y + 0.08 * u), fill=(120, 92, 66), width=5)
-    d.polygon(
-        [
-            (x - 0.8 * u, y - 0.32 * u),
-            (x + 0.8 * u, y - 0.32 * u),
-            (x + 0.55 * u, y + 0.06 * u),
-            (x - 0.55 * u, y + 0.06 * u),
-        ],
-        fill=c,
-    )
-    d.polygon(
-        [
-            (x - 0.8 * u, y - 0.32 * u),
-            (x + 0.8 * u, y - 0.32 * u),
-            (x + 0.72 * u, y - 0.2 * u),
-            (x - 0.72 * u, y - 0.2 * u),
-        ],
-        fill=_shade(c, 1.25),
-    )
-
-
-def _balloon(d, x, y, u, c, rng):
-    r = 0.5 * u
-    d.line((x - 0.42 * r, y - 0.4 * u, x - 0.2 * r, y - 0.16 * u), fill=(90, 70, 60), width=3)
-    d.line((x + 0.42 * r, y - 0.4 * u, x + 0.2 * r, y - 0.16 * u), fill=(90, 70, 60), width=3)
-    d.ellipse((x - r, y - 1.24 * u, x + r, y - 0.3 * u), fill=c)
-    d.ellipse((x - 0.44 * r, y - 1.24 * u, x + 0.44 * r, y - 0.3 * u), fill=_shade(c, 1.3))
-    d.rectangle((x - 0.24 * r, y - 0.18 * u, x + 0.24 * r, y), fill=(126, 88, 56))
-
-
-def _kite(d, x, y, u, c, rng):
-    top, mid, w = y - u, y - 0.58 * u, 0.42 * u
-    d.line(
-        [(x, y - 0.1 * u), (x + 0.14 * u, y + 0.08 * u), (x - 0.1 * u, y + 0.26 * u), (x + 0.08 * u, y + 0.44 * u)],
-        fill=(236, 236, 230),
+def _sand(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
+    draw.rectangle((0, horizon, _S, horizon + 14), fill=_lit((92, 164, 190), light))
+    draw.line(
+        [(x, horizon + 15 + 2 * math.sin(x / 19)) for x in range(0, _S + 8, 8)],
+        fill=_lit((240, 244, 240), light),
         width=4,
     )
-    d.polygon([(x, top), (x + w, mid), (x, y - 0.06 * u), (x - w, mid)], fill=c)
-    d.polygon([(x, top), (x + w, mid), (x, mid)], fill=_shade(c, 1.3))
-    d.polygon([(x, y - 0.06 * u), (x - w, mid), (x, mid)], fill=_shade(c, 0.78))
-
-
-def _tree(d, x, y, u, c, rng):
-    d.rectangle((x - 0.08 * u, y - 0.4 * u, x + 0.08 * u, y), fill=(98, 70, 48))
-    for dx, dy, r, f in ((-0.22, 0.62, 0.3, 0.84), (0.24, 0.64, 0.3, 0.92), (0, 0.86, 0.34, 1.06)):
-        d.ellipse(
-            (x + (dx - r) * u, y - (dy + r) * u, x + (dx + r) * u, y - (dy - r) * u), fill=_shade((56, 112, 50), f)
+    for y in range(horizon + 24, _S, 16):
+        phase, tone = rng.integers(8), shade(near, 0.91)
+        draw.line(
+            [(x, y + 3 * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in range(0, _S + 8, 8)],
+            fill=tone,
+            width=4,
         )
 
 
-def _pine(d, x, y, u, c, rng):
-    d.rectangle((x - 0.06 * u, y - 0.2 * u, x + 0.06 * u, y), fill=(92, 66, 48))
-    for low, w, f in ((0.12, 0.44, 0.86), (0.42, 0.36, 1.0), (0.7, 0.27, 1.14)):
-        d.polygon(
-            [(x - w * u, y - low * u), (x, y - (low + 0.52) * u), (x + w * u, y - low * u)],
-            fill=_shade((40, 96, 62), f),
-        )
+def _snow(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
+    for y in range(horizon + 24, _S + 20, 32):
+        x = _on_lattice(0, _S, rng)
+        draw.ellipse((x - 120, y - 8, x + 120, y + 26), fill=_lit((218, 228, 242), light))
+        draw.ellipse((x - 118, y - 3, x + 124, y + 30), fill=_lit((244, 248, 252), light))
 
 
-def _mug(d, x, y, u, c, rng):
-    w = 0.34 * u
-    d.ellipse((x + 0.6 * w, y - 0.58 * u, x + 1.8 * w, y - 0.14 * u), outline=_shade(c, 0.84), width=9)
-    d.rounded_rectangle((x - w, y - 0.72 * u, x + w, y), 0.08 * u, fill=c)
-    d.rectangle((x + 0.5 * w, y - 0.66 * u, x + w, y - 0.06 * u), fill=_shade(c, 0.84))
-    d.ellipse((x - w, y - 0.8 * u, x + w, y - 0.64 * u), fill=_shade(c, 1.3))
+def _water(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
+    for y in range(horizon + 8, _S, 16):
+        depth = (y - horizon) / (_S - horizon)
+        for x in range(0, _S, 32):
+            px, w, up = x + 8 * rng.integers(4), 9 + 7 * depth, rng.random() < 0.5
+            tone = shade(near, 1.55 - 0.2 * depth) if up else shade(near, 1.2)
+            draw.arc((px - w, y - 4, px + w, y + 5), 200, 340, fill=tone, width=4)
 
 
-def _vase(d, x, y, u, c, rng):
-    for dx, tone in ((-0.3, (250, 240, 236)), (0.02, (244, 186, 196)), (0.32, (250, 240, 236))):
-        d.line((x, y - 0.6 * u, x + dx * u, y - 0.98 * u), fill=(70, 122, 62), width=5)
-        px, py, r = x + dx * u, y - (1.06 if dx == 0.02 else 0.98) * u, 0.15 * u
-        d.ellipse((px - r, py - r, px + r, py + r), fill=tone)
-        d.ellipse((px - 0.35 * r, py - 0.35 * r, px + 0.35 * r, py + 0.35 * r), fill=(236, 196, 90))
-    d.ellipse((x - 0.28 * u, y - 0.5 * u, x + 0.28 * u, y + 0.02 * u), fill=c)
-    d.polygon(
-        [
-            (x - 0.12 * u, y - 0.68 * u),
-            (x + 0.12 * u, y - 0.68 * u),
-            (x + 0.18 * u, y - 0.4 * u),
-            (x - 0.18 * u, y - 0.4 * u),
-        ],
-        fill=c,
-    )
-    d.ellipse((x - 0.18 * u, y - 0.4 * u, x - 0.04 * u, y - 0.2 * u), fill=_shade(c, 1.35))
+def _cobblestone(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
+    row = 0
+    y = float(horizon + 2)
+    while y < _S:
+        h = 9 + 9 * (y - horizon) / (_S - horizon)
+        for x in np.arange(-((row % 2) * 0.9 * h), _S, 1.8 * h):
+            tone = _lit(_mix((164, 158, 154), (122, 118, 122), rng.choice((0.1, 0.5, 0.9))), light)
+            draw.rounded_rectangle((x + 1.5, y + 1.5, x + 1.8 * h - 1.5, y + h - 1), 4, fill=tone)
+        y, row = y + h, row + 1
 
 
-def _teapot(d, x, y, u, c, rng):
-    d.ellipse((x - 0.76 * u, y - 0.56 * u, x - 0.3 * u, y - 0.14 * u), outline=_shade(c, 0.84), width=8)
-    d.polygon(
-        [
-            (x + 0.3 * u, y - 0.14 * u),
-            (x + 0.78 * u, y - 0.6 * u),
-            (x + 0.62 * u, y - 0.6 * u),
-            (x + 0.3 * u, y - 0.36 * u),
-        ],
-        fill=_shade(c, 0.86),
-    )
-    d.ellipse((x - 0.5 * u, y - 0.66 * u, x + 0.5 * u, y + 0.02 * u), fill=c)
-    d.ellipse((x - 0.26 * u, y - 0.74 * u, x + 0.26 * u, y - 0.54 * u), fill=_shade(c, 1.25))
-    d.ellipse((x - 0.07 * u, y - 0.84 * u, x + 0.07 * u, y - 0.7 * u), fill=_shade(c, 0.8))
+def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np.random.Generator) -> None:
+    light = _LIGHT[scene.sky]
+    paint = {"grass": _grass, "sand": _sand, "snow": _snow, "water": _water, "cobblestone": _cobblestone}[scene.ground]
+    paint(draw, horizon, _lit(_GROUND_GRADIENTS[scene.ground][1], light), light, rng)
 
 
-def _lamp(d, x, y, u, c, rng):
-    d.rectangle((x - 0.05 * u, y - 0.56 * u, x + 0.05 * u, y), fill=(110, 84, 60))
-    d.ellipse((x - 0.26 * u, y - 0.12 * u, x + 0.26 * u, y + 0.02 * u), fill=(110, 84, 60))
-    d.polygon(
-        [
-            (x - 0.26 * u, y - 1.06 * u),
-            (x + 0.26 * u, y - 1.06 * u),
-            (x + 0.5 * u, y - 0.5 * u),
-            (x - 0.5 * u, y - 0.5 * u),
-        ],
-        fill=c,
-    )
-    d.polygon(
-        [
-            (x - 0.26 * u, y - 1.06 * u),
-            (x - 0.06 * u, y - 1.06 * u),
-            (x - 0.12 * u, y - 0.5 * u),
-            (x - 0.5 * u, y - 0.5 * u),
-        ],
-        fill=_shade(c, 1.25),
-    )
-
-
-def _bowl(d, x, y, u, c, rng):
-    for dx, tone in ((-0.26, (206, 62, 52)), (0.26, (240, 170, 60)), (0.0, (134, 176, 70))):
-        px, py, r = x + dx * u, y - 0.52 * u, 0.2 * u
-        d.ellipse((px - r, py - r, px + r, py + r), fill=tone)
-    d.pieslice((x - 0.6 * u, y - 1.0 * u, x + 0.6 * u, y + 0.06 * u), 0, 180, fill=c)
-    d.rectangle((x - 0.6 * u, y - 0.5 * u, x + 0.6 * u, y - 0.42 * u), fill=_shade(c, 1.25))
-
-
-_PAINTERS = {
-    name[1:]: function
-    for name, function in list(globals().items())
-    if name[1:]
-    in {
-        "house",
-        "tent",
-        "ball",
-        "car",
-        "umbrella",
-        "flower",
-        "sailboat",
-        "rowboat",
-        "balloon",
-        "kite",
-        "tree",
-        "pine",
-        "mug",
-        "vase",
-        "teapot",
-        "lamp",
-        "bowl",
-    }
-}
-_HEIGHTS = {
-    "house": 84,
-    "tent": 80,
-    "ball": 72,
-    "car": 64,
-    "umbrella": 92,
-    "flower": 84,
-    "sailboat": 96,
-    "rowboat": 60,
-    "balloon": 74,
-    "kite": 66,
-    "tree": 84,
-    "pine": 90,
-    "mug": 72,
-    "vase": 82,
-    "teapot": 68,
-    "lamp": 92,
-    "bowl": 70,
-}
+# ---- pictures ------------------------------------------------------------------------------
 
 
 def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: np.random.Generator) -> None:
-    u = _HEIGHTS[item.kind]
+    paint, u = THINGS[item.kind]
     x = _on_lattice(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
     y = _on_lattice(foot - 12, foot + 12, rng)
     half = tuple(0.5 + 0.5 * f for f in light)
@@ -478,10 +211,7 @@ def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: 
             fill=None if item.kind in ("sailboat", "rowboat") else _lit((96, 92, 88), half),
         )
     colour = _lit(COLOURS[item.colour], half) if item.colour else None
-    _PAINTERS[item.kind](draw, x, y, u, colour, rng)
-
-
-# ---- pictures ------------------------------------------------------------------------------
+    paint(draw, x, y, u, colour, rng)
 
 
 def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:

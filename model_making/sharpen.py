@@ -3,8 +3,8 @@
     python -m model_making.sharpen --data DIR --tokens DIR --out DIR [--minutes 12]
 
 Only ``decoder`` and ``post_quant_conv`` learn, from stored codes, so the target and the drafter stay valid. To the
-reconstruction loss comes a texture term: the local energy of fixed band-pass filters, compared over windows. It asks for grass
-where grass was, blade by blade or not, where plain regression would answer with the mean of all lawns.
+reconstruction loss comes a texture term: the local energy of fixed band-pass filters, compared over windows. It asks
+for grass where grass was, blade by blade or not, where plain regression would answer with the mean of all lawns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_core.drafter_training.run import Run, muon_and_adam
+from adt_core.drafter_training.run import muon_and_adam
 from adt_core.models.vq import VQModel
 
 from .codec import CONFIG, evaluate, reconstruction_loss
+from .progress import TimedRun
 
 TEXTURE = 0.5
 
@@ -62,7 +63,9 @@ def main() -> None:
     model.requires_grad_(False)
     model.decoder.requires_grad_(True)
     model.post_quant_conv.requires_grad_(True)
-    run = Run(args.out / "sharp.pt", model, muon_and_adam(model, muon_lr=0.01, adam_lr=1e-3), args.minutes, decay=0.99)
+    run = TimedRun(
+        args.out / "sharp.pt", model, muon_and_adam(model, muon_lr=0.01, adam_lr=1e-3), args.minutes, decay=0.99
+    )
     while run.fraction < 1:
         pick = np.sort(np.random.default_rng([21, run.step]).integers(len(codes), size=4))
         x = torch.from_numpy(np.array(images[pick])).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -71,8 +74,8 @@ def main() -> None:
         )
         run.advance(reconstruction_loss(y, x) + TEXTURE * texture_loss(y, x, bank), warmup=0.05)
         if run.due():
-            run.save(weights=run.average.shadow)
-            print(f"held out: {evaluate(run.average.shadow)}", flush=True)
+            run.save(weights=run.average)
+            print(f"held out: {evaluate(run.average)}", flush=True)
 
 
 if __name__ == "__main__":

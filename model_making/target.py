@@ -2,12 +2,12 @@
 
     python -m model_making.target --data DIR --tokens DIR --out DIR [--minutes 45]
 
-Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that
-classifier-free guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes
-long to teach which thing a caption puts where. Two linear heads, thrown away after training, teach it directly: one reads in
-an early layer, at a place word ("left"), which thing the word is said of; one reads further up, at every image token, what
-the caption puts into the column of the next. Prints held-out nats per token with and without caption, and how
-often the second head is right.
+Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that classifier-free
+guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes long to teach which
+thing a caption puts where. Two linear heads, thrown away after training, teach it directly: one reads in an early
+layer, at a place word ("left"), which thing the word is said of; one reads further up, at every image token, what the
+caption puts into the column of the next. Prints held-out nats per token with and without caption, and how often the
+second head is right.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from adt_core.drafter_training.run import Run, initialise, muon_and_adam
+from adt_core.drafter_training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 
+from .progress import TimedRun
 from .scenes import COLOURS, PLACES, PLANTS, THINGS, Item
 from .sequences import Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
 
@@ -37,9 +38,9 @@ WORD_LAYER, LAYOUT_LAYER = 3, 7
 PLACE_WORDS = ("left", "right", "middle", "center")  # each is said of the thing before it
 # What a column may hold: nothing (0), a plant in its own green, or a thing in a colour.
 CONTENTS = [None, *((kind, None) for kind in PLANTS), *((kind, colour) for kind in THINGS for colour in COLOURS)]
-# Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column" is one angle
-# in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period near 16; with it
-# a small model drew things in the wrong place.
+# Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
+# is one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period
+# near 16; with it a small model drew things in the wrong place.
 ROPE_THETA = (GRID / (2 * math.pi)) ** (32 / 4)
 
 
@@ -77,8 +78,8 @@ class Student(nn.Module):
         self.word = nn.Linear(decoder.config.hidden_size, len(CONTENTS))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the image tokens [B, T, codes], of their columns' contents [B, T, contents], and of what each token of the
-        prompt is said of [B, n, contents]."""
+        """Logits of the image tokens [B, T, codes], of their columns' contents [B, T, contents], and of what each token
+        of the prompt is said of [B, n, contents]."""
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
         return logits, self.layout(batch.at_image(streams[LAYOUT_LAYER - 1])), self.word(streams[WORD_LAYER - 1])
@@ -124,8 +125,8 @@ class Layouts:
 
 @torch.no_grad()
 def evaluate(student: Student, sequences: Sequences, layouts: Layouts, count: int = 64) -> str:
-    """Nats per image token on the last ``count`` sequences, which training never sees; share of the things' columns that the
-    layout head names in the first row, where nothing but the caption can tell."""
+    """Nats per image token on the last ``count`` sequences, which training never sees; share of the things' columns
+    that the layout head names in the first row, where nothing but the caption can tell."""
     losses, right = {True: [], False: []}, []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
@@ -154,7 +155,7 @@ def main() -> None:
     layouts = Layouts(args.data / "scenes.jsonl", sequences)
     student = Student(make_decoder(sequences.vocabulary))
     optimisers = muon_and_adam(student, muon_lr=0.02, adam_lr=4e-3, not_muon=("head", "layout", "word"))
-    run = Run(args.out / "target.pt", student, optimisers, args.minutes, decay=0.99)
+    run = TimedRun(args.out / "target.pt", student, optimisers, args.minutes, decay=0.99)
     order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
     while run.fraction < 1:
         start = run.step * args.batch % (len(order) - args.batch)
@@ -167,7 +168,7 @@ def main() -> None:
         if run.due():
             run.save()
             shipped = Student(make_decoder(sequences.vocabulary))
-            shipped.load_state_dict(run.average.shadow)
+            shipped.load_state_dict(run.average)
             print(f"{run.step * args.batch} sequences, {evaluate(shipped, sequences, layouts)}", flush=True)
 
 

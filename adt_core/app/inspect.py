@@ -14,73 +14,73 @@ from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, res
 from ..models.config import DecoderConfig
 from ..models.layers import MATRICES
 from ..models.load import family_of
+from ..models.target import Target
 
-_ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}  # float16 is as bfloat16, fp8 as int8
+_ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
+"""Bytes of a number; float16 is as bfloat16, fp8 as int8."""
 
 
 def inspect(path: str) -> list[dict]:
-    """One description per checkpoint at ``path`` ("bundled" is two); an AdtError if it is no checkpoint that can be read."""
+    """One description per checkpoint at ``path`` ("bundled" is two), in JSON's types. AdtError for what is no
+    checkpoint."""
     roles = ("target", "drafter") if path == BUNDLED else ("target",)
     return [_describe(Checkpoint(resolve(path, role))) for role in roles]
 
 
 def _describe(checkpoint: Checkpoint) -> dict:
-    """Figures of one checkpoint, of plain JSON types."""
     names = set(checkpoint.names)
     figures, entries, unneeded = _drafter(checkpoint) if "fc.weight" in names else _target(checkpoint)
-    wanted = {name for entry in entries for name in entry.names}
-    shapes = dict(pair for entry in entries for pair in zip(entry.names, entry.shapes) if pair[0] in names)
+    shapes = {name: shape for entry in entries for name, shape in zip(entry.names, entry.shapes)}
+    found = {name: checkpoint.shape(name) for name in names}
     return {
         "path": str(checkpoint.path),
         **figures,
-        "parameters": sum(math.prod(checkpoint.shape(name)) for name in names),
+        "parameters": sum(map(math.prod, found.values())),
         "dtype": ", ".join(sorted({checkpoint.dtype(name) for name in names})),
         "bytes": sum(file.stat().st_size for file in checkpoint.files),
         "files": [file.name for file in checkpoint.files],
         "missing": sorted(missing_tensors(entries, checkpoint)),
         "wrong_shape": [
-            f"{name} {checkpoint.shape(name)}, expected {shape}"
+            f"{name} {found[name]}, expected {shape}"
             for name, shape in shapes.items()
-            if checkpoint.shape(name) != shape
+            if name in names and found[name] != shape
         ],
-        "left_over": sorted(name for name in names - wanted if not name.startswith(unneeded or ("\0",))),
+        "left_over": sorted(name for name in names - shapes.keys() if not name.startswith(unneeded)),
     }
 
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Figures of a target, where its parameters come from, and what it doesn't need."""
+    """Figures of a target, where its parameters come from, and how the names of tensors begin that it does not need."""
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
-    entries = family.entries(target, checkpoint)
-    config, side = target.decoder.config, target.downsample
+    entries, (rows, columns), side = family.entries(target, checkpoint), target.grid, target.downsample
     missing = missing_tensors(entries, checkpoint)
     advice = [remedy for prefix, remedy in family.remedies.items() if any(name.startswith(prefix) for name in missing)]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:
         advice += [] if any(remedy in str(error) for remedy in advice) else [str(error).removesuffix(".")]
+    figures = {
+        "role": "target",
+        "family": family.name,
+        **_decoder_figures(target.decoder.config),
+        "grid": [rows, columns],
+        "pixels": [rows * side, columns * side],
+        "codebook": list(target.codec.codebook.shape),
+        "memory": {name: _memory(target, size) for name, size in _ITEMSIZES.items()},
+        "to_do": advice,
+    }
+    return figures, entries, family.unneeded
+
+
+def _memory(target: Target, size: int) -> int:
+    """Bytes for one image with guidance, the transformer's matrices in ``size`` bytes a number, all else in two or
+    more."""
     matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
     others = _size(target.decoder) - matrices + (_size(target.text_encoder) if target.text_encoder is not None else 0)
-    stored = {name: (size, matrices * size + others * max(size, 2)) for name, size in _ITEMSIZES.items()}
-    codec = _size(target.codec) * 4
-    return (
-        {
-            "role": "target",
-            "family": family.name,
-            **_decoder_figures(config),
-            "grid": list(target.grid),
-            "pixels": [target.grid[0] * side, target.grid[1] * side],
-            "codebook": list(target.codec.codebook.shape),
-            "memory": {
-                name: weights + KVCache.num_bytes(config, 2, target.length + 128, max(size, 2)) + codec
-                for name, (size, weights) in stored.items()
-            },
-            "to_do": advice,
-        },
-        entries,
-        family.unneeded,
-    )
+    cache = KVCache.num_bytes(target.decoder.config, 2, target.length + 128, max(size, 2))
+    return matrices * size + others * max(size, 2) + cache + _size(target.codec) * 4
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
@@ -106,20 +106,16 @@ def _decoder_figures(config: DecoderConfig) -> dict:
 def as_text(figures: dict) -> str:
     """A description as aligned lines for a terminal."""
     shown = dict(figures)
-    for name in ("grid", "pixels", "codebook"):
-        if name in shown:
-            shown[name] = " x ".join(map(str, shown[name]))
+    for name in {"grid", "pixels", "codebook"} & shown.keys():
+        shown[name] = " x ".join(map(str, shown[name]))
     if "memory" in shown:
-        shown["memory"] = (
-            ", ".join(f"{size / 2**30:.2f} GiB in {name}" for name, size in shown["memory"].items())
-            + " for one image with guidance"
-        )
+        sizes = ", ".join(f"{size / 2**30:.2f} GiB in {name}" for name, size in shown["memory"].items())
+        shown["memory"] = f"{sizes} for one image with guidance"
     shown["parameters"] = f"{shown['parameters']:,}"
     shown["size on disk"] = f"{shown.pop('bytes') / 2**20:.1f} MiB in {', '.join(shown.pop('files'))}"
     shown["to do"] = "; ".join(shown.pop("to_do", [])) or "nothing"
     for name in ("missing", "wrong_shape", "left_over"):
         found = shown.pop(name)
-        shown[name.replace("_", " ")] = (
-            f"{len(found)}: {', '.join(found[:4])}{' ...' if len(found) > 4 else ''}" if found else "nothing"
-        )
+        some = f"{len(found)}: {', '.join(found[:4])}{' ...' if len(found) > 4 else ''}"
+        shown[name.replace("_", " ")] = some if found else "nothing"
     return "\n".join(f"{name:13} {value}" for name, value in shown.items())

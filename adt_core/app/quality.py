@@ -1,14 +1,14 @@
 """How good the pictures of a benchmark are: scores of single pictures, and of all pictures of a method together.
 
-A metric of single pictures is a function of a picture and its prompt that gives a pair (sum, count) per column; the table shows
-the sums over the counts, so that shares such as "attributes found of those asked for" add up as means do. Another one is a function
-away: ``Benchmark.metrics``. Weights are read from local paths and nothing is downloaded.
+A metric of single pictures is a function of a picture and its prompt that returns, for each column, a pair (sum,
+count). The table shows the sums over the counts of all pictures, so that shares such as "attributes found of those
+asked for" add up as means do. Weights are read from local paths; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from ..errors import AdtError
 Scores = dict[str, tuple[float, float]]
 PictureMetric = Callable[[Image.Image, str], Scores]
 SetMetric = Callable[[dict[str, list[Path]]], dict[str, dict[str, float]]]
-"""Files of the pictures of every method -> columns of every method."""
+"""By method, the files of its pictures -> by method, its columns."""
 
 NEEDS = {
     "CLIP score": "--clip",
@@ -35,12 +35,13 @@ NEEDS = {
     "IS": "torch-fidelity and --inception",
     "FID": "torch-fidelity, --inception and --real-images",
 }
-"""Column -> what has to be given for it."""
+"""Column -> what it needs."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class Quality(NamedTuple):
-    """What is measured. pictures: by a name that goes into the settings. sets: None for nothing. note: a line under the table."""
+    """What is measured. pictures: metrics by a name that goes into the settings. sets: None for nothing. note: a line
+    under the table."""
 
     pictures: dict[str, PictureMetric]
     sets: SetMetric | None
@@ -56,7 +57,8 @@ def choose(
     count: int,
     device: torch.device,
 ) -> Quality:
-    """The metrics that the options of the benchmark give weights for, loaded. count: pictures of a method. Raises AdtError."""
+    """Load the metrics for which the options of the benchmark give weights. count: pictures of a method. Raises
+    AdtError."""
     if aesthetic and not clip:
         raise AdtError("--aesthetic reads the embeddings of CLIP ViT-L/14; give that model's folder with --clip.")
     if real_images and not inception:
@@ -66,13 +68,12 @@ def choose(
     sets = inception_metric(inception, real_images, count, device) if inception else None
     pictures: dict[str, PictureMetric] = {}
     if clip:
-        pictures[f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")] = clip_metric(
-            clip, "--clip", "CLIP score", device, aesthetic
-        )
+        name = f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")
+        pictures[name] = clip_metric(clip, "--clip", "CLIP score", device, aesthetic)
     if hps:
         pictures[f"HPSv2 {hps}"] = clip_metric(hps, "--hps", "HPSv2", device)
-    given = {"CLIP score": clip, "HPSv2": hps, "aesthetic": aesthetic, "IS": inception, "FID": real_images}
-    missing = [f"{column} (needs {NEEDS[column]})" for column, path in given.items() if not path]
+    given = zip(NEEDS.items(), (clip, hps, aesthetic, inception, real_images))
+    missing = [f"{column} (needs {needs})" for (column, needs), path in given if not path]
     return Quality(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
 
 
@@ -82,10 +83,11 @@ def choose(
 def clip_metric(
     folder: Path, option: str, column: str, device: torch.device, aesthetic: Path | None = None
 ) -> PictureMetric:
-    """100 max(cos, 0) between a picture and its prompt, by a CLIP model in transformers' layout (CLIPScore, arXiv 2104.08718, before
-    its scaling; HPSv2, arXiv 2306.09341, is the same with its own weights). Prompts are cut where the model's context ends.
+    """100 max(cos, 0) between a picture and its prompt, by a CLIP model in transformers' layout.
 
-    aesthetic: weights of LAION's predictor, for a column of that name. Raises AdtError, naming ``option``.
+    It is CLIPScore (arXiv 2104.08718) before its scaling. HPSv2 (arXiv 2306.09341) is the same with weights of its own.
+    Prompts are cut where the model's context ends. aesthetic: weights of LAION's predictor, for a column of that name.
+    Raises AdtError, which names ``option``.
     """
     from transformers import CLIPModel, CLIPProcessor
 
@@ -100,32 +102,34 @@ def clip_metric(
         raise AdtError(
             f"{option}: '{folder}' is not a whole CLIP model in transformers' layout ({error}); download it again."
         ) from error
+    longest = model.config.text_config.max_position_embeddings
     predictor = _aesthetic_predictor(aesthetic, model.config.projection_dim) if aesthetic else None
 
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
-        longest = model.config.text_config.max_position_embeddings
-        inputs = processor(
-            text=[prompt], images=[picture], return_tensors="pt", truncation=True, max_length=longest
-        ).to(device)
-        found = model(**inputs)  # its embeddings have length 1
-        scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
+        inputs = processor(text=[prompt], images=[picture], return_tensors="pt", truncation=True, max_length=longest)
+        found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
+        scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
         return scores | ({"aesthetic": (predictor(found.image_embeds.cpu()), 1)} if predictor else {})
 
     return metric
 
 
 def _aesthetic_predictor(path: Path, width: int) -> Callable[[Tensor], float]:
-    """LAION's linear predictor, or its improved one, a chain of linear layers with nothing between them, on a normalised embedding."""
+    """LAION's predictor: from a normalised embedding [1, width] to a score.
+
+    It is a linear layer; in the improved version a chain of linear layers with nothing between them.
+    """
     tensors = _read(path, "--aesthetic")
-    order = sorted(
-        (name for name in tensors if name.endswith("weight")),
+    names = sorted(
+        (name.removesuffix("weight") for name in tensors if name.endswith("weight")),
         key=lambda name: [int(number) for number in re.findall(r"\d+", name)],
     )
-    layers = [(tensors[name].float(), tensors[f"{name.removesuffix('weight')}bias"].float()) for name in order]
+    layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
         raise AdtError(
-            f"--aesthetic: '{path}' does not lead from an embedding of {width} numbers to one score; give the predictor for the model in --clip."
+            f"--aesthetic: '{path}' does not lead from an embedding of {width} numbers to one score; "
+            "give the predictor for the model in --clip."
         )
 
     def predict(x: Tensor) -> float:
@@ -139,12 +143,10 @@ def _aesthetic_predictor(path: Path, width: int) -> Callable[[Tensor], float]:
 def _read(path: Path, option: str) -> dict[str, Tensor]:
     """The tensors of a file. AdtError if it holds anything else."""
     try:
-        return (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except Exception as error:  # torch raises many types; none of them may run what the file asks for
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types; with weights_only it runs nothing that the file asks for
         raise AdtError(
             f"{option}: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); download it again."
         ) from error
@@ -154,9 +156,9 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
 
 
 class _Pictures(Dataset):
-    """The middle squares of picture files, uint8 [3, size, size]."""
+    """The middle squares of picture files, scaled to uint8 [3, size, size]."""
 
-    def __init__(self, files: list[Path], size: int):
+    def __init__(self, files: Sequence[Path], size: int):
         self.files, self.size = files, size
 
     def __len__(self) -> int:
@@ -164,15 +166,14 @@ class _Pictures(Dataset):
 
     def __getitem__(self, index: int) -> Tensor:
         with Image.open(self.files[index]) as picture:
-            return torch.from_numpy(np.array(ImageOps.fit(picture.convert("RGB"), (self.size, self.size)))).permute(
-                2, 0, 1
-            )
+            square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size))
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
 def inception_metric(weights: Path, real_images: Path | None, count: int, device: torch.device) -> SetMetric:
-    """Inception Score of each method's pictures, in one split, and their FID against the pictures in a folder, by torch-fidelity.
+    """Inception Score of each method's pictures, in one split, and their FID against the pictures in a folder.
 
-    Real pictures are cropped and scaled to the size of the others. Raises AdtError.
+    torch-fidelity computes both. Real pictures are cropped and scaled to the size of the others. Raises AdtError.
     """
     try:
         import torch_fidelity  # noqa: F401
@@ -184,7 +185,8 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     real = sorted(path for path in real_images.rglob("*") if path.suffix.lower() in _PICTURES) if real_images else []
     if real_images and min(len(real), count) < 2:
         raise AdtError(
-            f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} for {count} of every method."
+            f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
+            f"for {count} of every method."
         )
     return partial(_inception_scores, weights=weights, real=real, device=device)
 
@@ -196,23 +198,15 @@ def _inception_scores(
 
     with Image.open(next(iter(pictures.values()))[0]) as first:
         size = min(first.size)
-    against = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
+    fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
+    shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights)}
     known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores
     with TemporaryDirectory() as cache:
+        shared |= {"isc": True, "isc_splits": 1, "verbose": False, "cache_root": cache, "save_cpu_ram": True}
         for files in map(tuple, pictures.values()):
             if files not in known:
-                found = calculate_metrics(
-                    input1=_Pictures(list(files), size),
-                    isc=True,
-                    isc_splits=1,
-                    **against,
-                    cuda=device.type == "cuda",
-                    verbose=False,
-                    feature_extractor_weights_path=str(weights),
-                    cache_root=cache,
-                    save_cpu_ram=True,
-                )
-                known[files] = {"IS": float(found["inception_score_mean"])} | (
-                    {"FID": float(found["frechet_inception_distance"])} if real else {}
-                )
+                found = calculate_metrics(input1=_Pictures(files, size), **shared, **fid)
+                known[files] = {"IS": float(found["inception_score_mean"])}
+                if real:
+                    known[files]["FID"] = float(found["frechet_inception_distance"])
     return {name: known[tuple(files)] for name, files in pictures.items()}

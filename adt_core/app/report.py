@@ -29,13 +29,14 @@ COLUMNS = {
     "agreement": "equal tokens",
     "substitution_rate": "substituted",
 }
-"""Name of a column in CSV and JSON -> its heading; columns of image quality come behind, under the names that their metrics give them."""
-
+"""Name of a column in CSV and JSON -> its heading. Those of image quality follow, under their metrics' names."""
+MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")
+"""Columns that are means of a run's figures of the same name."""
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 
 
 def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median, with a generator of its own."""
+    """95 % bootstrap interval of the median of ``values`` [n], with a generator of its own."""
     rng = np.random.Generator(np.random.Philox(key=0))
     medians = np.median(rng.choice(values, (draws, len(values))), axis=1)
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
@@ -47,51 +48,36 @@ def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
 
 
 def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None) -> list[dict]:
-    """A row per method, by the names of COLUMNS and of metrics. SR is a ratio prompt by prompt, then the median.
+    """A row per method, by the names of COLUMNS and of metrics. The speed-up is the median of the prompts' ratios.
 
-    sets: columns that belong to all pictures of a method, by method.
+    sets: by method, columns that belong to all of its pictures together.
     """
     rows = []
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
         speedups = ratios(records, PLAIN, name)
         low, high = median_interval(speedups)
-        average = {
-            key: mean(run[key] for run in runs)
-            for key in (
-                "tau",
-                "mean_depth",
-                "target_forwards",
-                "drafter_forwards",
-                "seconds",
-                "agreement",
-                "substitution_rate",
-            )
-        }
+        forwards = sum(run["target_forwards"] for run in runs)
         rows.append(
             {
                 "method": name,
                 "speedup": float(np.median(speedups)),
                 "low": low,
                 "high": high,
-                **average,
-                "nodes_per_round": sum(run["verified_nodes"] for run in runs)
-                / sum(run["target_forwards"] for run in runs),
+                **{column: mean(run[column] for run in runs) for column in MEANS},
+                "nodes_per_round": sum(run["verified_nodes"] for run in runs) / forwards,
                 "identical": sum(run["agreement"] == 1 for run in runs),
-                **_quality(runs),
+                **_quality([run.get("quality", {}) for run in runs]),
                 **(sets or {}).get(name, {}),
             }
         )
     return rows
 
 
-def _quality(runs: list[dict]) -> dict[str, float]:
-    """Sum over count of every column that the runs' metrics gave."""
-    found = [run.get("quality", {}) for run in runs]
-    return {
-        column: sum(scores[column][0] for scores in found) / sum(scores[column][1] for scores in found)
-        for column in found[0]
-    }
+def _quality(found: list[dict[str, tuple[float, float]]]) -> dict[str, float]:
+    """Metrics of single pictures over all pictures: for each column, the sums over the counts."""
+    pairs = {column: zip(*(scores[column] for scores in found)) for column in found[0]}
+    return {column: sum(sums) / sum(counts) for column, (sums, counts) in pairs.items()}
 
 
 def _headings(rows: list[dict]) -> dict[str, str]:
@@ -99,59 +85,47 @@ def _headings(rows: list[dict]) -> dict[str, str]:
 
 
 def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -> str:
-    """Rows of :func:`summary` as Markdown; of their columns these, or all."""
+    """Rows of :func:`summary` as Markdown; the ``columns`` of these names, or all."""
     form = {
-        "method": str,
-        "target_forwards": "{:.0f}".format,
-        "drafter_forwards": "{:.0f}".format,
-        "identical": f"{{}} of {images}".format,
-        "agreement": "{:.1%}".format,
-        "substitution_rate": "{:.1%}".format,
+        **dict.fromkeys(COLUMNS, "{:.2f}"),
+        "method": "{}",
+        **dict.fromkeys(("target_forwards", "drafter_forwards"), "{:.0f}"),
+        "identical": f"{{}} of {images}",
+        **dict.fromkeys(("agreement", "substitution_rate"), "{:.1%}"),
     }
     headings = {key: heading for key, heading in _headings(rows).items() if columns is None or key in columns}
-    form = {key: form.get(key, ("{:.2f}" if key in COLUMNS else "{:.4g}").format) for key in headings}
-    lines = ["| " + " | ".join(headings.values()) + " |", "|" + "---|" * len(headings)]
-    return "\n".join([*lines, *("| " + " | ".join(form[key](row[key]) for key in headings) + " |" for row in rows)])
+    cells = [[form.get(key, "{:.4g}").format(row[key]) for key in headings] for row in rows]
+    lines = ["| " + " | ".join(line) + " |" for line in (headings.values(), *cells)]
+    return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
 
 
 def markdown(rows: list[dict], settings: dict, note: str = "") -> str:
-    """The table, and under it what it was measured with, and ``note``."""
+    """The table, what it was measured with, and ``note``."""
     images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
-    named = ", ".join(
-        f"{key} {settings[key]}"
-        for key in ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
-    )
-    return "\n".join(
-        [
-            table(rows, images),
-            "",
-            f"{images} prompts, one image each. {sampling}. {named}.",
-            *([note] if note else []),
-            "",
-        ]
-    )
+    named = ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
+    run = ", ".join(f"{key} {settings[key]}" for key in named)
+    below = f"{images} prompts, one image each. {sampling}. {run}."
+    return "\n".join([table(rows, images), "", below, *([note] if note else []), ""])
 
 
 def write(
     records: list[dict], settings: dict, folder: Path, sets: dict[str, dict[str, float]] | None = None, note: str = ""
 ) -> tuple[str, list[Path]]:
-    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots; the table, and the paths that were written."""
-    rows = summary(records, sets)
+    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots.
+
+    Returns the table and the paths that were written.
+    """
+    rows, paths = summary(records, sets), [folder / f"results.{ending}" for ending in ("md", "csv", "json")]
     shown = markdown(rows, settings, note)
     text = io.StringIO()
-    table = csv.DictWriter(text, list(_headings(rows)), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    (folder / "results.md").write_text(shown, encoding="utf-8")
-    (folder / "results.csv").write_text(text.getvalue(), encoding="utf-8")
-    write_json(folder / "results.json", {"settings": settings, "summary": rows, "records": records})
-    return shown, [
-        folder / "results.md",
-        folder / "results.csv",
-        folder / "results.json",
-        *_plots(rows, records, folder),
-    ]
+    writer = csv.DictWriter(text, list(_headings(rows)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    paths[0].write_text(shown, encoding="utf-8")
+    paths[1].write_text(text.getvalue(), encoding="utf-8")
+    write_json(paths[2], {"settings": settings, "summary": rows, "records": records})
+    return shown, [*paths, *_plots(rows, records, folder)]
 
 
 class Bar(NamedTuple):
@@ -170,14 +144,9 @@ def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
 
     figure = Figure((7, 0.3 * len(bars) + 1), layout="constrained")
     axes = figure.subplots()
-    error = [[max(0.0, bar.value - bar.low) for bar in bars], [max(0.0, bar.high - bar.value) for bar in bars]]
-    axes.barh(
-        [bar.label for bar in bars],
-        [bar.value for bar in bars],
-        xerr=error,
-        color=[COLORS[bar.group] for bar in bars],
-        ecolor="#222222",
-    )
+    labels, values, low, high, groups = zip(*bars)
+    error = np.maximum(0, [np.subtract(values, low), np.subtract(high, values)])
+    axes.barh(labels, values, xerr=error, color=[COLORS[group] for group in groups], ecolor="#222222")
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
     figure.supxlabel(title, fontsize="medium")
@@ -185,25 +154,23 @@ def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
+    """Write the speed-ups, and the acceptance map of every method that drafts; nothing without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    draw_bars(
-        folder / "speedup.png",
-        [Bar(row["method"], row["speedup"], row["low"], row["high"]) for row in rows],
-        "times as fast as plain decoding (median, 95 % interval)",
-    )
-    drafting = [row["method"] for row in rows if row["method"] != PLAIN]
-    if not drafting:
+    bars = [Bar(row["method"], row["speedup"], row["low"], row["high"]) for row in rows]
+    draw_bars(folder / "speedup.png", bars, "times as fast as plain decoding (median, 95 % interval)")
+    names = [row["method"] for row in rows if row["method"] != PLAIN]
+    if not names:
         return [folder / "speedup.png"]
-    columns = min(4, len(drafting))
-    figure = Figure((2.6 * columns, 2.8 * -(-len(drafting) // columns)), layout="constrained")
-    grid = np.atleast_1d(figure.subplots(-(-len(drafting) // columns), columns)).flatten()
-    maps = {name: np.mean([record["runs"][name]["acceptance"] for record in records], 0) for name in drafting}
-    high = max(values.max() for values in maps.values())
-    for axes, name in zip(grid, drafting):
-        shown = axes.imshow(maps[name], vmin=1, vmax=high)
+    maps = [np.mean([record["runs"][name]["acceptance"] for record in records], 0) for name in names]
+    columns = min(4, len(names))
+    lines = -(-len(names) // columns)
+    figure = Figure((2.6 * columns, 2.8 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, name, values in zip(grid, names, maps):
+        shown = axes.imshow(values, vmin=1, vmax=np.max(maps))
         axes.set_title(name, fontsize=8)
     for axes in grid:
         axes.set_axis_off()

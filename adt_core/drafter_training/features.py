@@ -1,7 +1,8 @@
-"""Target features on disk, so that a picture costs one target forward however often it is trained on.
+"""The target's features on disk: a picture costs one forward of the target, however often it is trained on.
 
-A drafter is a small part of its target: with the features at hand a step takes half the time on the bundled model, and less on larger ones.
-Float16, twice the width times the tokens in both guidance rows: 0.3 MB a picture of the bundled model, 18 MB of Anole.
+A drafter is small beside its target: features from disk halve the time of a step on the bundled model, and save more on
+larger ones. They are float16, [tokens, width] for each row of a picture: 0.3 MB a picture of the bundled model, 18 MB
+of Anole.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ..app.images import write
 
 
 class Features:
-    """One file per picture in ``folder``, up to ``room`` bytes in all; what finds no room is made again every time.
+    """One file per picture in ``folder``, ``room`` bytes in all. The features of other pictures are made anew every
+    time.
 
-    Features are rounded to float16 whether they are kept or not, so that a run doesn't depend on it.
+    All features are rounded to float16, kept or not, so that training does not depend on the room.
     """
 
     def __init__(self, folder: Path, room: float):
@@ -28,20 +30,22 @@ class Features:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.safetensors"
 
-    def get(self, numbers: list[int], pads: list[int], like: Tensor) -> Tensor | None:
-        """Features [R, n, h] of some pictures in rows that begin with ``pads`` free slots, as float32 on ``like``'s device; None if one is unknown."""
+    def get(self, numbers: list[int], pads: list[int], device: torch.device) -> Tensor | None:
+        """Features [R, n, h] float32 of the pictures ``numbers``, zero in the first ``pads`` slots of each row; None if
+        those of any picture are not kept."""
         paths = [self._path(number) for number in numbers]
         if not all(path.exists() for path in paths):
             return None
         files = [load_file(path) for path in paths]
         rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
-        out = torch.zeros(len(rows), pads[0] + len(rows[0]), rows[0].shape[1], dtype=rows[0].dtype)
+        out = rows[0].new_zeros(len(rows), pads[0] + len(rows[0]), rows[0].shape[1])
         for into, row, pad in zip(out, rows, pads):
             into[pad:] = row
-        return out.to(like.device).float()
+        return out.to(device).float()
 
     def put(self, numbers: list[int], pads: list[int], features: Tensor) -> Tensor:
-        """Keep the features [R, n, h] of some pictures, if there is room; returns them as they will be read."""
+        """Keep the features [R, n, h] of the pictures ``numbers`` while there is room; returns them as :meth:`get`
+        does."""
         rounded = features.half()
         for i, number in enumerate(numbers):
             rows = range(i, len(features), len(numbers))

@@ -1,4 +1,4 @@
-"""What every training shares: optimisers, a schedule over a budget of time or steps, and resumable checkpoints."""
+"""What every training shares: optimisers, a budget of time or steps, and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -6,48 +6,35 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 def cosine(fraction: float, warmup: float = 0.02, floor: float = 0.02) -> float:
-    """Learning-rate factor: linear warm-up, then a cosine down to ``floor``."""
+    """Factor of the learning rate: up during a share ``warmup`` of the budget, then down a cosine to ``floor``."""
     if fraction < warmup:
         return max(fraction / warmup, 0.01)
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
 
 
-class WeightAverage:
-    """Exponential moving average of a module's parameters; what is shipped."""
-
-    def __init__(self, module: nn.Module, decay: float):
-        self.decay = decay
-        self.shadow = {k: v.detach().clone() for k, v in module.state_dict().items()}
-
-    @torch.no_grad()
-    def update(self, module: nn.Module, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (10 + step))
-        for key, value in module.state_dict().items():
-            if value.is_floating_point():
-                self.shadow[key].lerp_(value, 1 - decay)
-
-
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by Newton-Schulz (Jordan et al., 2024), for weight matrices
-    (convolutions are flattened to [out, in * k * k])."""
+    """Momentum with orthogonalised updates (Jordan et al., 2024), for weight matrices.
+
+    Convolutions are flattened to [out, in * k * k].
+    """
 
     def __init__(self, parameters, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.01):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                state = self.state[p]
-                buffer = state.setdefault("momentum", torch.zeros_like(p))
+                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalise(p.grad.lerp(buffer, group["momentum"]).flatten(1))
                 inputs, outputs = p.shape if p.ndim == 2 else update.shape[::-1]  # matrices are stored [in, out]
@@ -56,7 +43,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor, steps: int = 3) -> Tensor:
-    """Nearest semi-orthogonal matrix, roughly: a quintic Newton-Schulz iteration, cut short because a CPU pays for every step."""
+    """Roughly the nearest semi-orthogonal matrix, by Newton-Schulz iteration of degree 5.
+
+    Few steps, because on a CPU they cost more than they bring.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
@@ -68,7 +58,8 @@ def orthogonalise(matrix: Tensor, steps: int = 3) -> Tensor:
 
 
 def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> None:
-    """Normal(0, 0.02) matrices, output projections scaled down with ``depth`` (in layers); vectors and norms stay as they are."""
+    """Draw matrices from Normal(0, 0.02), output projections smaller in a module of ``depth`` layers; vectors and norms
+    stay as they are."""
     for name, p in module.named_parameters():
         if p.ndim >= 2 and "norm" not in name:
             std = 0.02 / (2 * depth) ** 0.5 if name.endswith((".out", ".down")) else 0.02
@@ -78,11 +69,13 @@ def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> Non
 def muon_and_adam(
     model: nn.Module, muon_lr: float, adam_lr: float, not_muon: tuple[str, ...] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for vectors, embeddings and whatever ``not_muon`` names."""
-    matrices, others = [], []
+    """Muon for the hidden matrices; AdamW for vectors, embeddings and parameters with a part of ``not_muon`` in their
+    names."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if p.requires_grad:
-            is_matrix = p.ndim >= 2 and "embed" not in name and not any(part in name for part in not_muon)
+            is_matrix = p.ndim >= 2 and not any(part in name for part in ("embed", *not_muon))
             (matrices if is_matrix else others).append(p)
     optimisers = [Muon(matrices, lr=muon_lr), torch.optim.AdamW(others, adam_lr, (0.9, 0.98), weight_decay=0.0)]
     for optimiser in optimisers:
@@ -92,10 +85,11 @@ def muon_and_adam(
 
 
 class Run:
-    """A resumable training run: weights, their average, optimisers, step and the time spent.
+    """A training run that can be stopped and resumed: weights, their moving average, optimisers, step and time spent.
 
-    The budget, ``minutes`` or ``steps`` or whichever ends first, sets the learning rate's schedule. ``decay``: of the weight average.
-    ``half``: gradients come from float16, so losses are scaled and steps that overflow are left out.
+    minutes, steps: the budget, which sets the learning rate; with both, the one that is used up first. decay: of
+    ``average``, the exponential moving average of the weights, which is what ships. half: gradients come from float16,
+    so losses are scaled, and steps that overflow are left out.
     """
 
     def __init__(
@@ -109,23 +103,23 @@ class Run:
         decay: float,
         half: bool = False,
     ):
-        """Take up the checkpoint at ``path`` if there is one."""
-        self.path, self.model, self.optimisers, self.minutes, self.steps = path, model, optimisers, minutes, steps
-        self.average = WeightAverage(model, decay)
+        """Resume from the checkpoint at ``path`` if there is one; ``state`` is what it held."""
+        self.path, self.model, self.optimisers = path, model, optimisers
+        self.minutes, self.steps, self.decay = minutes, steps, decay
+        self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
         device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=half)
-        state = (
-            torch.load(path, map_location=device, weights_only=True) if path.exists() else {"step": 0, "elapsed": 0.0}
-        )
-        if "model" in state:
-            model.load_state_dict(state["model"])
-            self.average.shadow = state["average"]
-            for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
+        if path.exists():
+            self.state = torch.load(path, map_location=device, weights_only=True)
+            model.load_state_dict(self.state["model"])
+            self.average = self.state["average"]
+            for optimiser, saved in zip(optimisers, self.state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
-            self.scaler.load_state_dict(state.get("scaler", {}) if half else {})
-        self.state, self.step = state, state["step"]
-        self._start = time.monotonic() - state["elapsed"]
-        self._saved = self.elapsed
+            if self.state.get("scaler"):  # empty where losses were not scaled
+                self.scaler.load_state_dict(self.state["scaler"])
+        self.step = self.state["step"]
+        self._start = time.monotonic() - self.state["elapsed"]
 
     @property
     def elapsed(self) -> float:
@@ -134,16 +128,17 @@ class Run:
 
     @property
     def fraction(self) -> float:
-        """Share of the budget that is spent; the run is over at 1."""
-        spent = [self.elapsed / (60 * self.minutes)] if self.minutes else []
-        return min(1.0, max(spent + ([self.step / self.steps] if self.steps else [])))
+        """Share of the budget that is spent; at 1 the run is over."""
+        by_time = self.elapsed / (60 * self.minutes) if self.minutes else 0.0
+        return min(1.0, max(by_time, self.step / self.steps if self.steps else 0.0))
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of ``loss``, one of the parts that make up a step."""
+        """Add the gradients of ``loss``, one of the parts of a step."""
         self.scaler.scale(loss).backward()
 
+    @torch.no_grad()
     def apply(self, warmup: float = 0.02) -> None:
-        """One optimisation step on the gradients that have come together."""
+        """One optimisation step with the gradients that were added."""
         factor = cosine(self.fraction, warmup)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -151,27 +146,18 @@ class Run:
             self.scaler.step(optimiser)
             optimiser.zero_grad()
         self.scaler.update()
-        self.average.update(self.model, self.step)
+        decay = min(self.decay, (1 + self.step) / (10 + self.step))
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point():
+                self.average[name].lerp_(value, 1 - decay)
         self.step += 1
 
-    def advance(self, loss: Tensor, warmup: float = 0.02) -> None:
-        """One optimisation step on ``loss``; prints it now and then."""
-        self.backward(loss)
-        self.apply(warmup)
-        if self.step % 25 == 0:
-            print(f"step {self.step} {self.fraction:.3f} loss {loss.item():.4f}", flush=True)
-
-    def due(self, seconds: float = 200) -> bool:
-        """Time for a checkpoint: every ``seconds`` and at the end."""
-        return self.elapsed - self._saved > seconds or self.fraction >= 1
-
     def save(self, **more) -> None:
-        """Write a checkpoint, with ``more`` entries, so that a kill in the middle leaves the previous one intact."""
-        self._saved = self.elapsed
+        """Write a checkpoint with ``more`` entries; one that is cut short leaves the one before intact."""
         state = {
             "model": self.model.state_dict(),
-            "average": self.average.shadow,
-            "optimisers": [o.state_dict() for o in self.optimisers],
+            "average": self.average,
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "scaler": self.scaler.state_dict(),
             "step": self.step,
             "elapsed": self.elapsed,

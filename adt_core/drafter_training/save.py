@@ -23,23 +23,19 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
     if c.grid_rope:
         q, k = paired(c.head_dim)(q), paired(c.head_dim)(k)
     gate, up = layer.gate_up.T.chunk(2)
+    attention = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": layer.out.T}
+    if layer.qk_norm_weight is not None and layer.qk_norm_bias is not None:
+        for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
+            heads = norm.split([c.num_heads, c.num_kv_heads])
+            attention |= {f"q_norm.{kind}": heads[0], f"k_norm.{kind}": heads[1]}
     tensors = {
-        "self_attn.q_proj.weight": q,
-        "self_attn.k_proj.weight": k,
-        "self_attn.v_proj.weight": v,
-        "self_attn.o_proj.weight": layer.out.T,
+        **{f"self_attn.{name}": value for name, value in attention.items()},
         "mlp.gate_proj.weight": gate,
         "mlp.up_proj.weight": up,
         "mlp.down_proj.weight": layer.down.T,
         "post_attention_layernorm.weight": layer.mlp_norm,
+        **({} if layer.input_norm is None else {"input_layernorm.weight": layer.input_norm}),
     }
-    if layer.input_norm is not None:
-        tensors["input_layernorm.weight"] = layer.input_norm
-    if layer.qk_norm_weight is not None:
-        for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
-            tensors[f"self_attn.q_norm.{kind}"], tensors[f"self_attn.k_norm.{kind}"] = norm.split(
-                [c.num_heads, c.num_kv_heads]
-            )
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 

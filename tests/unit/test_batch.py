@@ -169,3 +169,9 @@ def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AdtError, match="can't be written.*what is finished is kept"):
         run(make, PROMPTS[:1], tmp_path / "file", chunk=1)
+
+
+def test_finished_images_of_earlier_versions_are_found():
+    """The name of a folder stays: it is what its images are found by."""
+    job = Job(load_target(), Sampling(seed=4, top_p=0.9), negative=" fog ")
+    assert key(job) == "8fe066f410da" and key(Job(job.target)) == "6af3cc86284d"

@@ -175,7 +175,7 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
 def test_what_is_missing_is_named(given, named, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with pytest.raises(AdtError, match=named):
-        quality.choose(**{name: given.get(name) for name in cli.QUALITY}, count=1, device=CPU)
+        quality.choose(**{flag.name: given.get(flag.name) for flag in cli.QUALITY}, count=1, device=CPU)
 
 
 def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):

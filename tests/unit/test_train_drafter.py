@@ -152,7 +152,7 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
     prompts, root, passes = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")], 3, 3
-    reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0), noisy=False)
+    reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0))
     outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
 
     from adt_core.models.cache import KVCache

@@ -1,0 +1,180 @@
+"""The code keeps to its plan: imports point down, and files, classes and functions are small enough to read at once.
+
+All of it is read from the source; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS = (
+    ("errors", "version"),
+    ("rules",),
+    ("models",),
+    ("policies",),
+    ("drafters",),
+    ("engine",),
+    ("app",),
+    ("drafter_training",),
+    ("cli", "__main__", "__init__"),
+)
+"""Modules and packages of ``adt_core``, from the lowest floor up. Each may import its own floor and those below it."""
+STRANGERS = {"nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
+"""What ``adt_core`` must do without."""
+FILE, CLASS, FUNCTION = 400, 250, 40
+"""Lines at most, docstrings included."""
+TABLES = {"define_schema"}
+"""Functions of ``nodes`` that may be longer. They hold no logic: each is the table of a node's inputs and outputs."""
+
+
+def modules(*folders: str) -> dict[str, ast.Module]:
+    """The Python files of folders of this repository, parsed, by path."""
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+CORE = modules("adt_core")
+SHIPPED = CORE | modules("nodes")
+
+
+def dotted(path: str) -> str:
+    """adt_core/rules/tree.py -> adt_core.rules.tree; adt_core/rules/__init__.py -> adt_core.rules"""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+NAMES = {dotted(path) for path in CORE}
+
+
+def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and full name of every module that a file imports, those within functions too."""
+    package = dotted(path).split(".") if path.endswith("__init__.py") else dotted(path).split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{module}.{alias.name}" if module else alias.name
+                yield node.lineno, whole if whole in NAMES else module
+
+
+def floor(module: str) -> int:
+    """The floor of a module of ``adt_core``, counted from the lowest."""
+    part = (module.split(".") + ["__init__"])[1]
+    found = [number for number, floor in enumerate(FLOORS) if part in floor]
+    assert found, f"{module} stands on no floor of tests/unit/test_architecture.py"
+    return found[0]
+
+
+def test_imports_point_down():
+    wrong = [
+        f"{path}:{line} imports {module}, which is above it"
+        for path, tree in CORE.items()
+        for line, module in imports(path, tree)
+        if module.split(".")[0] == "adt_core" and floor(module) > floor(dotted(path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in CORE.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" is imported by ".join(error.args[1]))
+
+
+def test_the_core_knows_neither_the_nodes_nor_comfyui():
+    wrong = [
+        f"{path}:{line} imports {module}"
+        for path, tree in CORE.items()
+        for line, module in imports(path, tree)
+        if module.split(".")[0] in STRANGERS or not module
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_file_class_and_function_can_be_read_at_once():
+    wrong = []
+    for path, tree in SHIPPED.items():
+        lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        wrong += [f"{path} has {lines} lines, at most {FILE}"] * (lines > FILE)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if path.startswith("nodes/") and node.name in TABLES:
+                continue
+            length, most = node.end_lineno - node.lineno + 1, CLASS if isinstance(node, ast.ClassDef) else FUNCTION
+            wrong += [f"{path}:{node.lineno} {node.name} has {length} lines, at most {most}"] * (length > most)
+    assert not wrong, "\n".join(wrong)
+
+
+def names(node: ast.AST) -> set[str]:
+    """All names and attributes that stand in an expression."""
+    found = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return found | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
+def test_nobody_asks_which_drafter_it_has():
+    """A drafter says what it can do; only ``adt_core/drafters`` knows its classes apart."""
+    drafters = {
+        node.name
+        for path, tree in CORE.items()
+        if path.startswith("adt_core/drafters/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    wrong = [
+        f"{path}:{node.lineno} {ast.unparse(node)}"
+        for path, tree in (SHIPPED | modules("benchmarks")).items()
+        if not path.startswith("adt_core/drafters/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and names(node.func) & {"isinstance", "issubclass"}
+        if any(names(argument) & drafters for argument in node.args[1:])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_method(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "method"
+
+
+def _is_text(node: ast.AST) -> bool:
+    """A string, a collection of strings, or the name of a constant."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(map(_is_text, node.elts))
+    return isinstance(getattr(node, "value", None), str) or (isinstance(node, ast.Name) and node.id.isupper())
+
+
+def test_nobody_asks_which_method_it_runs():
+    """A policy says what it needs; only ``adt_core/policies`` knows methods apart. Looking one up is fine."""
+    wrong = []
+    for path, tree in (SHIPPED | modules("benchmarks")).items():
+        for node in ast.walk(tree):
+            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            table = {"METHODS", "POLICIES"} & {name for side in sides for name in names(side)}
+            compared = any(map(_is_method, sides)) and any(map(_is_text, sides)) and not table
+            called = isinstance(node, ast.Attribute) and node.attr.endswith(("with", "fix")) and _is_method(node.value)
+            if (compared or called) and not path.startswith("adt_core/policies/"):
+                wrong.append(f"{path}:{node.lineno} {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tests_import_public_names_only():
+    ours = ("adt_core", "nodes", "benchmarks", "model_making")
+    wrong = [
+        f"{path}:{node.lineno} imports {name} from {node.module}"
+        for path, tree in modules("tests", "benchmarks", "model_making").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in ours
+        for name in [*node.module.split("."), *(alias.name for alias in node.names)]
+        if name.startswith("_") and not name.startswith("__")
+    ]
+    assert not wrong, "\n".join(wrong)

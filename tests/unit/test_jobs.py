@@ -1,0 +1,78 @@
+"""Jobs: the one loop over a decoding, prompts in stretches, and what a PNG says."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from adt_core import AdtError, Drafting, Lantern, Sampling
+from adt_core.app.jobs import Job, decode, rounds, stretches
+
+PROMPTS = ["a cat", "a dog", "a cow", "fog"]
+
+
+@pytest.fixture
+def job(models):
+    target, drafter = models
+    return Job(target, Sampling(seed=3), Drafting(), drafter)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_every_image_is_announced_once_when_it_is_whole(job, together, at_once):
+    decoding, announced = job.decoding(PROMPTS, at_once=at_once), []
+    for finished in rounds(decoding, together):
+        for group in finished:
+            assert (decoding.codes[group * together : (group + 1) * together] >= 0).all()
+        announced += finished
+    assert sorted(announced) == list(range(len(PROMPTS) // together))
+
+
+def test_images_that_are_kept_whole_are_announced_without_a_round(job):
+    prefix = torch.zeros(2, 16, dtype=torch.long)
+    assert list(rounds(job.decoding(PROMPTS[:2], prefix=prefix))) == [[0, 1]]
+
+
+def test_a_loop_that_is_left_frees_the_caches(job):
+    decoding = job.decoding(PROMPTS)
+    with pytest.raises(ValueError), closing(rounds(decoding)) as running:
+        for _ in running:
+            raise ValueError
+    assert decoding.at_work == []
+
+
+def test_what_is_kept_begins_every_image(job):
+    whole = decode(job.decoding(PROMPTS[:1])).codes
+    kept = Job(job.target, job.sampling, job.drafting, job.drafter, kept=(7, 8, 9))
+    codes = decode(kept.decoding(PROMPTS, image_indices=[0, 0, 1, 2])).codes
+    assert (codes[:, :3] == torch.tensor([7, 8, 9])).all() and not torch.equal(codes[:1], whole)
+
+
+@pytest.mark.parametrize("prompts", [1, 7, 8, 9, 40])
+@pytest.mark.parametrize("at_once, together, workers", [(1, 1, 1), (4, 1, 1), (4, 2, 3), (3, 4, 2)])
+def test_stretches_cover_the_prompts_in_order(prompts, at_once, together, workers):
+    found = stretches(prompts, at_once, together, workers)
+    assert [number for stretch in found for number in stretch] == list(range(prompts))
+    assert at_once > together or all(len(stretch) == 1 for stretch in found)
+    assert len(found) >= min(workers, prompts // -(-at_once // together)), "an engine is left without a part"
+
+
+def test_a_prompt_that_is_too_long_is_found_at_once(job):
+    job.check(PROMPTS)
+    with pytest.raises(AdtError, match="shorten it"):
+        job.check([*PROMPTS, "long " * 200])
+
+
+@pytest.mark.parametrize(
+    "lantern, options",
+    [
+        (None, (100, None, None, 1.0)),
+        (Lantern(7, 0.2), (7, 0.2, None, 1.0)),
+        (Lantern(7, factor=2.0, max_substitution=0.5), (7, None, 2.0, 0.5)),
+    ],
+)
+def test_a_png_says_what_the_options_were(job, lantern, options):
+    said = Job(job.target, job.sampling, job.drafting, lantern=lantern, negative=" fog ").settings("a cat", 2)
+    names = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
+    assert tuple(said[name] for name in names) == options
+    assert (said["prompt"], said["image_index"], said["negative"], said["size"]) == ("a cat", 2, "fog", None)
