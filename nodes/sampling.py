@@ -34,16 +34,15 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tupl
 
 def choose_drafting(settings: Drafting | None, drafter: LoadedDrafter | None, model: LoadedModel) -> Drafting:
     """The settings; without any, the defaults of the drafter. Raises AdtError if what is connected does not fit."""
-    if drafter is None:
-        drafting = settings or Drafting()
-        if drafting.method != PLAIN:
-            raise AdtError(
-                f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an "
-                f"ADT-Tree Settings node with the method '{PLAIN}'."
-            )
-        return drafting
-    check_same_model(drafter, model, "Sampler")
-    return settings or Drafting.of(drafter.drafter.defaults)
+    drafting = settings or Drafting.of(drafter.drafter.defaults if drafter is not None else {})
+    if drafter is None and drafting.policy.needs_drafter:
+        raise AdtError(
+            f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an "
+            f"ADT-Tree Settings node with the method '{PLAIN}'."
+        )
+    if drafter is not None:
+        check_same_model(drafter, model, "Sampler")
+    return drafting
 
 
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel, node: str) -> None:

@@ -25,7 +25,7 @@ with torch.inference_mode():
         [target.encode_prompt(request["prompt"])] * count,
         negatives=[target.encode_prompt(negative)] * count if negative else None,
         sampling=adt_core.Sampling(**request.get("sampling", {})),
-        drafting=adt_core.Drafting(**request.get("drafting", {})),
+        drafting=adt_core.Drafting.of(request.get("drafting", {})),
         drafter=adt_core.load_drafter("bundled", target),
         lantern=adt_core.Lantern(**request["lantern"]) if "lantern" in request else None,
         image_indices=list(range(count)),
