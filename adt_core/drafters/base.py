@@ -59,7 +59,9 @@ class Shapes:
 
     def __init__(self, shapes: Sequence[Shape], device: torch.device):
         self._shapes, self._device = list(shapes), device
-        self.depth, self.width, self.nodes = (max(shape[i] for shape in shapes) for i in range(3))
+        self.depth = max(shape.depth for shape in shapes)
+        self.width = max(shape.width for shape in shapes)
+        self.nodes = max(shape.nodes for shape in shapes)
         self.tree, self.menu = shapes[0].tree, shapes[0].menu  # policies that set these have one shape for all images
         self.mixed = len(set(shapes)) > 1
 
@@ -196,15 +198,22 @@ def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
 
 
 class Drafter(Protocol):
-    """What a decoding, a loader and memory management need to know of a drafter.
+    """What a decoding, a loader and memory management need to know of a drafter."""
 
-    defaults: options of drafting with it where nothing else is asked for. network: its weights; None if it has none.
-    most_candidates: how many at a position it can use; one makes chains.
-    """
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Options of drafting with it where nothing else is asked for."""
+        ...
 
-    defaults: Mapping[str, Any]
-    network: nn.Module | None
-    most_candidates: int
+    @property
+    def network(self) -> nn.Module | None:
+        """Its weights; None if it has none."""
+        ...
+
+    @property
+    def most_candidates(self) -> int:
+        """How many candidates at a position it can use; with one it makes chains."""
+        ...
 
     def proposer(self, session: Session) -> Proposer:
         """A fresh proposer. Raises AdtError if it can't draft what the session asks for."""

@@ -9,7 +9,8 @@ pair's token and attend to all pairs of the condition, padding included.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ class Pairing(NamedTuple):
 class EagleDrafter(nn.Module):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
 
-    defaults: dict = {}
+    defaults: Mapping[str, Any] = {}
     most_candidates = 256
     pairing = Pairing()
 
@@ -191,7 +192,7 @@ class EagleProposer(Proposer):
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         noise = self.noise_ahead(roots, shapes.depth)
-        by_level = [None] * shapes.depth if noise is None else list(noise.split(1, 1))
+        by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
         out = self.catch_up()
         if shapes.tree:
             return self._grow_static(roots, by_level, out, shapes)

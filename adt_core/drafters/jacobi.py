@@ -13,9 +13,11 @@ another candidate at one position, then the spine's own tokens again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..models.rows import Roots
 from ..policies import Shape, check_fit
@@ -29,11 +31,11 @@ class JacobiDrafter:
     """Needs no weights: the target's own forwards are the drafter. most_candidates: 1 makes chains, which are cheap to build."""
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
-    defaults = {
+    defaults: Mapping[str, Any] = {
         "method": "eagle2", "depth": 16, "width": 3, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 20, "width_min": 2, "width_max": 4,
     }  # fmt: skip
-    network = None
+    network: nn.Module | None = None
 
     def __init__(self, most_candidates: int = 256):
         self.most_candidates = most_candidates

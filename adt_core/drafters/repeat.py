@@ -5,7 +5,11 @@ It is of use in flat skies and little else. To add a drafter, write such a class
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from torch import nn
 
 from ..models.rows import Roots
 from ..policies import Shape
@@ -16,8 +20,8 @@ from .base import Proposer, Session, Shapes
 class RepeatDrafter:
     """Needs no files and keeps no state."""
 
-    defaults = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
-    network = None
+    defaults: Mapping[str, Any] = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
+    network: nn.Module | None = None
     most_candidates = 1
 
     def proposer(self, session: Session) -> RepeatProposer:

@@ -66,5 +66,6 @@ def static_tree(name: str, device: torch.device) -> StaticTree:
         )
         above = fed
     parents = tensor([[number[path[:-1]] for path in paths]])
-    depths, ranks = tensor([[len(path) for path in paths]]), tensor([[int(path[-1:] or 0) for path in paths]])
-    return StaticTree(levels, parents, depths, ranks, ancestor_matrix(parents, len(by_depth) - 1))
+    depths = tensor([[len(path) for path in paths]])
+    all_ranks = tensor([[int(path[-1:] or 0) for path in paths]])
+    return StaticTree(levels, parents, depths, all_ranks, ancestor_matrix(parents, len(by_depth) - 1))

@@ -155,6 +155,13 @@ def branch_scores(log_p: Tensor) -> Tensor:
     return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
+def _inside(branches: Tensor, length: int) -> Tensor:
+    """Scores of the branches of the first ``length`` positions, [B, ...] flattened; -inf for those that outlive the spine."""
+    returns = torch.arange(LONGEST_RETURN + 1, device=branches.device)
+    end = torch.arange(length, device=branches.device)[:, None, None] + returns
+    return branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)
+
+
 def best_size(log_p: Tensor, branches: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
     """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most.
 
@@ -194,11 +201,7 @@ def spine_and_branches(
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
-    if branches is None:
-        branches = branch_scores(log_p)
-    returns = torch.arange(LONGEST_RETURN + 1, device=log_p.device)
-    end = torch.arange(length, device=log_p.device)[:, None, None] + returns
-    scores = branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)  # no branch outlives the spine
+    scores = _inside(branch_scores(log_p) if branches is None else branches, length)
     if budgets is not None:
         scores = best_only(scores, budgets - cumulative.isfinite().sum(1, keepdim=True))
     count = min(nodes - length, scores.shape[1])

@@ -13,20 +13,15 @@ from torch import Tensor
 from ..drafters import Drafter, Shapes
 from ..drafters.table import sources
 from ..errors import AdtError, Check
-from ..models.cache import KVCache
-from ..models.graphs import wanted
 from ..models.layers import rope_tables
 from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, Drafting, Lane, Scene, Shape
 from ..rules.sampling import NOISE_VERSION, Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from ..rules.verify import Lantern
-from .entering import Entrance
-from .lanes import Lanes, Shared, check_tree, plain_step, read_results, settle
-
-WAIT_SHARE = 0.05
-"""A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
-at the same position are cheaper by about as much."""
+from .entering import Entrance, ImageQueue
+from .lanes import Lanes, Result, Shared, check_tree, plain_round, plain_step, read_results, settle
+from .memory import caches_and_noise, forward_bytes
 
 
 class Decoding:
@@ -34,6 +29,14 @@ class Decoding:
 
     Iterate over it once; each step yields a :class:`Round`. ``codes`` [B, T] int64 on the CPU holds the tokens that are
     decided so far, -1 elsewhere. Same seed, any method: same codes (up to floating-point near ties).
+
+    prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for those
+    without text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the
+    image; None for the exact one. image_indices: index of each image within its prompt's batch, part of the noise key.
+    prefix: codes [B, P] of the first P cells of each image, which are kept. What follows is drawn with the noise of
+    its own position, so a prefix of the seed's own image leads to that image. at_once: how many images are drawn at
+    the same time, if not all: when one is finished, the next takes its place. check: called often; may raise to
+    cancel. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(
@@ -51,14 +54,6 @@ class Decoding:
         at_once: int | None = None,
         check: Check | None = None,
     ):
-        """prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for those
-        without text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the
-        image; None for the exact one. image_indices: index of each image within its prompt's batch, part of the noise key.
-        prefix: codes [B, P] of the first P cells of each image, which are kept. What follows is drawn with the noise of
-        its own position, so a prefix of the seed's own image leads to that image. at_once: how many images are drawn at
-        the same time, if not all: when one is finished, the next takes its place. check: called often; may raise to
-        cancel. Raises AdtError for settings that don't fit together.
-        """
         self.images, self.length = len(prompts), target.length
         self.at_once = min(at_once or self.images, self.images)
         _refuse(prompts, negatives, drafting, drafter, at_once)
@@ -75,21 +70,8 @@ class Decoding:
         self.codes = torch.full((self.images, self.length), -1)
         self.start = 0 if prefix is None else self._enter_prefix(prefix)
         self._set_up_drafting(drafter)
-        settings = {
-            "method": drafting.method,
-            "proposal": drafting.proposal,
-            "seed": sampling.seed,
-            "device": str(target.decoder.embedding.device),
-            "dtype": str(target.decoder.dtype).removeprefix("torch."),
-            "weights": target.decoder.weights,
-            "noise_version": NOISE_VERSION,
-            "sampling": asdict(sampling),
-            "drafting": drafting.flat(),
-            "lantern": lantern and asdict(lantern),
-        }
-        self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=target.row_end)
-        self._lanes: Lanes | None = None
-        self._waiting = list(range(self.images))
+        self.trace = Trace(self._settings(), target.grid, self.images, start=self.start, row_end=target.row_end)
+        self._queue: ImageQueue | None = None
         self._substituted = [0] * self.images
 
     def _enter_prefix(self, prefix: Tensor) -> int:
@@ -107,6 +89,22 @@ class Decoding:
         tokens = self.target.tokens(prefix.cpu())
         self.codes[:, : tokens.shape[1]] = tokens
         return tokens.shape[1]
+
+    def _settings(self) -> dict:
+        """What the trace says of the run."""
+        decoder = self.target.decoder
+        return {
+            "method": self.drafting.method,
+            "proposal": self.drafting.proposal,
+            "seed": self.sampling.seed,
+            "device": str(decoder.embedding.device),
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "weights": decoder.weights,
+            "noise_version": NOISE_VERSION,
+            "sampling": asdict(self.sampling),
+            "drafting": self.drafting.flat(),
+            "lantern": self.lantern and asdict(self.lantern),
+        }
 
     def _set_up_drafting(self, drafter: Drafter | None) -> None:
         """What may draft, what chooses how large trees are, and the room that they need in the cache."""
@@ -151,7 +149,8 @@ class Decoding:
     @property
     def at_work(self) -> list[int]:
         """Numbers of the images at work."""
-        return list(self._lanes.images) if self._lanes is not None else []
+        lanes = self._queue and self._queue.lanes
+        return list(lanes.images) if lanes else []
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
@@ -159,39 +158,29 @@ class Decoding:
 
     def memory_required(self) -> int:
         """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
-        decoder = self.target.decoder
-        config, itemsize = decoder.config, decoder.embedding.element_size()
         groups = len(self._prompts) // self.images
-        rows, held = groups * self.at_once, min(2 * self.at_once, self.images)  # those that enter and leave meet
-        drafters = (source.cache_bytes(groups * held, self._slots, itemsize) for source in self._sources)
-        caches = KVCache.num_bytes(config, rows, self._slots, itemsize) + max(drafters, default=0)
-        noise = held * self.length * self.target.num_tokens * 4
+        held = min(2 * self.at_once, self.images)  # images that enter and images that leave meet
         tokens = max(self._longest + self.start, self._largest.nodes + 1)
-        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + self._slots + self.target.num_codes
-        activations = 4 * rows * tokens * numbers
-        quantised = decoder.weights is not None
-        widened = 4 * decoder.head.numel() * (itemsize < 4) + 6 * decoder.layers[0].gate_up.numel() * quantised
-        if wanted(decoder.embedding.device):
-            activations, widened = 2 * activations, 2 * widened  # those of graphs are their own
-        pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
-        return caches + noise + activations + widened + self.target.codec.working_bytes(pixels)
+        need = caches_and_noise(self.target, groups, self.at_once, held, self._slots, self._sources)
+        return need + forward_bytes(self.target, groups * self.at_once, tokens, self._slots)
 
     # ---- images enter and leave ------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Round]:
         if self.start == self.length:
             return
-        self._begin()
+        self._queue = queue = self._begin()
         try:
-            while (round := self._next()) is not None:
+            while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
                 yield round
         finally:
-            self._lanes = None  # caches and graphs go with the run
+            self._queue = None
+            queue.lanes = None  # caches and graphs go with the run
 
     @torch.inference_mode()
-    def _begin(self) -> None:
-        """Make what all images share."""
+    def _begin(self) -> ImageQueue:
+        """Make what all images share, and let them queue up."""
         target, decoder = self.target, self.target.decoder
         device = decoder.embedding.device
         self.trace.settings["device"] = str(device)  # ComfyUI may have moved the weights since
@@ -202,15 +191,17 @@ class Decoding:
         rope = rope_tables(decoder.config, decoder.embedding)
         self._shared = Shared(target, self.sampling, rope, grammar, self.lantern, neighbours, self._check)
         kept = self.codes[:, : self.start].clone()
-        self._entrance = Entrance(
+        entrance = Entrance(
             self._shared, self._prompts, self._indices, kept, self._longest, self._slots, self.drafting, self._largest
         )
+        return ImageQueue(entrance, self._policy, self._sources, self.images, self.at_once, self._entered)
 
-    def _next(self) -> Round | None:
+    def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""
         while True:
+            lanes = None  # so that nothing here holds on to what is in memory
             try:
-                if (lanes := self._refill()) is None:
+                if (lanes := queue.refill()) is None:
                     return None
                 if self._check is not None:
                     self._check()
@@ -218,64 +209,23 @@ class Decoding:
             except torch.cuda.OutOfMemoryError:
                 if self.at_once == 1:
                     raise
-            lanes = None
-            self._halve()  # out here, where the error no longer holds on to what was in memory
+            self._halve(queue)  # out here, where the error no longer holds on to it either
 
-    @torch.inference_mode()
-    def _refill(self) -> Lanes | None:
-        """Let finished images leave their lanes and others take their places. None when all are finished."""
-        if self._lanes is None:
-            self._lanes = self._enter_all() if self._waiting else None
-        while self._lanes is not None:
-            lanes = self._lanes
-            finished = [i for i, position in enumerate(lanes.roots.positions) if position == self.length - 1]
-            if not finished:
-                break
-            everyone = len(finished) == len(lanes)
-            if everyone and not self._waiting:
-                return None
-            if self._waiting and lanes.proposer is not None:
-                free = finished[: len(self._waiting)]
-                lanes.admit(free, self._enter(len(free)))
-            elif everyone:
-                self._lanes = self._enter_all()
-            else:  # plain images go best in step, so nobody enters before all have left
-                lanes.keep([lane for lane in range(len(lanes)) if lane not in finished])
-        return self._lanes
-
-    def _enter_all(self) -> Lanes:
-        """The next images, in the memory of those before them if they are as many."""
-        count = min(self.at_once, len(self._waiting))
-        source = self._policy.begin(count) if self._sources else None
-        self._drafter = None if source is None else self._sources[source]
-        before, self._lanes = self._lanes, None
-        if before is None or len(before) != count:
-            del before  # its memory goes first
-            return self._enter(count, spare=True)
-        lanes = self._enter(count)
-        before.cache.admit(torch.arange(lanes.rows.count, device=lanes.rows.device), lanes.cache)
-        lanes.cache, lanes.read = before.cache, before.read
-        return lanes
-
-    def _enter(self, count: int, spare: bool = False) -> Lanes:
-        """Lanes for the next images. spare: as for :meth:`Entrance.enter`."""
-        started = time.perf_counter()
-        images, self._waiting = self._waiting[:count], self._waiting[count:]
-        lanes = self._entrance.enter(images, self._drafter, spare)
-        self.codes[images, self.start] = lanes.roots.codes.cpu()
-        self.trace.entered(images, time.perf_counter() - started)
-        return lanes
-
-    def _halve(self) -> None:
+    def _halve(self, queue: ImageQueue) -> None:
         """Memory ran out: what is not finished starts again, half as many images at once."""
         self.at_once //= 2
-        self._lanes = None
-        self._waiting = [image for image in range(self.images) if self.codes[image, -1] < 0]
-        self.codes[self._waiting, self.start :] = -1
-        self._substituted = [0 if image in self._waiting else count for image, count in enumerate(self._substituted)]
-        self.trace.forget(self._waiting)
+        unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
+        queue.restart(unfinished, self.at_once)
+        self.codes[unfinished, self.start :] = -1
+        self._substituted = [0 if image in unfinished else count for image, count in enumerate(self._substituted)]
+        self.trace.forget(unfinished)
         images = f"{self.at_once} images" if self.at_once > 1 else "one image"
         logging.getLogger(__name__).warning("Out of memory; going on with %s at once.", images)
+
+    def _entered(self, lanes: Lanes, seconds: float) -> None:
+        """Images have begun: their first token is drawn."""
+        self.codes[lanes.images, self.start] = lanes.roots.codes.cpu()
+        self.trace.entered(lanes.images, seconds)
 
     # ---- rounds ----------------------------------------------------------------------------
 
@@ -292,27 +242,29 @@ class Decoding:
             tree = proposer.propose(lanes.roots, Shapes(shapes, lanes.rows.device))
         drafted = time.perf_counter()
         if tree is None:
-            shares = self._plain(lanes, shapes)
+            results = plain_round(self._shared, lanes, shapes)
         else:
             width = max(shape.width for shape in shapes)
             checked = check_tree(self._shared, lanes, tree, width, self._allowed(lanes))
             results = read_results(lanes, checked, shapes)
             settle(lanes, checked, results)
-            shares = [result.share for result in results]
-            for (
-                result
-            ) in results:  # last, when no memory is asked for any more: a round counts as a whole or not at all
-                first, image = result.share.position + 1, result.share.image
-                self.codes[image, first : first + len(result.codes)] = torch.tensor(result.codes)
-                self._substituted[image] += result.share.substituted
+        shares = self._enter_codes(results)  # last, when no memory is asked for any more: a round counts as a whole
         forwards = (proposer.forwards if proposer is not None else 0) - forwards_before
         seconds = time.perf_counter() - began
         round = Round(len(self.trace.rounds), seconds, drafted - started, forwards, tuple(shares), plain_seconds)
         if proposer is not None:
             self._policy.observe(round)
             if not self._policy.drafts:
-                self._drafter = lanes.proposer = None  # what nobody drafts with need not be kept up to date
+                lanes.proposer = None  # what nobody drafts with need not be kept up to date
         return round
+
+    def _enter_codes(self, results: list[Result]) -> list[ImageRound]:
+        """Write down the codes that a round has emitted."""
+        for share, _, codes in results:
+            first = share.position + 1
+            self.codes[share.image, first : first + len(codes)] = torch.tensor(codes)
+            self._substituted[share.image] += share.substituted
+        return [result.share for result in results]
 
     def _shapes(self, lanes: Lanes) -> list[Shape]:
         """The policy's choice, cut so that the last draft of an image still leaves one token to emit."""
@@ -325,13 +277,12 @@ class Decoding:
             for shape, room in zip(self._policy.choose(at_work), rooms)
         ]
 
-    def _allowed(self, lanes: Lanes) -> Tensor | None:
-        """Substitutions [B] that every image may still make; None without LANTERN."""
+    def _allowed(self, lanes: Lanes) -> list[int]:
+        """Substitutions that every image may still make; none without LANTERN."""
         if self.lantern is None:
-            return None
+            return []
         emitted = [position + 1 - self.start for position in lanes.roots.positions]
-        left = [self.lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, lanes.images)]
-        return torch.tensor(left, device=lanes.rows.device)
+        return [self.lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, lanes.images)]
 
     def _time_plain_steps(self, lanes: Lanes) -> tuple[float, ...]:
         """Seconds of the plain steps that the policy asks for. They decide nothing: the round reads the roots again."""
@@ -341,24 +292,6 @@ class Decoding:
             plain_step(self._shared, lanes).tolist()
             found.append(time.perf_counter() - started)
         return tuple(found)
-
-    def _plain(self, lanes: Lanes, shapes: list[Shape]) -> list[ImageRound]:
-        """One token per image. Images that are a little ahead wait until all are at the same position."""
-        following, positions = plain_step(self._shared, lanes), lanes.roots.positions
-        first, last = min(positions), max(positions)
-        waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (self.length - last)
-        moves = [int(not waits or position < last) for position in positions]
-        steps: Tensor | int = 1
-        if waits:
-            steps = torch.tensor(moves, device=following.device)[:, None]
-            following = torch.where(steps[:, 0] > 0, following, lanes.roots.codes)
-        lanes.roots = lanes.after(following, steps, moves)
-        shares = []
-        for image, position, shape, code, moved in zip(lanes.images, positions, shapes, following.tolist(), moves):
-            if moved:
-                self.codes[image, position + 1] = code
-                shares.append(ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ()))
-        return shares
 
 
 def _refuse(

@@ -1,8 +1,9 @@
-"""How images begin: prompts are read, and the first token of each image is drawn."""
+"""How images begin and take turns: prompts are read, first tokens are drawn, and lanes are filled again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from ..models.cache import KVCache
 from ..models.graphs import graphed
 from ..models.rows import Roots, Rows
 from ..models.target import Prompt
-from ..policies import Drafting, Shape
+from ..policies import Drafting, Policy, Shape
 from ..rules.sampling import noise_table
 from .lanes import Lanes, Shared, logits, perturbed
 
@@ -75,3 +76,72 @@ class Entrance:
             prompts = [prompt.followed_by(kept[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = self.longest + start
         return Rows(prompts, self.slots, decoder.embedding, images=len(images), length=length, kept=start)
+
+
+class ImageQueue:
+    """Which images are at work. Those that are finished leave their lanes, and others take their places.
+
+    lanes: the state of the images at work; None before the first. entered: called with the lanes of images that have
+    begun, and the seconds that this took.
+    """
+
+    def __init__(
+        self,
+        entrance: Entrance,
+        policy: Policy,
+        sources: Sequence[Drafter],
+        images: int,
+        at_once: int,
+        entered: Callable[[Lanes, float], None],
+    ):
+        self._entrance, self._policy, self._sources, self._entered = entrance, policy, sources, entered
+        self._waiting, self._at_once = list(range(images)), at_once
+        self.lanes: Lanes | None = None
+
+    def restart(self, images: list[int], at_once: int) -> None:
+        """Begin these images anew, so many at once; nothing is at work until then."""
+        self._waiting, self._at_once, self.lanes = images, at_once, None
+
+    @torch.inference_mode()
+    def refill(self) -> Lanes | None:
+        """Let finished images leave and others enter. None when all are finished."""
+        if self.lanes is None:
+            self.lanes = self._enter_all() if self._waiting else None
+        while self.lanes is not None:
+            lanes, last = self.lanes, self._entrance.shared.target.length - 1
+            finished = [lane for lane, position in enumerate(lanes.roots.positions) if position == last]
+            if not finished:
+                break
+            everyone = len(finished) == len(lanes)
+            if everyone and not self._waiting:
+                return None
+            if self._waiting and lanes.proposer is not None:
+                free = finished[: len(self._waiting)]
+                lanes.admit(free, self._enter(len(free), self._drafter))
+            elif everyone:
+                self.lanes = self._enter_all()
+            else:  # plain images go best in step, so nobody enters before all have left
+                lanes.keep([lane for lane in range(len(lanes)) if lane not in finished])
+        return self.lanes
+
+    def _enter_all(self) -> Lanes:
+        """The next images, in the memory of those before them if they are as many."""
+        count = min(self._at_once, len(self._waiting))
+        source = self._policy.begin(count) if self._sources else None
+        self._drafter = None if source is None else self._sources[source]
+        before, self.lanes = self.lanes, None
+        if before is None or len(before) != count:
+            del before  # its memory goes first
+            return self._enter(count, self._drafter, spare=True)
+        lanes = self._enter(count, self._drafter)
+        before.cache.admit(torch.arange(lanes.rows.count, device=lanes.rows.device), lanes.cache)
+        lanes.cache, lanes.read = before.cache, before.read
+        return lanes
+
+    def _enter(self, count: int, drafter: Drafter | None, spare: bool = False) -> Lanes:
+        """Lanes for the next images. spare: as for :meth:`Entrance.enter`."""
+        started = time.perf_counter()
+        images, self._waiting = self._waiting[:count], self._waiting[count:]
+        lanes = self._entrance.enter(images, drafter, spare)
+        self._entered(lanes, time.perf_counter() - started)
+        return lanes

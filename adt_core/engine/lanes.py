@@ -23,6 +23,10 @@ from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
 from ..rules.verify import Lantern, Neighbours, Verdict, exact_agreement, longest_path, relaxed_agreement
 
+WAIT_SHARE = 0.05
+"""A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
+at one position are cheaper by about as much."""
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -76,7 +80,7 @@ class Lanes:
         index = torch.tensor(lanes, device=self.rows.device)
         self.rows = self.rows.with_images(index, others.rows)
         self.cache.admit(self.rows.of(index), others.cache)
-        if self.noise is not None:
+        if self.noise is not None and others.noise is not None:
             self.noise[index] = others.noise
         self.roots.admit(index, others.roots)
         for lane, image in zip(lanes, others.images, strict=True):
@@ -132,6 +136,33 @@ def plain_step(shared: Shared, lanes: Lanes) -> Tensor:
     return perturbed(z, lanes.noise, lanes.roots, 0).argmax(-1)[:, 0]
 
 
+class Result(NamedTuple):
+    """What became of an image's tree. path: accepted nodes, root first. codes: emitted, the new root at last."""
+
+    share: ImageRound
+    path: list[int]
+    codes: list[int]
+
+
+def plain_round(shared: Shared, lanes: Lanes, shapes: Sequence[Shape]) -> list[Result]:
+    """One token for every image, without drafts. Images that are a little ahead wait until all are at one position."""
+    following, positions = plain_step(shared, lanes), lanes.roots.positions
+    first, last = min(positions), max(positions)
+    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (shared.target.length - last)
+    moves = [int(not waits or position < last) for position in positions]
+    steps: Tensor | int = 1
+    if waits:
+        steps = torch.tensor(moves, device=following.device)[:, None]
+        following = torch.where(steps[:, 0] > 0, following, lanes.roots.codes)
+    lanes.roots = lanes.after(following, steps, moves)
+    codes = following.tolist()
+    shares = [
+        ImageRound(image, position, shape.depth, shape.width, 0, 0, 0, ())
+        for image, position, shape in zip(lanes.images, positions, shapes)
+    ]
+    return [Result(share, [0], [code]) for share, code, moved in zip(shares, codes, moves) if moved]
+
+
 class Checked(NamedTuple):
     """A tree that the target has read. substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
 
@@ -145,32 +176,31 @@ class Checked(NamedTuple):
     substitutes: Tensor | None
 
 
-def check_tree(shared: Shared, lanes: Lanes, tree: DraftTree, width: int, allowed: Tensor | None) -> Checked:
+def check_tree(shared: Shared, lanes: Lanes, tree: DraftTree, width: int, allowed: list[int]) -> Checked:
     """Read a whole tree in one forward and find the longest path that passes.
 
-    width: most children of a node. allowed: [B], substitutions that each image may still make; None without LANTERN.
+    width: most children of a node. allowed: substitutions that each image may still make; empty without LANTERN.
     """
     step = lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors)
     features = forward(shared, lanes, tree.tokens, step)
     z = logits(shared, lanes.roots, features, tree.depths)
     scores = perturbed(z, lanes.noise, lanes.roots, tree.depths)
     emitted, substitutes = scores.argmax(-1), None
-    if shared.lantern is None or shared.neighbours is None or allowed is None:
+    if shared.lantern is None or shared.neighbours is None:
         agrees = exact_agreement(tree, emitted)
     else:
         greedy = shared.sampling.temperature == 0
         agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, shared.neighbours, shared.lantern, greedy=greedy, width=width, allowed=allowed
+            tree,
+            emitted,
+            z,
+            shared.neighbours,
+            shared.lantern,
+            greedy=greedy,
+            width=width,
+            allowed=torch.tensor(allowed, device=z.device),
         )
     return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
-
-
-class Result(NamedTuple):
-    """What became of an image's tree. path: accepted nodes, root first. codes: emitted, the new root at last."""
-
-    share: ImageRound
-    path: list[int]
-    codes: list[int]
 
 
 def read_results(lanes: Lanes, checked: Checked, shapes: Sequence[Shape]) -> list[Result]:

@@ -68,6 +68,11 @@ class Layer(nn.Module):
     rows is up to twice as fast that way round, which is what makes checking a tree cheap.
     """
 
+    qkv_scale: Tensor | None
+    out_scale: Tensor | None
+    gate_up_scale: Tensor | None
+    down_scale: Tensor | None
+
     def __init__(self, config: DecoderConfig, input_norm: bool = True):
         super().__init__()
         h, kv = config.hidden_size, config.num_kv_heads * config.head_dim
@@ -82,7 +87,7 @@ class Layer(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(h, 2 * config.intermediate_size))
         self.down = nn.Parameter(torch.empty(config.intermediate_size, h))
         for name in MATRICES:
-            self.register_buffer(f"{name}_scale", None)
+            self.register_buffer(f"{name}_scale", None)  # of quantised weights
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
         """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
@@ -94,7 +99,7 @@ class Layer(nn.Module):
             .view(rows, n, both + config.num_kv_heads, config.head_dim)
             .split_with_sizes([both, config.num_kv_heads], 2)
         )
-        if self.qk_norm_weight is not None:
+        if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
         q, k = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
@@ -126,6 +131,8 @@ class Decoder(nn.Module):
     The head is [h, num_codes] in code order and the ids of image tokens are looked up by code, so everything above this class speaks of codes
     only. ``image_ids`` may be longer than the head: what follows the codes is never drawn, but forced. Final norm and head work in at least float32.
     """
+
+    image_ids: Tensor
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
