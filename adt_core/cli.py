@@ -257,10 +257,11 @@ CHECKPOINT = (
 
 def _drafting() -> tuple[Flag, ...]:
     """The options of all policies, read when they are needed: policies may be added. None stands for their defaults."""
-    flags = [Flag("--method METHOD", f"{', '.join(POLICIES)} (default: {Drafting().method})", tuple(POLICIES))]
+    policies = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
+    flags = [Flag("--method METHOD", f"{policies} (default: {Drafting().method})", tuple(POLICIES))]
     for option in drafting_options().values():
         usage = f"--{option.name.replace('_', '-')}" + ("" if option.choices else " X")
-        said = f"{option.help} (default: {option.default})"
+        said = f"{option.help.rstrip('.')} (default: {option.default})"
         flags.append(Flag(usage, said, option.choices or type(option.default)))
     return tuple(flags)
 

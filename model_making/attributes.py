@@ -35,7 +35,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from .data import example
-from .render import _LIGHT, SIZE, render
+from .render import LIGHT, SIZE, render
 from .scenes import AIR_OBJECTS, COLOURS, GROUNDS, PLACES, SKIES, WALLS, Item, Scene, sample_scene
 
 CALIBRATION_SEED = 777  # neither the training set's seed nor one that anything is measured on
@@ -91,7 +91,7 @@ def _distance_to_shades(opponent: np.ndarray, colour: np.ndarray, shades: tuple[
 
 def _mask(rgb: np.ndarray, colour: str | None, sky: str | None) -> np.ndarray:
     """Pixels of a named colour under the stated sky's light; of a plant's dark green if ``colour`` is None."""
-    light = 0.5 + 0.5 * np.array(_LIGHT[sky or "clear"])  # what render gives to objects
+    light = 0.5 + 0.5 * np.array(LIGHT[sky or "clear"])  # what render gives to objects
     lit = {name: np.array(c) * light for name, c in COLOURS.items()}
     hue, chroma, value = _hue_chroma_value(rgb)
     if colour not in ("green", None):

@@ -35,7 +35,7 @@ _GROUND_GRADIENTS = {  # far, near
     "water": ((96, 158, 190), (28, 84, 136)),
     "cobblestone": ((150, 146, 146), (118, 114, 116)),
 }
-_LIGHT = {  # multiplies the ground; objects get half of it
+LIGHT = {  # multiplies the ground; objects get half of it
     "clear": (1.0, 1.0, 1.0),
     "cloudy": (0.93, 0.94, 0.97),
     "sunset": (1.0, 0.84, 0.76),
@@ -106,7 +106,7 @@ def _rain(draw: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
 
 
 def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np.random.Generator) -> None:
-    light = _LIGHT[scene.sky]
+    light = LIGHT[scene.sky]
     if scene.backdrop == "mountains":
         for _ in range(int(rng.integers(2, 4))):
             x, h, w = _on_lattice(0, _S, rng), _on_lattice(46, 80, rng), 80
@@ -190,7 +190,7 @@ def _cobblestone(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: L
 
 
 def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np.random.Generator) -> None:
-    light = _LIGHT[scene.sky]
+    light = LIGHT[scene.sky]
     paint = {"grass": _grass, "sand": _sand, "snow": _snow, "water": _water, "cobblestone": _cobblestone}[scene.ground]
     paint(draw, horizon, _lit(_GROUND_GRADIENTS[scene.ground][1], light), light, rng)
 
@@ -249,7 +249,7 @@ def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 def _outdoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
     horizon = int(rng.choice((128, 144)))
-    light = _LIGHT[scene.sky]
+    light = LIGHT[scene.sky]
     image = _gradient(_SKY_GRADIENTS[scene.sky], _S)
     image.paste(_gradient(_SKY_GRADIENTS[scene.sky], horizon), (0, 0))
     draw = ImageDraw.Draw(image)

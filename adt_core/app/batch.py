@@ -15,10 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..drafters.merged import MergedDrafter
 from ..engine.decoding import Decoding
-from ..errors import AdtError
-from ..models.checkpoint import Check
+from ..errors import AdtError, Check
 from ..rules.sampling import NOISE_VERSION
 from .images import digest, is_whole, read_settings, save_png
 from .jobs import Job
@@ -26,8 +24,7 @@ from .prompts import slug
 
 
 class Picture(NamedTuple):
-    """A finished image: its prompt, its PNG, its codes [rows, columns] int64 on the CPU, and its figures, by the names
-    of ``Trace.report``."""
+    """A finished image. codes: [rows, columns] int64 on the CPU. figures: by the names of ``Trace.report``."""
 
     prompt: str
     path: Path
@@ -88,12 +85,12 @@ def key(job: Job) -> str:
     """A name for the job's folder: the same for jobs that give the same images. Drafting counts under LANTERN alone."""
     target, relaxed = job.target, None
     if job.lantern is not None:
-        network = job.drafter.network if isinstance(job.drafter, MergedDrafter) else job.drafter
+        network = job.drafter.network if job.drafter is not None else None
         relaxed = {
             **asdict(job.lantern),
-            **asdict(job.drafting),
+            **job.drafting.flat(),
             "drafter": job.drafter_name,
-            "drafter_weights": fingerprint(network) if isinstance(network, nn.Module) else None,
+            "drafter_weights": fingerprint(network) if network is not None else None,
         }
     modules = (target.decoder, target.codec, target.text_encoder)
     return digest(
@@ -111,8 +108,7 @@ def key(job: Job) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Tells modules apart by their weights: the first numbers of every parameter and of every buffer that is no
-    counter."""
+    """Tells modules apart: a digest of the first numbers of every parameter and every floating-point buffer."""
     values = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
     numbers = torch.cat([value.detach().flatten()[:64].to("cpu", torch.float32) for value in values])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

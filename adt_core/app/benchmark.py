@@ -18,23 +18,18 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..drafters.base import Drafter
-from ..drafters.eagle import EagleDrafter
-from ..drafters.jacobi import JacobiDrafter
-from ..drafters.load import JACOBI, WITH_WINDOW, load_drafter
-from ..drafters.merged import MergedDrafter
-from ..errors import AdtError
-from ..models.checkpoint import BUNDLED, Check
+from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, load_drafter, with_window
+from ..errors import AdtError, Check
+from ..models.checkpoint import BUNDLED
 from ..models.target import Target
-from ..policies.shape import Drafting
-from ..policies.static_trees import STATIC_TREES
+from ..policies import PLAIN, POLICIES, Drafting
 from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
@@ -43,7 +38,6 @@ from .generation import choose_device, default_drafter, lantern_of, open_target,
 from .images import to_png, write
 from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from .report import PLAIN
 
 RELAXED = "+lantern"
 NETWORK = "network"
@@ -64,17 +58,21 @@ class Preset(NamedTuple):
     lantern: Lantern | None = None
 
 
-_WINDOW = JacobiDrafter.default
-_CHAIN = replace(_WINDOW, width=1, nodes=16)
-_LONG = replace(_WINDOW, depth=42, width=4, nodes=64)
-_PRUNED = {"depth": 8, "width": 3, "nodes": 8, "expand_above": 0.6, "keep_above": 0.05}
+_WINDOW = Drafting.of(drafter_defaults(JACOBI))
+_CHAIN = _WINDOW.replace(width=1, nodes=16)
+_LONG = _WINDOW.replace(depth=42, width=4, nodes=64)
+_PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
+
+
+def _of_policies() -> dict[str, Preset]:
+    """Every method in the table of policies, with its defaults."""
+    return {name: Preset(Drafting(name), NETWORK if one.needs_drafter else "") for name, one in POLICIES.items()}
+
+
 PRESETS = {
-    PLAIN: Preset(Drafting(method=PLAIN), source=""),
-    **{f"static:{name}": Preset(Drafting(method=f"static:{name}")) for name in STATIC_TREES},
-    "eagle2": Preset(Drafting(method="eagle2")),
-    "eagle2-top-k": Preset(Drafting(method="eagle2", proposal="top-k")),
-    "eagle2-pruned": Preset(Drafting(method="eagle2", **_PRUNED)),
-    "adt-tree": Preset(Drafting()),
+    **_of_policies(),
+    "eagle2-top-k": Preset(Drafting("eagle2", proposal="top-k")),
+    "eagle2-pruned": Preset(_PRUNED),
     "adt-tree-vertical": Preset(Drafting(init="vertical")),
     "adt-tree-random": Preset(Drafting(init="random")),
     "adt-tree-top-k": Preset(Drafting(proposal="top-k")),
@@ -84,8 +82,7 @@ PRESETS = {
     "merged-chain": Preset(_CHAIN, NETWORK + WITH_WINDOW),
     "merged": Preset(_WINDOW, NETWORK + WITH_WINDOW),
     "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
-    "auto": Preset(Drafting(method="auto")),
-    "auto-jacobi": Preset(Drafting(method="auto"), JACOBI),
+    "auto-jacobi": Preset(Drafting("auto"), JACOBI),
 }
 """What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
@@ -93,15 +90,12 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 """What is set against plain decoding unless told otherwise, with a drafter network and without one."""
 
 
-def sources(network: Drafter | None) -> dict[str, Drafter]:
-    """What can draft, by source: the window alone, and with a network what that makes possible."""
-    if isinstance(network, MergedDrafter):
-        network = network.network  # whether there is a window is the method's to say
-    found: dict[str, Drafter] = {JACOBI: JacobiDrafter()}
-    if network is not None and not isinstance(network, JacobiDrafter):
-        found[NETWORK] = network
-    if isinstance(network, EagleDrafter):
-        found[NETWORK + WITH_WINDOW] = MergedDrafter(network)
+def sources(drafter: Drafter | None) -> dict[str, Drafter]:
+    """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
+    found = {name: make() for name, make in DRAFTERS.items()}
+    if drafter is not None and drafter.network is not None:
+        network = cast(Drafter, drafter.network)
+        found |= {NETWORK: network, NETWORK + WITH_WINDOW: with_window(network)}
     return found
 
 
@@ -120,7 +114,7 @@ class Benchmark:
     lantern: Lantern
     drafter: str = BUNDLED
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
-    known: dict[str, Preset] = field(default_factory=lambda: PRESETS)
+    known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
     model: str = BUNDLED
 
     def __post_init__(self) -> None:
@@ -158,7 +152,7 @@ class Benchmark:
         decoder = target.decoder
         cpu = platform.processor() or platform.machine()
         methods = {
-            name: {**asdict(drafting), "source": source, "lantern": lantern and asdict(lantern)}
+            name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}
             for name, (drafting, source, lantern) in self.presets.items()
         }
         return {

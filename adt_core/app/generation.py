@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..drafters.jacobi import JacobiDrafter
-from ..drafters.load import JACOBI, has_window, load_drafter
+from ..drafters import JACOBI, drafter_defaults, is_network, load_drafter
 from ..engine.decoding import Decoding
-from ..errors import AdtError
-from ..models.checkpoint import BUNDLED, Check
+from ..errors import AdtError, Check
+from ..models.checkpoint import BUNDLED
 from ..models.load import load_target
 from ..models.target import Target
-from ..policies.shape import Drafting
+from ..policies import PLAIN, Drafting, check_fit
+from ..policies import options as drafting_options
 from ..rules.sampling import Sampling
 from ..rules.trace import Trace
 from ..rules.verify import Lantern
@@ -30,8 +30,6 @@ from . import continuation, distributed
 from .images import check_writable, to_png, write, write_json
 from .jobs import Job, rounds, stretches, warm_up
 from .prompts import read_prompts
-
-PLAIN = Drafting(method="autoregressive")
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def plan(options: argparse.Namespace) -> Plan:
         raise AdtError(f"--output: '{options.output}' must end in .png.")
     options.drafter = options.drafter or default_drafter(options.model)
     drafting = drafting_of(options)
-    if options.compare and drafting.method == PLAIN.method:
+    if options.compare and not drafting.policy.needs_drafter:
         raise AdtError("--compare measures another --method against autoregressive; choose one.")
     for name in ("output", "tokens", "trace", "report"):
         if getattr(options, name):
@@ -93,11 +91,10 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
 
 def drafting_of(options: argparse.Namespace) -> Drafting:
     """How drafts are made: the given options, else what suits the drafter. AdtError if these don't go together."""
-    given = {field.name: getattr(options, field.name) for field in fields(Drafting)}
-    default = JacobiDrafter.default if has_window(options.drafter) else Drafting()
-    drafting = replace(default, **{name: value for name, value in given.items() if value is not None})
-    if has_window(options.drafter):
-        JacobiDrafter().check(drafting)
+    named = {name: getattr(options, name) for name in ("method", *drafting_options())}
+    given = {name: value for name, value in named.items() if value is not None}
+    drafting = Drafting.of({**drafter_defaults(options.drafter), **given})
+    check_fit(drafting.method, is_network(options.drafter))
     return drafting
 
 
@@ -158,7 +155,7 @@ class Engine:
             target,
             plan.sampling,
             plan.drafting,
-            load_drafter(options.drafter, target) if plan.drafting.method != PLAIN.method else None,
+            load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None,
             plan.lantern,
             options.negative or "",
             tuple(continuation.kept_codes(options, target)),
@@ -166,7 +163,7 @@ class Engine:
             options.drafter,
         )
         job.check(plan.prompts)
-        self.jobs = [job, replace(job, drafting=PLAIN)] if options.compare else [job]
+        self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
         self._indices = list(range(options.image_index, options.image_index + options.batch_size))
         if options.compare:
             for job in self.jobs:

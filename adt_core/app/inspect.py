@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from ..drafters.eagle import describe
+from ..drafters.eagle_files import describe
 from ..errors import AdtError
 from ..models.cache import KVCache
 from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve

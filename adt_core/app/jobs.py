@@ -1,5 +1,4 @@
-"""A job: how images are made. The only place that loops over a ``Decoding``, and the only author of a PNG's
-settings."""
+"""A job: how images are made. Only this module loops over a ``Decoding``, and it alone says what a PNG carries."""
 
 from __future__ import annotations
 
@@ -14,30 +13,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter
+from ..drafters import Drafter
 from ..engine.decoding import Decoding
-from ..models.checkpoint import BUNDLED, Check
+from ..errors import Check
+from ..models.checkpoint import BUNDLED
 from ..models.target import Target
-from ..policies.shape import Drafting
+from ..policies import Drafting
 from ..rules.sampling import NOISE_VERSION, Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
 
 STRETCH = 8
-"""Prompts of one decoding, per image at work: enough that most lanes are filled again, few enough to be held in
-memory."""
+"""Prompts of one decoding, per image at work: many, so that lanes are filled again; not too many for the memory."""
 WARM_UP = 3
 """Rounds that are decoded and thrown away before a method is timed: the first calls are slow."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that is common to the images of a run: the loaded models and the settings.
+    """What all images of a run have in common: the loaded models and the settings.
 
-    drafter: what drafts; None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance
-    pushes away from; if it is blank, the row without text. kept: codes of the first cells of every image, in raster
-    order, which are given. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again;
-    only PNGs and figures need them.
+    drafter: None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance pushes away
+    from; if it is blank, the row without text takes its place. kept: the codes that every image starts from, in raster
+    order. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again; PNGs say them.
     """
 
     target: Target
@@ -52,7 +50,7 @@ class Job:
 
     @property
     def drafter_name(self) -> str:
-        """The last part of the drafter's path: what people call it. "none" without a drafter."""
+        """What people call the drafter: the last part of its path, or "none"."""
         return Path(self.drafter_path).name if self.drafter_path else "none"
 
     @property
@@ -61,7 +59,7 @@ class Job:
         return str(self.target.decoder.dtype).removeprefix("torch.")
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Raises AdtError for a prompt that is empty or too long: better now than after an hour of drawing others."""
+        """Raises AdtError for a prompt that is empty or too long, now rather than when its turn comes."""
         for prompt in [*prompts, *filter(str.strip, [self.negative])]:
             self.target.encode_prompt(prompt)
 
@@ -103,8 +101,8 @@ class Job:
     def settings(self, prompt: str, image_index: int = 0) -> dict:
         """Everything that makes an image what it is, as plain JSON types.
 
-        The names are those of the options of ``generate``, so that ``--from-png`` can read them back. What no option
-        has is there to be read.
+        Most names are those of options of ``generate``, so that ``--from-png`` can read them back. The others are for
+        people.
         """
         decoder, side, rule = self.target.decoder, self.target.downsample, self.lantern or Lantern()
         rows, columns = self.target.grid
@@ -121,7 +119,7 @@ class Job:
             **asdict(self.sampling),
             "image_index": image_index,
             "kept": list(self.kept),
-            **asdict(self.drafting),
+            **self.drafting.flat(),
             "lantern_k": rule.neighbours,
             "lantern_delta": rule.delta if self.lantern and rule.factor is None else None,
             "lantern_lambda": rule.factor,
@@ -146,9 +144,8 @@ def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, 
         waiting[:] = [group for group in waiting if not whole[group]]
         return done
 
-    with closing(iter(decoding)) as running:
-        for _ in running:
-            yield finished()
+    for _ in decoding:
+        yield finished()
     if waiting:
         yield finished()
 

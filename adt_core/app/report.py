@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..policies import PLAIN
 from .images import write_json
 
-PLAIN = "autoregressive"
 COLUMNS = {
     "method": "method",
     "speedup": "SR (median)",

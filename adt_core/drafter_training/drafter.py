@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 from ..app.generation import choose_device, open_target, sampling_of
 from ..app.images import write_json
-from ..drafters.eagle import EagleDrafter, grid_of_pairs
-from ..drafters.load import load_drafter
+from ..drafters import is_network
+from ..drafters.eagle import EagleDrafter
+from ..drafters.eagle_files import grid_of_pairs, load_eagle
 from ..errors import AdtError
 from ..models.checkpoint import Checkpoint, resolve
 from ..models.target import Prompt, Target
@@ -157,16 +158,19 @@ def run(plan: Plan) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
     options = plan.options
     target = open_target(options, plan.device)
-    other = load_drafter(options.compare, target) if options.compare else None
-    if not isinstance(other, EagleDrafter | None):
+    if options.compare and not is_network(options.compare):
         raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
+    other = load_eagle(options.compare, target) if options.compare else None
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_json(plan.folder / "settings.json", plan.settings)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, options.held_out)
-    if plan.paths:
-        encode(pictures, plan.paths, target)
-    else:
-        draw(pictures, target, plan.sampling, options.draw_batch)
+
+    def codes_of(numbers: list[int]) -> Tensor:
+        if plan.paths:
+            return encode(target, [plan.paths[i] for i in numbers])
+        return draw(target, [plan.prompts[i] for i in numbers], numbers, plan.sampling)
+
+    pictures.make(codes_of, options.draw_batch)
     trainer = Trainer(target, pictures, plan)
     trainer.train()
     last = trainer.log[-1]

@@ -19,13 +19,14 @@ from torch import Tensor
 from ..app.generation import choose_device, default_drafter, open_target, sampling_of
 from ..app.images import write_json
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from ..drafters.eagle import PAIRING_FILE, EagleDrafter, Pairing, load_eagle, paired_ids
-from ..drafters.load import has_window
+from ..drafters import is_network
+from ..drafters.eagle import EagleDrafter, Pairing, paired_ids
+from ..drafters.eagle_files import PAIRING_FILE, load_eagle
 from ..errors import AdtError
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
 from ..models.target import Target
 from ..rules.sampling import Sampling
-from .pictures import plain_codes
+from .pictures import draw
 from .unroll import CHILDREN, acceptance, read
 
 PAIRINGS = [Pairing(late, codes) for late, codes in product((False, True), (False, True))]
@@ -34,7 +35,7 @@ PAIRINGS = [Pairing(late, codes) for late, codes in product((False, True), (Fals
 def choose_drafter(options: argparse.Namespace) -> None:
     """Choose the drafter if none is named. AdtError if it is no network."""
     options.drafter = options.drafter or default_drafter(options.model)
-    if has_window(options.drafter):
+    if not is_network(options.drafter):
         raise AdtError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
 
 
@@ -72,7 +73,7 @@ def measure(target: Target, drafter: EagleDrafter, prompts: list[str], sampling:
     They are taken on pictures of the prompts, which the target draws plainly.
     """
     numbers = list(range(len(prompts)))
-    codes = plain_codes(target, prompts, numbers, sampling)
+    codes = draw(target, prompts, numbers, sampling)
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling)
     first = torch.tensor([[prompt[0]] for prompt in reading.prompts], device=reading.ids.device)
     every, shares = torch.cat([first, reading.ids], 1), {}

@@ -8,6 +8,7 @@ be interrupted at any time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..app.jobs import Job, decode
 from ..app.prompts import read_prompts, sample
 from ..errors import AdtError
 from ..models.target import Target
-from ..policies.shape import Drafting
+from ..policies import PLAIN, Drafting
 from ..rules.sampling import Sampling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -45,9 +46,16 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def missing(self) -> list[int]:
-        """Numbers of the pictures that are not made yet."""
-        return np.flatnonzero((self._codes < 0).any(1)).tolist()
+    def make(self, codes_of: Callable[[list[int]], Tensor], together: int) -> None:
+        """Make the missing pictures, ``together`` at once. codes_of: their numbers -> codes [len(numbers), tokens]."""
+        missing = np.flatnonzero((self._codes < 0).any(1)).tolist()
+        with tqdm(
+            total=len(missing), desc="pictures", unit="", disable=not missing, mininterval=0.5, leave=False
+        ) as bar:
+            for start in range(0, len(missing), together):
+                numbers = missing[start : start + together]
+                self.put(numbers, codes_of(numbers))
+                bar.update(len(numbers))
 
     def put(self, numbers: list[int], codes: Tensor) -> None:
         """Enter the codes [len(numbers), tokens] of some pictures."""
@@ -93,32 +101,20 @@ def _caption(path: Path) -> str:
     return caption
 
 
-def plain_codes(target: Target, prompts: list[str], numbers: list[int], sampling: Sampling) -> Tensor:
+def draw(target: Target, prompts: list[str], numbers: list[int], sampling: Sampling) -> Tensor:
     """Codes [B, T] int64 of the prompts' pictures, decoded plainly; ``numbers`` are their image indices.
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
-    return decode(Job(target, sampling, Drafting(method="autoregressive")).decoding(prompts, numbers)).codes
+    return decode(Job(target, sampling, Drafting(PLAIN)).decoding(prompts, numbers)).codes
 
 
-def draw(pictures: Pictures, target: Target, sampling: Sampling, batch: int) -> None:
-    """Let the target draw the missing pictures, ``batch`` at once."""
-    missing = pictures.missing()
-    with tqdm(
-        total=len(missing), unit=" pictures", desc="drawing", disable=not missing, mininterval=0.5, leave=False
-    ) as bar:
-        for start in range(0, len(missing), batch):
-            numbers = missing[start : start + batch]
-            pictures.put(numbers, plain_codes(target, [pictures.prompts[i] for i in numbers], numbers, sampling))
-            bar.update(len(numbers))
-
-
-def encode(pictures: Pictures, paths: list[Path], target: Target) -> None:
-    """Encode the missing pictures from their files, cropped evenly to the shape of the target's images."""
-    missing = pictures.missing()
+def encode(target: Target, paths: list[Path]) -> Tensor:
+    """Codes [B, T] of the pictures in files, cropped evenly to the shape of the target's images."""
     height, width = (side * target.downsample for side in target.grid)
-    for number in tqdm(missing, unit=" pictures", desc="encoding", disable=not missing, mininterval=0.5, leave=False):
-        picture = open_picture(paths[number], "--images", "take it out or save it anew")
+    codes = []
+    for path in paths:
+        pixels = to_pixels(open_picture(path, "--images", "take it out or save it anew"), height, width)
         with torch.inference_mode():
-            codes = target.codec.encode(to_pixels(picture, height, width))
-        pictures.put([number], target.tokens(codes.flatten(1).cpu()))
+            codes.append(target.codec.encode(pixels).flatten(1).cpu())
+    return target.tokens(torch.cat(codes))

@@ -10,7 +10,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..app.images import write
-from ..drafters.eagle import LLAMAGEN_GRIDS, EagleDrafter
+from ..drafters.eagle import EagleDrafter
+from ..drafters.eagle_files import LLAMAGEN_GRIDS
 from ..models.layers import Layer
 from ..models.layout import paired
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..drafters.eagle import EagleDrafter
 from ..models.cache import KVCache
 from ..models.layers import rope_tables
-from ..models.rows import Rows, Step
+from ..models.rows import Roots, Rows, Step
 from ..models.target import Prompt, Target, with_grammar
 from ..rules.sampling import Sampling, noise_table, process_logits
 from .features import Features
@@ -83,13 +83,19 @@ def read(
     if features is None:
         cache = KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
         rope = rope_tables(decoder.config, decoder.embedding)
-        text = decoder(rows.ids, rows.prefill(), cache, rope, None, rows.features)
-        image = decoder(ids, rows.causal_step([rows.length] * len(codes), length - 1), cache, rope)
-        features = torch.cat([text, image], 1)
+        text, image = _steps(rows, len(codes), length - 1)
+        features = decoder(rows.ids, text, cache, rope, None, rows.features)
+        features = torch.cat([features, decoder(ids, image, cache, rope)], 1)
         features = features if kept is None else kept.put(numbers, pads, features)
     z = process_logits(guided(target, features[:, rows.length :], sampling), sampling)
     z = with_grammar(z, target.grammar(z), torch.arange(1, length, device=rows.device))
     return Reading(rows_ids, features, torch.cat([rows.ids[:, 1:], ids], 1), z, numbers)
+
+
+def _steps(rows: Rows, images: int, n: int) -> tuple[Step, Step]:
+    """The forwards over the prompts, and over the n image tokens behind them."""
+    first = torch.zeros(images, dtype=torch.long, device=rows.device)
+    return rows.prefill(), rows.causal_step(Roots.all_at(first, 0), n)
 
 
 def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Iterator[Tensor]:
@@ -101,7 +107,7 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
     n = reading.ids.shape[1]
     rows = Rows(reading.prompts, n, drafter.embedding)
     rows = rows.unhidden() if drafter.config.grid_rope else rows
-    text, image = rows.prefill(), rows.causal_step([rows.length] * len(reading.z), n - rows.length)
+    text, image = _steps(rows, len(reading.z), n - rows.length)
     positions = torch.cat([text.positions, image.positions], 1)
     mask = torch.cat([F.pad(text.mask, (0, n - rows.length), value=-math.inf), image.mask], 2)
     rope = rope_tables(drafter.config, drafter.embedding)

@@ -11,7 +11,7 @@ from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import Batch, key
 from adt_core.app.images import read_settings, save_png
 from adt_core.app.jobs import Job, decode, rounds, stretches
-from adt_core.drafters.jacobi import JacobiDrafter
+from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint
 
@@ -64,7 +64,8 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     first = run(make, PROMPTS, tmp_path, chunk=2, stop=stop)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
-    other = replace(make, drafter=JacobiDrafter(), drafter_path="jacobi", drafting=JacobiDrafter.default)
+    other = replace(make, drafter=load_drafter("jacobi", make.target), drafter_path="jacobi")
+    other = replace(other, drafting=Drafting.of(drafter_defaults("jacobi")))
     assert key(other) == key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image was lost or made twice"
@@ -100,7 +101,7 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
         replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
         replace(relaxed, lantern=Lantern(delta=0.2)),
         replace(relaxed, drafting=Drafting(depth=2)),
-        replace(relaxed, drafter=JacobiDrafter(), drafter_path="jacobi"),
+        replace(relaxed, drafter=load_drafter("jacobi", make.target), drafter_path="jacobi"),
     ]
     assert len({key(other) for other in others}) == len(others)
     same = [

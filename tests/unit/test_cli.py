@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from adt_core import cli
+from adt_core.policies import POLICIES, Policy, Settings, setting
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,7 +205,8 @@ def test_a_png_names_everything_that_made_it(generate):
 
 
 def test_a_picture_is_continued(generate):
-    """What is kept is the picture's own tokens; the rest follows the prompt and the seed; plain decoding agrees, and the PNG can be made again."""
+    """What is kept is the picture's own tokens; the rest follows the prompt and the seed; plain decoding agrees, and
+    the PNG can be made again."""
     assert generate(seed=1, tokens="whole.json")[0] == 0
     with Image.open("a.png") as image:
         image.convert("L").resize((100, 64)).save("odd.png")
@@ -259,6 +262,23 @@ def test_inspect_says_what_is_missing(models, tmp_path, capsys):
     (advice,) = found["to_do"]
     assert "tokenizer.json" in advice and str(folder) in advice
     assert found["grid"] == [4, 4] and found["pixels"] == [32, 32] and found["codebook"] == [40, 6]
+
+
+def test_a_policy_that_is_added_brings_its_options(monkeypatch):
+    """A line in the table of policies is enough: its method and its options are parsed, helped with and read back."""
+
+    @dataclass(frozen=True)
+    class Turns(Settings):
+        turns: int = setting(3, "Turns to take, 50 % of them to the left.", low=1, high=9)
+
+    class Winding(Policy):
+        settings_type, help = Turns, "it winds"
+
+    monkeypatch.setitem(POLICIES, "winding", Winding)
+    command = ["generate", "--prompt", "a house", "--output", "a.png", "--method", "winding", "--turns", "5"]
+    assert cli.parse(command).turns == 5 and cli.parse(command[:-2]).turns is None and "turns" in cli.remade()
+    with pytest.raises(SystemExit):
+        cli.parse(["generate", "--help"])
 
 
 # ---- bad input --------------------------------------------------------------
@@ -470,7 +490,7 @@ def test_a_process_refuses_in_one_line(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_interrupt(models, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500)
-    # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to mean something here.
+    # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to work here.
     process = command(
         "generate",
         "--prompts",

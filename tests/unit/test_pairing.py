@@ -1,4 +1,5 @@
-"""check-drafter: how a drafter was trained is found by planted pairings, recorded beside it, and followed when it drafts.
+"""check-drafter: how a drafter was trained is found by planted pairings, recorded beside it, and followed when it
+drafts.
 
 No published drafter can be had here, so that only planted ones are tested.
 """
@@ -19,7 +20,8 @@ PAIRINGS = [Pairing(late, codes) for late in (False, True) for codes in (False, 
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory):
-    """A target that counts: whatever it reads, the code after c is c + 1. Its layers add nothing, and its head looks for the embedding of the code before."""
+    """A target that counts: whatever it reads, the code after c is c + 1. Its layers add nothing, and its head looks
+    for the embedding of the code before."""
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("counter") / "target", codes=CODES)
     tensors, vocabulary = (
         load_file(folder / "model.safetensors"),
@@ -37,7 +39,8 @@ def counter(tmp_path_factory):
 
 
 def plant(counter, folder, pairing):
-    """A drafter that knows the feature after a token if it is fed as in ``pairing``: it looks it up in its embedding, and adds nothing to that."""
+    """A drafter that knows the feature after a token if it is fed as in ``pairing``: it looks it up in its embedding,
+    and adds nothing to that."""
     write_tiny_drafter(folder, counter)
     tensors, vocabulary = (
         load_file(folder / "model.safetensors"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling, load_drafter
-from adt_core.drafters.merged import MergedDrafter
+from adt_core.drafters import with_window
 
 PLAIN = Drafting(method="autoregressive")
 METHODS = {
@@ -22,7 +22,7 @@ STARTS = [0, 1, 3, 4, 6, 11, 14, 15, 16]  # of 16 tokens in rows of 4
 
 def decode(models, drafting=PLAIN, source="eagle", prefix=None, prompts=("a cat", "three small dogs"), **options):
     target, network = models
-    drafter = {"eagle": network, "jacobi": load_drafter("jacobi", target), "merged": MergedDrafter(network)}[source]
+    drafter = {"eagle": network, "jacobi": load_drafter("jacobi", target), "merged": with_window(network)}[source]
     options = {"sampling": Sampling(seed=5), "image_indices": list(range(len(prompts))), **options}
     decoding = Decoding(
         target, [target.encode_prompt(p) for p in prompts], drafting=drafting, drafter=drafter, prefix=prefix, **options

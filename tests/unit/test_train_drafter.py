@@ -1,8 +1,10 @@
-"""``train-drafter``: it learns, it goes on where it stopped, what it writes decodes losslessly, and bad input is one clear sentence."""
+"""``train-drafter``: it learns, it goes on where it stopped, what it writes decodes losslessly, and bad input is one
+clear sentence."""
 
 import csv
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ from adt_core.drafter_training.features import Features
 from adt_core.drafter_training.run import initialise
 from adt_core.drafter_training.save import config_fields, drafter_tensors, write_checkpoint
 from adt_core.drafter_training.unroll import read, unroll
-from adt_core.drafters.eagle import EagleDrafter, _entries, describe
-from adt_core.models.checkpoint import Checkpoint, fill
+from adt_core.drafters.eagle import EagleDrafter
+from adt_core.drafters.eagle_files import load_eagle
 from adt_core.models.config import DecoderConfig
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
@@ -80,7 +82,8 @@ def with_and_without(target, drafter):
 
 
 def test_it_learns_what_the_target_draws(train, tiny, tmp_path):
-    """Loss falls, acceptance on held-out prompts rises at every depth, and ends above a random drafter's; the figures are in the table and the line."""
+    """Loss falls, acceptance on held-out prompts rises at every depth, and ends above a random drafter's; the figures
+    are in the table and the line."""
     code, out, err = train(steps=90, every=30, batch=4, held_out=8, pictures=40, compare=tiny / "drafter")
     assert code == 0, err
     rows = table(tmp_path / "out")
@@ -148,7 +151,8 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
 
 
 def test_training_sees_what_inference_sees(models, tmp_path):
-    """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs, same positions, same sight."""
+    """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs,
+    same positions, same sight."""
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
     prompts, root, passes = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")], 3, 3
@@ -157,7 +161,7 @@ def test_training_sees_what_inference_sees(models, tmp_path):
 
     from adt_core.models.cache import KVCache
     from adt_core.models.layers import rope_tables
-    from adt_core.models.rows import Rows
+    from adt_core.models.rows import Roots, Rows
 
     rows = Rows(reading.prompts, 64, drafter.embedding)
     cache, rope = (
@@ -167,13 +171,11 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     ids = rows.spread(target.decoder.image_ids[codes])
     features = reading.features.double()
     drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
-    starts = [rows.length] * 2
-    out = drafter(
-        ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], rows.causal_step(starts, root), cache, rope
-    )[:, -1:]
+    step = rows.causal_step(Roots.all_at(codes[:, 0], 0), root)
+    out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], step, cache, rope)[:, -1:]
     for depth in range(passes):
         assert torch.allclose(out[:, 0], outs[depth], atol=1e-9)
-        step = rows.step([rows.length + root] * 2, depth, depth, None)
+        step = rows.step(Roots.all_at(codes[:, 0], root), depth, depth, None)
         out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache, rope)
 
 
@@ -202,7 +204,8 @@ class Stop(Exception):
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monkeypatch):
-    """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run ends with."""
+    """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run
+    ends with."""
     assert train(tmp_path / "whole", steps=6, every=2)[0] == 0
 
     def stop_after(count, owner, name):
@@ -306,7 +309,8 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
     code, _, err = train(cfg=2)
     assert (
         code == 2
-        and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, or name another folder."
+        and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, "
+        "or name another folder."
         in err
     )
     assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
@@ -329,7 +333,8 @@ def write_family(name, folder):
 
 @pytest.mark.parametrize("name", ["lumina-mgpt", "llamagen", "janus", "emu3"])
 def test_a_drafter_for_every_family(train, tmp_path, name):
-    """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and drafts from what it learned."""
+    """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
+    drafts from what it learned."""
     model, options = write_family(name, tmp_path)
     code, _, err = train(model=model, steps=12, every=6, **options)
     assert code == 0, err
@@ -350,8 +355,7 @@ def test_what_is_written_is_what_was_trained(tmp_path, grid):
     fields = config_fields(drafter)
     tmp_path.joinpath("drafter").mkdir()
     write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
-    checkpoint = Checkpoint(tmp_path / "drafter")
-    again, _ = describe(checkpoint)
-    again = again.to_empty(device="cpu")
-    fill(_entries(again, checkpoint), checkpoint)
+    of_target = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))
+    decoder = SimpleNamespace(config=of_target, dtype=torch.float32, embedding=drafter.embedding)
+    again = load_eagle(tmp_path / "drafter", SimpleNamespace(name="a target", decoder=decoder))
     assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values()))
