@@ -1,7 +1,8 @@
-"""Opening a target: which family a checkpoint is of, and its weights into memory."""
+"""The families of models, and opening a target: which family a checkpoint is of, and its weights into memory."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -9,17 +10,24 @@ import torch
 from ..errors import AdtError
 from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
 from .families import chameleon, emu3, janus, llamagen, lumina
+from .family import Family, Published
 from .quantised import quantise
-from .target import Family, Target
+from .target import Target
 
-FAMILIES: list[Family] = [lumina.FAMILY, chameleon.FAMILY, llamagen.FAMILY, janus.FAMILY, emu3.FAMILY]
-"""In the order in which they are asked; the first that recognises a checkpoint has it."""
+FAMILIES: list[Family] = [
+    chameleon.FAMILY,
+    lumina.FAMILY,  # a kind of Chameleon, so after it
+    llamagen.FAMILY,
+    janus.FAMILY,
+    emu3.FAMILY,
+]
+"""In the order of the docs. Of several that recognise a checkpoint, the last has it."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
     """The family of a target's checkpoint. AdtError if it is of none."""
-    for family in FAMILIES:
-        if family.recognises(checkpoint):
+    for family in reversed(FAMILIES):
+        if family.recognises(checkpoint.config, checkpoint.names):
             return family
     kind = checkpoint.config.get("model_type")
     what = f"is of the family {kind!r}" if kind else "has no config.json that names its family"
@@ -27,13 +35,24 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 
 def names_target(config: dict) -> bool:
-    """Does a ``config.json`` say that it is a target's? Reads nothing else, so a damaged checkpoint may pass."""
-    kind = str(config.get("model_type")).lower()
-    return (
-        kind in ("chameleon", "janus", "multi_modality", "emu3")
-        or "XLLMX" in str(config.get("architectures"))
-        or "cls_token_num" in config
-    )
+    """Is a ``config.json`` that of a target? Reads nothing else, so the checkpoint may be damaged."""
+    return any(family.recognises(config, ()) for family in FAMILIES)
+
+
+def is_target_file(name: str) -> bool:
+    """Is this the name of a weights file that is a target without a ``config.json``?"""
+    return any(fnmatchcase(name, pattern) for family in FAMILIES for pattern in family.single_files)
+
+
+def published() -> list[Published]:
+    """The published checkpoints that can be loaded, family by family."""
+    return [row for family in FAMILIES for row in family.published]
+
+
+def models_table() -> str:
+    """The table of docs/models.md, in Markdown."""
+    head = ("model", "download from Hugging Face", "into `models/ar_image`", "pixels", "memory bf16 / int8")
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *published()))
 
 
 def load_target(
@@ -43,27 +62,26 @@ def load_target(
     check: Check | None = None,
     weights: str | None = None,
 ) -> Target:
-    """Load a target from ``"bundled"``, a checkpoint folder or a weights file.
+    """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if it can't be read.
 
-    dtype is the transformer's; the codec works in float32, and a text encoder in ``dtype``, or in bfloat16 for float16, which T5 overflows. weights: "int8"
-    or "fp8" to store the transformer's matrices so. Every tensor goes straight to its place on ``device``. ``check`` is called before each and may raise to
-    cancel. Raises AdtError for missing, damaged or foreign files.
+    dtype: of the transformer and the text encoder, which is in bfloat16 instead of float16 because T5 overflows that.
+    The codec is in float32. weights: "int8" or "fp8" to store the transformer's matrices so. Every tensor is read
+    straight to its place on ``device``; ``check`` is called before each and may raise to cancel.
     """
     checkpoint = Checkpoint(resolve(path, "target"))
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
     check_entries(family.entries(target, checkpoint), checkpoint, family.remedies)
-    image_ids = target.decoder.image_ids  # a buffer, which is emptied like the rest
+    image_ids = target.decoder.image_ids  # a buffer, which to_empty would leave without its values
     target.decoder.to(dtype)
     if weights is not None:
         quantise(target.decoder, weights)
-    target.decoder.to_empty(device=device).requires_grad_(False).eval()
-    target.codec.to_empty(device=device).requires_grad_(False).eval()
     if target.text_encoder is not None:
-        target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype).to_empty(
-            device=device
-        ).requires_grad_(False).eval()
+        target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype)
+    for module in (target.decoder, target.codec, target.text_encoder):
+        if module is not None:
+            module.to_empty(device=device).requires_grad_(False).eval()
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
     fill(family.entries(target, checkpoint), checkpoint, check)

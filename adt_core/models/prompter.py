@@ -1,52 +1,70 @@
-"""How texts become prompts where the transformer reads them itself."""
+"""How texts become prompts where the decoder reads them itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tokenizers import Tokenizer
 
 from ..errors import AdtError
-from .target import Prompt
+from .checkpoint import Checkpoint
+from .layout import load_tokenizer, named_tokens
+from .target import Prompt, Prompter, Target
+
+
+def stripped(text: str) -> str:
+    """A text without white space around it. AdtError if nothing is left."""
+    if not text.strip():
+        raise AdtError("prompt is empty; describe the picture in a few words.")
+    return text.strip()
+
+
+def check_length(ids: list[int], room: int, name: str) -> None:
+    """AdtError if a prompt has more tokens than the model ``name`` has ``room`` for."""
+    if len(ids) > room:
+        raise AdtError(f"prompt is {len(ids)} tokens long, and {name} has room for {room}; shorten it.")
 
 
 @dataclass
-class TokenPrompter:
-    """Rows of named tokens before and behind the tokens of the text. A family overrides what it does in another way.
+class TokenPrompter(Prompter):
+    """Rows of token ids: BOS, the tokens of the request, then those named by ``behind``. Each family has a subclass.
 
-    vocabulary: ids by name, of the tokens that the family names. max_positions: of prompt and image together.
+    vocabulary: ids of named tokens. room: positions for prompt and image together.
     """
 
     name: str
     tokenizer: Tokenizer
     vocabulary: dict[str, int]
-    max_positions: int
+    room: int
+    row_end: bool
+
+    BOS: ClassVar[str]
+    """Name of the first token."""
+    IN_TOKENIZER: ClassVar[tuple[str, ...]] = ()
+    """Named tokens to look up in the tokenizer; if there are none, the ``vocabulary_map`` of config.json has them."""
+
+    @classmethod
+    def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
+        """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
+        tokenizer, names = load_tokenizer(checkpoint.folder), cls.IN_TOKENIZER
+        vocabulary = named_tokens(tokenizer, names, checkpoint.folder) if names else checkpoint.config["vocabulary_map"]
+        return cls(target.name, tokenizer, vocabulary, target.decoder.config.max_positions, target.row_end)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
-        if not text.strip():
-            raise AdtError("prompt is empty; describe the picture in a few words.")
-        ids = self.tokenizer.encode(self.request(text.strip(), grid), add_special_tokens=False).ids
-        before, behind = ([self.vocabulary[name] for name in names] for names in (self.before(), self.behind(grid)))
-        room = self.max_positions - self.tokens(grid) - len(before) - len(behind)
-        if len(ids) > room:
-            raise AdtError(f"prompt is {len(ids)} tokens long, and {self.name} has room for {room}; shorten it.")
-        return Prompt([*before, *ids, *behind])
+        ids = self.tokenizer.encode(self.request(stripped(text), grid), add_special_tokens=False).ids
+        behind = self.ids(*self.behind(grid))
+        image = grid[0] * (grid[1] + self.row_end)
+        check_length(ids, self.room - image - 1 - len(behind), self.name)
+        return Prompt([*self.ids(self.BOS), *ids, *behind])
+
+    def ids(self, *names: str) -> list[int]:
+        return [self.vocabulary[name] for name in names]
 
     def request(self, text: str, grid: tuple[int, int]) -> str:
         """What the model reads of a text."""
         return text
 
-    def before(self) -> tuple[str, ...]:
-        """Names of the tokens in front of the text."""
-        raise NotImplementedError
-
     def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        """Names of the tokens behind it."""
+        """Names of the tokens behind the request."""
         return ()
-
-    def tokens(self, grid: tuple[int, int]) -> int:
-        """Tokens of an image."""
-        return grid[0] * grid[1]
-
-    def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"

@@ -1,7 +1,7 @@
-"""Weight-only quantisation of the decoder's matrices: half the memory of bfloat16, computed in the decoder's own dtype.
+"""Weight-only quantisation of the decoder's matrices: half the memory of bfloat16; products are in the decoder's dtype.
 
-Symmetric, with one scale for each output (LLM.int8's vector-wise weights, arXiv 2208.07339, without its outlier split): w is about ``stored * scale``.
-Embedding, norms and head stay as they are. What is drawn is a sample of the quantised model, and drafting is as lossless on it as on any other.
+Symmetric, one scale per output (LLM.int8, arXiv 2208.07339, without its outliers): w is about ``stored * scale``.
+Embedding, norms and head stay as they are. Drafting is as lossless on the quantised model as on any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
-    """Give the matrices of every layer the dtype ``kind`` ("int8" or "fp8") and a scale, both still to be filled (``store``)."""
+    """Give the matrices of every layer the dtype ``kind`` ("int8" or "fp8") and a scale, to be filled by ``store``."""
     dtype = KINDS[kind]
     for layer in decoder.layers:
         for name in MATRICES:

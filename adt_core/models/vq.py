@@ -1,30 +1,33 @@
-"""The VQGAN codec: pixels <-> codebook indices.
+"""The VQGAN codec: pixels <-> codes.
 
-Module names follow Chameleon's checkpoints (``encoder.down.0.block.0.conv1`` ...), so that the
-``model.vqmodel.*`` tensors of an Anole checkpoint load as they are, decoder included (transformers
-has the encoder only). Architecture: Esser et al., arXiv 2012.09841, as used by Chameleon; with attention at the coarsest
-level and a codebook on the unit sphere it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
+Modules have the names of Chameleon's checkpoints (``encoder.down.0.block.0.conv1`` and so on). So the
+``model.vqmodel.*`` tensors of an Anole checkpoint load as they are, with the decoder, which transformers does not have.
+Architecture: Esser et al., arXiv 2012.09841, as Chameleon uses it. With attention at the coarsest level and codebook
+vectors of length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..rules.verify import Neighbours
-
-Check = Callable[[], None]
+from .checkpoint import Check, Entry, whole
 
 
 @dataclass(frozen=True)
 class VQConfig:
-    """The fields of a Chameleon ``vq_config`` that shape the network (same names and defaults), and what VQ-16 has besides.
+    """Shape of the network: those fields of a Chameleon ``vq_config`` that decide it, and two for VQ-16.
 
-    attention: an attention block follows every residual block of the coarsest level. normalised: codebook vectors are scaled to length 1 before use.
+    attention: an attention block follows every residual block of the coarsest level. normalised: codebook vectors are
+    scaled to length 1.
     """
 
     embed_dim: int = 256
@@ -40,15 +43,43 @@ class VQConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> VQConfig:
-        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        if "channel_multiplier" in known:
-            known["channel_multiplier"] = tuple(known["channel_multiplier"])
+        known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        known["channel_multiplier"] = tuple(known.get("channel_multiplier", cls.channel_multiplier))
         return cls(**known)
 
     @property
+    def widths(self) -> list[int]:
+        """Channels of every level, from the finest to the coarsest."""
+        return [self.base_channels * multiplier for multiplier in self.channel_multiplier]
+
+    @property
     def downsample(self) -> int:
-        """Pixels per token side."""
+        """Pixels per side of a cell."""
         return 2 ** (len(self.channel_multiplier) - 1)
+
+    @property
+    def cells(self) -> int:
+        """Cells per side of the square image that the codec is best at."""
+        return self.resolution // self.downsample
+
+
+def coarsest_first(name: str, config: VQConfig) -> str:
+    """A parameter's name where ``up.0`` is the coarsest level, not the finest (LlamaGen, transformers' Janus)."""
+    parts = name.split(".")
+    if parts[:2] == ["decoder", "up"]:
+        parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))
+    return ".".join(parts)
+
+
+AUTHORS_NAMES = {
+    ".down.": ".conv_blocks.",
+    ".up.": ".conv_blocks.",
+    ".block.": ".res.",
+    "mid.block_1.": "mid.0.",
+    "mid.attn_1.": "mid.1.",
+    "mid.block_2.": "mid.2.",
+}
+"""From our names, with ``up.0`` as the coarsest level, to those of VQ-16's authors."""
 
 
 def _norm(channels: int) -> nn.GroupNorm:
@@ -62,17 +93,16 @@ class ResBlock(nn.Module):
         self.conv1 = nn.Conv2d(channels, out_channels, 3, padding=1)
         self.norm2 = _norm(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        if channels != out_channels:
-            self.nin_shortcut = nn.Conv2d(channels, out_channels, 1)
+        self.nin_shortcut = nn.Conv2d(channels, out_channels, 1) if channels != out_channels else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
-        return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+        return h + self.nin_shortcut(x)
 
 
 class AttnBlock(nn.Module):
-    """Single-head self-attention over all positions of the map."""
+    """Self-attention with one head over all places of the map."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -86,152 +116,120 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
 
-class Downsample(nn.Module):
-    def __init__(self, channels: int):
+def _sequence(**modules: nn.Module) -> nn.Module:
+    """Modules that run one after another, under their names in the checkpoint."""
+    return nn.Sequential(OrderedDict(modules))
+
+
+def _middle(width: int) -> nn.Module:
+    return _sequence(block_1=ResBlock(width, width), attn_1=AttnBlock(width), block_2=ResBlock(width, width))
+
+
+def _downsample(width: int) -> nn.Module:
+    return _sequence(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(width, width, 3, stride=2))
+
+
+def _upsample(width: int) -> nn.Module:
+    return _sequence(nearest=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(width, width, 3, padding=1))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution, each followed by attention if there is any, then the change of resolution.
+
+    Encoders replace ``downsample`` and decoders ``upsample``, except on their last level.
+    """
+
+    def __init__(self, channels: int, width: int, blocks: int, attention: bool):
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        self.block = nn.ModuleList(ResBlock(channels if i == 0 else width, width) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(width) if attention else nn.Identity() for _ in range(blocks))
+        self.downsample: nn.Module = nn.Identity()
+        self.upsample: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
-class Upsample(nn.Module):
-    def __init__(self, channels: int):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-
-
-def coarsest_first(name: str, config: VQConfig) -> str:
-    """What the parameter ``name`` is called where ``decoder.up.0`` is the coarsest level instead of the finest (LlamaGen, transformers' Janus)."""
-    parts = name.split(".")
-    if parts[:2] == ["decoder", "up"]:
-        parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))
-    return ".".join(parts)
-
-
-_AUTHORS = (
-    (".down.", ".conv_blocks."),
-    (".up.", ".conv_blocks."),
-    (".block.", ".res."),
-    ("mid.block_1.", "mid.0."),
-    ("mid.attn_1.", "mid.1."),
-    ("mid.block_2.", "mid.2."),
-)
-
-
-def authors_name(name: str, config: VQConfig) -> str:
-    """What the parameter ``name`` is called in VQ-16's own layout (LlamaGen's ``vq_ds16_t2i.pt``, DeepSeek's Janus)."""
-    name = coarsest_first(name, config)
-    for ours, theirs in _AUTHORS:
-        name = name.replace(ours, theirs)
-    return name
-
-
-def _middle(channels: int) -> nn.Module:
-    mid = nn.Module()
-    mid.block_1, mid.attn_1, mid.block_2 = (
-        ResBlock(channels, channels),
-        AttnBlock(channels),
-        ResBlock(channels, channels),
-    )
-    return mid
-
-
-def _level(blocks: list[ResBlock], attention: bool) -> nn.Module:
-    """The blocks of one level; with ``attention``, one more behind each of them."""
-    level = nn.Module()
-    level.block = nn.ModuleList(blocks)
-    if attention:
-        level.attn = nn.ModuleList(AttnBlock(block.conv2.out_channels) for block in blocks)
-    return level
-
-
-def _stages(level: nn.Module, resample: str) -> list[nn.Module]:
-    """Its modules in the order in which they run."""
-    blocks = (
-        [module for pair in zip(level.block, level.attn) for module in pair]
-        if hasattr(level, "attn")
-        else [*level.block]
-    )
-    return blocks + ([getattr(level, resample)] if hasattr(level, resample) else [])
-
-
-def _run(stages: list[nn.Module], x: Tensor, check: Check | None) -> Tensor:
-    for stage in stages:
-        if check is not None:
-            check()
-        x = stage(x)
-    return x
+        for block, attn in zip(self.block, self.attn):
+            x = attn(block(x))
+        return self.upsample(self.downsample(x))
 
 
 class Encoder(nn.Module):
+    """Pixels [B, 3, H, W] -> latents [B, latent_channels, h, w]."""
+
     def __init__(self, config: VQConfig):
         super().__init__()
-        widths = [config.base_channels * m for m in config.channel_multiplier]
         self.conv_in = nn.Conv2d(config.in_channels, config.base_channels, 3, padding=1)
-        self.down, channels = nn.ModuleList(), config.base_channels
-        for level, width in enumerate(widths):
-            coarsest = level + 1 == len(widths)
-            blocks = [ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks)]
-            down = _level(blocks, config.attention and coarsest)
-            if not coarsest:
-                down.downsample = Downsample(width)
-            self.down.append(down)
+        self.down, channels, last = nn.ModuleList(), config.base_channels, len(config.widths) - 1
+        for i, width in enumerate(config.widths):
+            level = Level(channels, width, config.num_res_blocks, config.attention and i == last)
+            if i < last:
+                level.downsample = _downsample(width)
+            self.down.append(level)
             channels = width
         self.mid = _middle(channels)
         self.norm_out, self.conv_out = _norm(channels), nn.Conv2d(channels, config.latent_channels, 3, padding=1)
 
-    def forward(self, x: Tensor, check: Check | None = None) -> Tensor:
-        stages = [self.conv_in]
-        for down in self.down:
-            stages += _stages(down, "downsample")
-        x = _run([*stages, self.mid.block_1, self.mid.attn_1, self.mid.block_2], x, check)
-        return self.conv_out(F.silu(self.norm_out(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for level in self.down:
+            x = level(x)
+        return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
 
 class Decoder(nn.Module):
-    """Mirror of the encoder with one more block per level; ``up.0`` is the finest level."""
+    """Latents [B, latent_channels, h, w] -> pixels [B, 3, H, W]. ``up.0`` is the finest level, which runs last."""
 
     def __init__(self, config: VQConfig):
         super().__init__()
-        widths = [config.base_channels * m for m in config.channel_multiplier]
-        channels = widths[-1]
+        channels, levels = config.widths[-1], list[Level]()
         self.conv_in = nn.Conv2d(config.latent_channels, channels, 3, padding=1)
-        self.mid, levels = _middle(channels), []
-        for level, width in reversed(list(enumerate(widths))):
-            blocks = [ResBlock(channels if i == 0 else width, width) for i in range(config.num_res_blocks + 1)]
-            up = _level(blocks, config.attention and level + 1 == len(widths))
-            if level > 0:
-                up.upsample = Upsample(width)
-            levels.insert(0, up)
+        self.mid = _middle(channels)
+        for i, width in reversed(list(enumerate(config.widths))):
+            level = Level(channels, width, config.num_res_blocks + 1, config.attention and not levels)
+            if i > 0:
+                level.upsample = _upsample(width)
+            levels.append(level)
             channels = width
-        self.up = nn.ModuleList(levels)
+        self.up = nn.ModuleList(reversed(levels))
         self.norm_out, self.conv_out = _norm(channels), nn.Conv2d(channels, config.in_channels, 3, padding=1)
 
-    def forward(self, x: Tensor, check: Check | None = None) -> Tensor:
-        stages = [self.conv_in, self.mid.block_1, self.mid.attn_1, self.mid.block_2]
-        for up in reversed(self.up):
-            stages += _stages(up, "upsample")
-        return self.conv_out(F.silu(self.norm_out(_run(stages, x, check))))
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mid(self.conv_in(x))
+        for level in reversed(self.up):
+            x = level(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Quantizer(nn.Module):
+    def __init__(self, num_codes: int, width: int):
+        super().__init__()
+        self.embedding = nn.Embedding(num_codes, width)
 
 
 _ROWS = 1024  # of the distance matrix at a time
 
 
-class Quantizer(nn.Module):
-    def __init__(self, config: VQConfig):
-        super().__init__()
-        self.embedding = nn.Embedding(config.num_embeddings, config.embed_dim)
+@contextmanager
+def _watched(module: nn.Module, check: Check | None) -> Iterator[None]:
+    """Meanwhile ``check``, if there is one, is called before every layer of ``module``; it may raise to cancel."""
+    layers = [] if check is None else list(module.modules())
+    handles = [layer.register_forward_pre_hook(lambda *_, check=check: check()) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Codec(nn.Module):
-    """What is the same in every codec: its codebook. Works in float32 whatever the transformer's dtype is.
+    """An image tokenizer: a codebook, ``encode`` and ``decode``. Works in float32, whatever the transformer's dtype is.
 
-    ``config`` says at least ``resolution`` (pixels per side that it is best at), ``downsample`` (pixels per token side) and ``base_channels``.
+    A subclass sets ``quantize``, ``downsample`` (pixels per side of a cell) and ``base_channels`` (of maps at full
+    resolution), and has ``_encode`` and ``_decode``.
     """
+
+    quantize: Quantizer
+    downsample: int
+    base_channels: int
 
     def __init__(self):
         super().__init__()
@@ -243,34 +241,42 @@ class Codec(nn.Module):
         return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
-        """The ``k`` nearest neighbours of every code, on the CPU; computed once."""
+        """The ``k`` nearest neighbours of every code, computed once; on the CPU, so that the GPU can be emptied."""
         if self._nearest is None or self._nearest.indices.shape[1] != min(k, len(self.codebook) - 1):
-            self._nearest = Neighbours.of(self.codebook, k).to(
-                torch.device("cpu")
-            )  # so that nothing stays behind when weights are unloaded
+            self._nearest = Neighbours.of(self.codebook, k).to(torch.device("cpu"))
         return self._nearest
 
     def working_bytes(self, pixels: int) -> int:
-        """Memory that decoding or encoding an image of so many pixels takes: at full resolution a block keeps about eight float32 maps alive."""
-        return pixels * self.config.base_channels * 8 * 4
+        """Memory for decoding or encoding ``pixels`` pixels: eight float32 maps at full resolution."""
+        return pixels * self.base_channels * 8 * 4
 
     def lookup(self, codes: Tensor) -> Tensor:
         """codes [B, h, w] int64 -> codebook vectors [B, C, h, w]."""
         return F.embedding(codes.to(self.codebook.device), self.codebook).permute(0, 3, 1, 2).contiguous()
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """vectors [B, C, h, w] -> the nearest codes [B, h, w] int64 (Euclidean, ties to the lower index)."""
+        """vectors [B, C, h, w] -> nearest codes [B, h, w] int64 (Euclidean, ties to the lower code)."""
         codebook = self.codebook
         flat, squares = vectors.to(codebook).permute(0, 2, 3, 1), codebook.pow(2).sum(1)
         nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_ROWS)]
         return torch.cat(nearest).view(flat.shape[:3])
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
-        """pixels [B, 3, H, W] in [-1, 1], H and W multiples of ``config.downsample`` -> codes [B, h, w]."""
-        raise NotImplementedError
+        """pixels [B, 3, H, W] in [-1, 1], sides multiples of ``downsample`` -> codes [B, h, w]. ``check`` may raise."""
+        with _watched(self, check):
+            return self.nearest(self._encode(pixels.to(self.codebook)))
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]."""
+        """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]. ``check`` may raise."""
+        with _watched(self, check):
+            return self._decode(self.lookup(codes)).clamp(-1, 1)
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        """pixels [B, 3, H, W] -> vectors [B, C, h, w], not yet quantised."""
+        raise NotImplementedError
+
+    def _decode(self, vectors: Tensor) -> Tensor:
+        """Codebook vectors [B, C, h, w] -> pixels [B, 3, H, W], not yet clamped."""
         raise NotImplementedError
 
 
@@ -279,8 +285,9 @@ class VQModel(Codec):
 
     def __init__(self, config: VQConfig):
         super().__init__()
-        self.config = config
-        self.encoder, self.decoder, self.quantize = Encoder(config), Decoder(config), Quantizer(config)
+        self.config, self.downsample, self.base_channels = config, config.downsample, config.base_channels
+        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
 
@@ -289,8 +296,12 @@ class VQModel(Codec):
         weight = super().codebook
         return F.normalize(weight, dim=-1) if self.config.normalised else weight
 
-    def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
-        return self.nearest(self.quant_conv(self.encoder(pixels.to(self.codebook), check)))
+    def _encode(self, pixels: Tensor) -> Tensor:
+        return self.quant_conv(self.encoder(pixels))
 
-    def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        return self.decoder(self.post_quant_conv(self.lookup(codes)), check).clamp(-1, 1)
+    def _decode(self, vectors: Tensor) -> Tensor:
+        return self.decoder(self.post_quant_conv(vectors))
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """Where its parameters come from if ``up.0`` is the coarsest level (LlamaGen, transformers' Janus)."""
+        return whole(self, prefix, lambda name: coarsest_first(name, self.config))

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from adt_core import AdtError
-from adt_core.models.families.captions import clean
+from adt_core.models.families.llamagen_captions import clean
 
 CASES = {
     "A red fox": "a red fox",

@@ -1,6 +1,6 @@
-"""Cleaning of captions as LlamaGen's text encoder was fed in training: the recipe of DeepFloyd IF and PixArt, applied twice.
+"""Cleaning of captions for LlamaGen's text encoder, as in its training: the recipe of DeepFloyd IF and PixArt, twice.
 
-Restated as three lists of substitutions, in order: what belongs to web pages rather than to pictures is dropped, typography is made uniform.
+Restated as three lists of substitutions, in order. They drop what belongs to web pages and make typography uniform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from ...errors import AdtError
 
 _FORMATS = "png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4"
 _DOMAIN = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
-_DASHES = "\u002d\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+_DASHES = (
+    "\u002d\u058a\u05be\u1400\u1806\u2010-\u2015"
+    "\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
 
 Rules = tuple[tuple[re.Pattern, str], ...]
 

@@ -1,0 +1,56 @@
+"""The table of families: how a model is recognised, and that what is listed elsewhere comes from there."""
+
+from pathlib import Path
+
+import pytest
+
+from adt_core.models import load
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "config, family",
+    [
+        ({"model_type": "chameleon"}, "chameleon"),
+        ({"model_type": "chameleon", "z_loss_weight": 0.0}, "lumina-mgpt"),
+        ({"model_type": "chameleon", "architectures": ["ChameleonXLLMXForConditionalGeneration"]}, "lumina-mgpt"),
+        ({"cls_token_num": 120}, "llamagen"),
+        ({"model_type": "janus"}, "janus"),
+        ({"model_type": "multi_modality"}, "janus"),
+        ({"model_type": "Emu3"}, "emu3"),
+        ({"model_type": "chameleon_vqgan"}, None),
+        ({"model_type": "llama"}, None),
+        ({}, None),
+    ],
+)
+def test_a_configuration_names_its_family(config, family):
+    found = [one.name for one in load.FAMILIES if one.recognises(config, ())]
+    assert found[-1:] == ([family] if family else []) and load.names_target(config) is bool(family)
+
+
+@pytest.mark.parametrize(
+    "name, expected", [("t2i_XL_stage1_256.pt", True), ("vq_ds16_t2i.pt", False), ("t2i.bin", False)]
+)
+def test_files_that_are_models_by_themselves(name, expected):
+    assert load.is_target_file(name) is expected
+
+
+def test_a_new_family_is_one_line(monkeypatch):
+    """Of several that recognise a checkpoint, the last of the table has it."""
+    row = load.Published("New-1B", "`somebody/New-1B`", "the folder", "256", "2.0 / 1.0 GiB")
+    new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
+    assert not load.names_target({"new": 1})
+    monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
+    assert load.names_target({"new": 1}) and load.published()[-1] == row
+    assert load.models_table().endswith("| New-1B | `somebody/New-1B` | the folder | 256 | 2.0 / 1.0 GiB |")
+
+
+def test_the_docs_have_the_table():
+    """If it fails, put what ``load.models_table()`` returns into docs/models.md."""
+    assert load.models_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_every_family_says_what_people_look_for():
+    assert all(family.title and family.search and family.published for family in load.FAMILIES)
+    assert len({family.name for family in load.FAMILIES}) == len(load.FAMILIES)
