@@ -16,11 +16,10 @@ import folder_paths
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError
 from ..adt_core.models.checkpoint import BUNDLED
-from ..adt_core.models.load import names_target
+from ..adt_core.models.load import is_target_file, names_target
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
-_SINGLE = ".pt"  # LlamaGen's targets are published as single files, t2i_*.pt
 _DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
 
 
@@ -74,15 +73,15 @@ def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]
     for root in roots:
         for folder in _checkpoints(root, _DEPTH):
             config = os.path.join(folder, "config.json")
-            if folder.endswith(_SINGLE) or wanted(_read_config(config, _mtime(config))):
+            if is_target_file(os.path.basename(folder)) or wanted(_read_config(config, _mtime(config))):
                 name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
                 found.setdefault(Path(name).as_posix(), folder)
     return found
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:
-    """Folders at or below this one that hold a ``config.json``, and LlamaGen's weights files. Nothing below such a
-    folder."""
+    """Folders at or below this one that hold a ``config.json``, and files that are a whole target. Nothing below such
+    a folder."""
     is_checkpoint, children, files = _listing(folder, _mtime(folder))
     yield from files
     if is_checkpoint:
@@ -102,14 +101,14 @@ def _mtime(path: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Does the folder hold a ``config.json``? Then the paths of its folders, and of LlamaGen's weights files in it."""
+    """Whether the folder holds a ``config.json``; paths of the folders in it; paths of files that are whole targets."""
     try:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
         return False, (), ()
     folders = tuple(e.path for e in found if e.is_dir() and not e.name.startswith("."))
-    files = tuple(e.path for e in found if e.name.startswith("t2i_") and e.name.endswith(_SINGLE) and e.is_file())
+    files = tuple(e.path for e in found if is_target_file(e.name) and e.is_file())
     return any(e.name == "config.json" and e.is_file() for e in found), folders, files
 
 

@@ -6,7 +6,7 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core.drafters import WITH_WINDOW, load_drafter, with_window
 from ..adt_core.models.checkpoint import BUNDLED
-from ..adt_core.models.load import load_target
+from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
 from .runtime import check_cancelled, manage
 from .schema import schema
@@ -31,17 +31,22 @@ def _auto_dtype(name: str) -> torch.dtype:
 class ADTTreeModelLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        *titles, last = (family.title for family in FAMILIES)
         return schema(
             "ADTTreeModelLoader",
             "ADT-Tree Model Loader",
             description="Loads a visual autoregressive model. Its CLIP goes into CLIP Text Encode, its VAE into VAE "
             "Decode and VAE Encode, and the model itself into the ADT-Tree Drafter Loader and Sampler.",
-            search_aliases=[
-                *("anole", "chameleon", "lumina", "llamagen", "janus", "emu3"),
-                *("autoregressive", "load model"),
-            ],
+            search_aliases=[*(word for family in FAMILIES for word in family.search), "autoregressive", "load model"],
             inputs=[
-                io.Combo.Input("model", options=list(folders.models()), default=BUNDLED),
+                io.Combo.Input(
+                    "model",
+                    options=list(folders.models()),
+                    default=BUNDLED,
+                    tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are "
+                    f"checkpoints of {', '.join(titles)} or {last} as they were downloaded, in models/ar_image, "
+                    "models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models.",
+                ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
             ],
             outputs=[
