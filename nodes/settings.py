@@ -21,7 +21,7 @@ class ADTTreeSettings(io.ComfyNode):
             search_aliases=["draft tree", "speculative decoding"],
             inputs=[
                 io.Combo.Input("method", options=list(POLICIES), default=Drafting().method, tooltip=methods),
-                *(_input(option) for option in options().values()),
+                *(_input(name, option) for name, option in options().items()),
             ],
             outputs=[SettingsSocket.Output(display_name="settings")],
         )
@@ -36,11 +36,11 @@ class ADTTreeSettings(io.ComfyNode):
         return io.NodeOutput(Drafting.of(values))
 
 
-def _input(option: Option) -> io.Input:
+def _input(name: str, option: Option) -> io.Input:
     """The widget for an option, by the kind of its default."""
     common = {"default": option.default, "tooltip": option.help, "advanced": option.advanced}
     if option.choices:
-        return io.Combo.Input(option.name, options=list(option.choices), **common)
+        return io.Combo.Input(name, options=list(option.choices), **common)
     if isinstance(option.default, int):
-        return io.Int.Input(option.name, min=option.low, max=option.high, **common)
-    return io.Float.Input(option.name, min=option.low, max=option.high, step=0.01, **common)
+        return io.Int.Input(name, min=option.low, max=option.high, **common)
+    return io.Float.Input(name, min=option.low, max=option.high, step=0.01, **common)
