@@ -27,7 +27,8 @@ class _Ours:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests that share a server, a browser or a cluster stay in one process when the suite runs in several; all others go wherever there is time."""
+    """Tests that share a server, a browser or a cluster stay in one process when the suite runs in several; all others
+    go wherever there is time."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySharing(LoadScopeScheduling):

@@ -1,4 +1,5 @@
-"""A seeded subset of ``python -m benchmarks.lossless``, on the bundled model: every method and drafter, on whole images."""
+"""A seeded subset of ``python -m benchmarks.lossless``, on the bundled model: every method and drafter, on whole
+images."""
 
 import pytest
 import torch

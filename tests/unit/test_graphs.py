@@ -1,5 +1,5 @@
-"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph expects
-it, and no result is overwritten."""
+"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph
+expects it, and no result is overwritten."""
 
 import logging
 from copy import deepcopy
@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 
 
 class Recorder:
-    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share it."""
+    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share
+    it."""
 
     def __init__(self):
         self.captured = self.replayed = 0
