@@ -19,7 +19,7 @@ from adt_core import load_drafter, load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import rope_tables
 from adt_core.models.rows import Rows
-from adt_core.policies.shape import Drafting
+from adt_core.policies import Drafting
 from adt_core.rules.sampling import Sampling
 from tests.layouts import llamagen as layout
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.inspect import inspect
-from adt_core.policies.shape import Drafting
+from adt_core.policies import Drafting
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.janus import BEGIN_IMAGE, BOS, CODES, PAD, write_janus
 
