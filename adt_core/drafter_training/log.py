@@ -36,8 +36,7 @@ def sentence(row: dict, passes: int) -> str:
 
 
 def write_log(folder: Path, rows: list[dict], passes: int) -> None:
-    """``log.csv``, and ``log.png`` where matplotlib is installed. Rows: step, seconds, mean loss since the row before,
-    figures."""
+    """``log.csv``, and ``log.png`` where matplotlib is installed. Rows: step, seconds, loss since the last, figures."""
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])
     table.writeheader()
