@@ -69,9 +69,6 @@ def choose(
     return Quality(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
 
 
-# ---- single pictures -----------------------------------------------------
-
-
 def clip_metric(folder: Path, option: str, column: str, device: torch.device, aesthetic: Given = None) -> PictureMetric:
     """100 max(cos, 0) between a picture and its prompt, by a CLIP model in transformers' layout.
 
@@ -137,9 +134,6 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
         raise AdtError(
             f"{option}: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); download it again."
         ) from error
-
-
-# ---- sets ----------------------------------------------------------------
 
 
 class _Pictures(Dataset):

@@ -30,11 +30,11 @@ from ..models.checkpoint import Checkpoint, resolve
 from ..models.target import Prompt, Target
 from ..rules.sampling import Sampling
 from .features import Features
-from .log import figures, sentence, write_log
+from .log import sentence, write_log
 from .pictures import Pictures, draw, encode, find_captioned, find_prompts
 from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
-from .unroll import CHILDREN, Reading, acceptance, read, training_loss
+from .unroll import Reading, acceptance, read, training_loss
 
 FIXED = (
     *("model", "weights", "size", "prompts", "images", "pictures", "held_out"),
@@ -254,12 +254,10 @@ class Trainer:
 
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
-        count, passes = self.options.held_out, self.options.passes
-        shares, tau = torch.zeros(passes, len(CHILDREN)), 0.0
-        for batch in torch.arange(count).split(self.options.batch):
-            found, length = acceptance(drafter, self._read(batch.tolist()), passes)
-            shares, tau = shares + len(batch) / count * found, tau + len(batch) / count * length
-        return figures(shares, tau)
+        batches = [batch.tolist() for batch in torch.arange(self.options.held_out).split(self.options.batch)]
+        found = [acceptance(drafter, self._read(batch), self.options.passes) for batch in batches]
+        sums = {name: sum(len(batch) * one[name] for batch, one in zip(batches, found)) for name in found[0]}
+        return {name: round(value / self.options.held_out, 4) for name, value in sums.items()}
 
 
 def _autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:

@@ -75,5 +75,6 @@ def measure(
     drafter = drafter.to(reading.features.dtype)
     for pairing in starmap(Pairing, product((False, True), repeat=2)):
         fed = replace(reading, ids=paired_ids(pairing, every, target.decoder.image_ids))
-        shares[pairing] = acceptance(drafter, fed, 1)[0][0].tolist()
+        found = acceptance(drafter, fed, passes=1)
+        shares[pairing] = [found[f"depth 1 of {count}"] for count in CHILDREN]
     return shares

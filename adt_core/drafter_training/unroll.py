@@ -161,21 +161,21 @@ def training_loss(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes
 
 
 @torch.no_grad()
-def acceptance(drafter: EagleDrafter, reading: Reading, passes: int) -> tuple[Tensor, float]:
-    """How often the target's code is among the drafter's first children, over all roots but the last few.
+def acceptance(drafter: EagleDrafter, reading: Reading, passes: int) -> dict[str, float]:
+    """How well the drafter drafts, over all roots but the last few.
 
-    Returns the shares [passes, len(CHILDREN)], by depth and number of children, each given that all drafts before were
-    right; and the mean number of tokens that a chain of ``passes`` drafts yields per forward of the target.
+    "tau" is the mean number of tokens that a chain of ``passes`` drafts yields per forward of the target. "depth D of
+    K" is how often the target's code is among the first K children at depth D, if all drafts before were right.
     """
     z, device = reading.z, reading.z.device
     roots = torch.arange(z.shape[1] - passes + 1, device=device)
     noise = noise_table(reading.sampling, reading.numbers, z.shape[1] + 1, reading.target.num_tokens, z)
     noise = torch.zeros_like(z) if noise is None else noise[:, 1:]
-    emitted, shares, alive, tau = (z + noise).argmax(-1), [], torch.tensor(True, device=device), 1.0
+    emitted, alive, found = (z + noise).argmax(-1), torch.tensor(True, device=device), {"tau": 1.0}
     for j, out in enumerate(unroll(drafter, reading, roots, passes)):
         q = reading.draft_logits(out, roots + j + 1) + noise[:, roots + j]
         hits = q.topk(min(max(CHILDREN), q.shape[-1]), -1).indices == emitted[:, roots + j, None]
-        shares.append(torch.stack([hits[..., :k].any(-1).float().mean() for k in CHILDREN]))
+        found |= {f"depth {j + 1} of {k}": hits[..., :k].any(-1).float().mean().item() for k in CHILDREN}
         alive = alive & hits[..., 0]
-        tau += alive.float().mean().item()
-    return torch.stack(shares).cpu(), tau
+        found["tau"] += alive.float().mean().item()
+    return found
