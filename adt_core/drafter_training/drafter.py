@@ -36,15 +36,13 @@ from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
 
-FIXED = (
-    *("model", "weights", "size", "prompts", "images", "pictures", "held_out"),
-    *("passes", "batch", "accumulate", "learning_rate"),
-)
+FIXED = "model weights size prompts images pictures held_out passes batch accumulate learning_rate".split()
 """Options that can't change when a run is resumed, besides those of sampling."""
 WARM_UP = 0.15
 """Share of the budget in which the drafter sees the target's features only."""
 STRIDE = 2
-"""One in so many positions is a root, others in the next step: neighbours teach alike; a step costs two thirds."""
+"""Positions from one root to the next; the next step takes those between. Neighbours teach much the same, and a step
+costs two thirds of one with all roots."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ class Trainer:
         write_log(folder, self.log, self.options.passes)
 
     def _step(self) -> Tensor:
-        """One optimisation step; its loss, a scalar."""
+        """Make one optimisation step. Returns its loss, a scalar."""
         options, step, losses = self.options, self.run.step, []
         passes = 1 if self.run.fraction < WARM_UP else options.passes
         for part in range(options.accumulate):
