@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from ..drafters.eagle import EagleDrafter
 from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
 from ..errors import AdtError
 from ..models.checkpoint import Checkpoint, resolve
-from ..models.target import Prompt, Target
+from ..models.target import Target
 from ..rules.sampling import Sampling
 from .features import Features
 from .log import sentence, write_log
@@ -184,7 +185,7 @@ class Trainer:
         self.options = options = plan.options
         self.drafter, self._config = make_drafter(target), Checkpoint(resolve(options.model, "target")).config
         self._features = Features(plan.folder / "features", options.features_gb * 2**30)
-        self._prompts: dict[int, Prompt] = {}
+        self._encode = cache(target.encode_prompt)
         half = _autocast_dtype(plan.device, options.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
         rate, scaled = options.learning_rate, half is torch.float16
@@ -235,11 +236,8 @@ class Trainer:
 
     def _read(self, numbers: list[int]) -> Reading:
         """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder."""
-        for number in numbers:
-            if number not in self._prompts:
-                self._prompts[number] = self.target.encode_prompt(self.pictures.prompts[number])
-        prompts, codes = [self._prompts[number] for number in numbers], self.pictures.codes(numbers)
-        return read(self.target, prompts, codes, numbers, self.sampling, self._features)
+        prompts = [self._encode(self.pictures.prompts[number]) for number in numbers]
+        return read(self.target, prompts, self.pictures.codes(numbers), numbers, self.sampling, self._features)
 
     def _numbers(self, index: int) -> list[int]:
         """Pictures of batch ``index``. Each epoch has an order of its own, fixed by the seed, and leaves out what does
