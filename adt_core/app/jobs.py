@@ -129,19 +129,18 @@ class Job:
         }
 
 
-def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, None]:
+def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
     """Decode to the end. Yields after every round the numbers of the images that are newly finished: often none.
 
-    together: the images stand in groups of so many, one behind the other; the numbers are then those of groups whose
-    images are all finished. Yields once more at the end if the last images were finished without a round, by reading
-    their prompts. A caller whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once.
+    Yields once more at the end if the last images were finished without a round, by reading their prompts. A caller
+    whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once.
     """
-    waiting = list(range(decoding.images // together))
+    waiting = list(range(decoding.images))
 
     def finished() -> list[int]:
-        whole = (decoding.codes[:, -1] >= 0).view(-1, together).all(1).tolist()
-        done = [group for group in waiting if whole[group]]
-        waiting[:] = [group for group in waiting if not whole[group]]
+        whole = (decoding.codes[:, -1] >= 0).tolist()
+        done = [image for image in waiting if whole[image]]
+        waiting[:] = [image for image in waiting if not whole[image]]
         return done
 
     for _ in decoding:
@@ -152,7 +151,7 @@ def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, 
 
 def decode(decoding: Decoding) -> Decoding:
     """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
-    for _ in rounds(decoding):
+    for _ in decoding:
         pass
     return decoding
 
