@@ -136,15 +136,13 @@ class Benchmark:
 
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        found, jobs, path = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
+        found, jobs, network = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in found:
-                raise AdtError(
-                    f"--drafter: the method {name!r} needs a network; "
-                    "give a drafter that is one, or leave the method out."
-                )
-            job = Job(target, self.sampling, drafting, found.get(source), lantern, model_path=self.model)
-            jobs[name] = replace(job, drafter_path=source.replace(NETWORK, path) or None)
+                needs = f"the method {name!r} needs a network"
+                raise AdtError(f"--drafter: {needs}; give a drafter that is one, or leave the method out.")
+            paths = self.model, source.replace(NETWORK, network) or None
+            jobs[name] = Job(target, self.sampling, drafting, found.get(source), lantern, "", (), *paths)
         return jobs
 
     def settings(self, target: Target) -> dict:
@@ -267,15 +265,15 @@ def collect(
 
 def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
     """Write the pictures of a prompt and score them, then its record."""
-    prompt, runs, plain = benchmark.prompts[number], {}, {}
+    prompt, runs = benchmark.prompts[number], {}
+    plain: dict = {}
     for name, (figures, png) in measured.items():
         shown = plain
         if png is not None:
             path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
             write(folder / path, png)
-            picture, scores = Image.open(BytesIO(png)), {}
-            for metric in benchmark.metrics.values():
-                scores |= metric(picture, prompt)
+            picture, metrics = Image.open(BytesIO(png)), benchmark.metrics.values()
+            scores = {column: score for metric in metrics for column, score in metric(picture, prompt).items()}
             shown = {"picture": path.as_posix(), "quality": scores}
         plain = plain or shown
         runs[name] = {**figures, **shown}
@@ -287,13 +285,13 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
 
 def _alike(settings: dict, others: list[dict]) -> dict:
     """The settings of all machines that measure. AdtError if they differ."""
-    for other in others:
-        unlike = [f"{name} ({settings[name]}, {other[name]})" for name in settings if other[name] != settings[name]]
-        if unlike:
-            raise AdtError(
-                f"--ray-address: the machines differ in {', '.join(unlike)}; "
-                "figures of one benchmark come from machines that are alike."
-            )
+    pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
+    unlike = [f"{name} ({one}, {other})" for name, one, other in pairs if one != other]
+    if unlike:
+        raise AdtError(
+            f"--ray-address: the machines differ in {', '.join(unlike)}; "
+            "figures of one benchmark come from machines that are alike."
+        )
     return settings
 
 

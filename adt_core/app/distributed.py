@@ -32,7 +32,7 @@ OBJECT_STORE = 128 * 2**20
 PATIENCE = 5.0
 """Seconds in which a cluster has to answer."""
 LONG = 30.0
-"""Seconds after which a wait for engines is explained."""
+"""Seconds without a newly loaded engine after which the wait is explained."""
 
 
 class Engine(Protocol):
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     facts: Any
 
-    def __call__(self, number: int) -> Iterable[Any]: ...
+    def __call__(self, number: int, /) -> Iterable[Any]: ...
 
 
 def wanted(options: argparse.Namespace) -> bool:
@@ -129,8 +129,8 @@ def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
         pool.pop_idle()
         if successor not in known:
             known.add(successor)
-            where = f"the machine {successor[0]}, and draws its prompt again."
-            _say(f"An engine was lost. Another one was started on {where}")
+            machine = successor[0]
+            _say(f"An engine was lost. Another one was started on the machine {machine}, and draws its prompt again.")
         yield from results
 
 

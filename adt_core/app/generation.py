@@ -146,17 +146,10 @@ class Engine:
     def __init__(self, plan: Plan):
         self.plan, options = plan, plan.options
         target = open_target(options, choose_device(options.device))
-        job = Job(
-            target,
-            plan.sampling,
-            plan.drafting,
-            load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None,
-            plan.lantern,
-            options.negative or "",
-            tuple(continuation.kept_codes(options, target)),
-            options.model,
-            options.drafter,
-        )
+        drafter = load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None
+        negative, kept = options.negative or "", tuple(continuation.kept_codes(options, target))
+        how = plan.sampling, plan.drafting, drafter, plan.lantern
+        job = Job(target, *how, negative, kept, options.model, options.drafter)
         job.check(plan.prompts)
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]

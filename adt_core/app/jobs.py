@@ -79,6 +79,7 @@ class Job:
         settings that don't fit together.
         """
         negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
+        prefix = torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix
         return Decoding(
             self.target,
             [self.target.encode_prompt(prompt) for prompt in prompts],
@@ -88,7 +89,7 @@ class Job:
             drafter=self.drafter,
             lantern=self.lantern,
             image_indices=image_indices,
-            prefix=torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix,
+            prefix=prefix,
             at_once=at_once,
             check=check,
         )
