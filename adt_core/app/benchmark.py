@@ -303,14 +303,9 @@ def plan(options: argparse.Namespace) -> Benchmark:
     drafter = options.drafter or default_drafter(options.model)
     methods = options.methods or (COMPARED if drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
-    return Benchmark(
-        sample(prompts, options.count, options.sample_seed) if options.count else prompts,
-        methods.split(","),
-        sampling_of(options),
-        lantern_of(options) or Lantern(options.lantern_k, max_substitution=options.max_substitution),
-        drafter,
-        model=options.model,
-    )
+    prompts = sample(prompts, options.count, options.sample_seed) if options.count else prompts
+    lantern = lantern_of(options) or Lantern(options.lantern_k, max_substitution=options.max_substitution)
+    return Benchmark(prompts, methods.split(","), sampling_of(options), lantern, drafter, model=options.model)
 
 
 def run(options: argparse.Namespace) -> str:

@@ -166,18 +166,17 @@ class Engine:
 
     def __call__(self, part: int) -> Iterator[Step]:
         """Draw the part of this number, counted from 0. The first method's images become pictures."""
-        numbers, results = self.plan.parts[part], {}
-        order = list(enumerate(self.jobs))
-        for i, job in order if part % 2 else order[::-1]:  # in turns, so that none has the quieter moments
+        numbers, results, turn = self.plan.parts[part], [], 1 if part % 2 else -1
+        for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
             decoding = self._decoding(job, numbers)
             first, done = numbers[0] * self.plan.options.batch_size, decoding.done_tokens
             for finished in rounds(decoding):
-                shown = finished if i == 0 else []
+                shown = finished if job is self.jobs[0] else []
                 pngs = {first + image: self._png(first + image, decoding.grid_codes()[[image]]) for image in shown}
                 yield Step(decoding.done_tokens - done, pngs)
                 done = decoding.done_tokens
-            results[i] = Result(decoding.grid_codes(), decoding.trace)
-        yield Step(results={part: [results[i] for i in sorted(results)]})
+            results.append(Result(decoding.grid_codes(), decoding.trace))
+        yield Step(results={part: results[::turn]})
 
     def _png(self, number: int, codes: Tensor) -> bytes:
         """The picture of this number, counted from 0. codes: [1, rows, columns]."""
