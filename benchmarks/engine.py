@@ -1,12 +1,15 @@
-"""Where the time of a round goes: target forwards by nodes, drafter, head and sampling, and the rest, beside what the device could do.
+"""Where the time of a round goes, beside what the device could do.
 
-    python -m benchmarks.engine [--model bundled] [--drafter bundled] [--dtype float32] [--weights int8] [--batch 1] [--prompts 8] [--threads 2]
+    python -m benchmarks.engine [--model bundled] [--drafter bundled] [--dtype float32] [--weights int8] [--batch 1]
+                                [--prompts 8] [--threads 2]
 
-First table: forwards in mid-image, all sizes in turn, medians with the middle half of the readings. *Share of the limit*: the time that reading the weights
-and multiplying with them would take at the memory bandwidth and the arithmetic rate that this device shows in two plain tests, by the time measured.
-Second table: whole images, with timers around the calls (*head*: the target's, also where the drafter reads through it), which
-on a GPU wait for each other and so hide what overlaps. *At most*: the speed-up if drafting took no time, and a node beyond the root only its arithmetic at this
-device's rate.
+First table: rounds by the tokens that the target reads in them, without drafting; all sizes in turn, medians with the
+middle half of the readings. *Share of the limit*: the time that reading the weights and multiplying with them would
+take at the memory bandwidth and the arithmetic rate that this device shows in two plain tests, by the time measured.
+
+Second table: whole images, with timers around the calls of the target's layers, of its head (also where the drafter
+reads through it) and of the drafter. On a GPU they wait for each other and so hide what overlaps. *At most*: the
+speed-up if drafting took no time, and a node beyond the root only its arithmetic at this device's rate.
 """
 
 from __future__ import annotations
@@ -17,22 +20,22 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
-from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.benchmark import PRESETS, RELAXED, Preset, sources
+from adt_core import Drafting, Lantern, Sampling, Target, load_drafter, load_target
+from adt_core.app.benchmark import RELAXED, Benchmark
 from adt_core.app.generation import choose_device
-from adt_core.app.report import PLAIN
+from adt_core.app.jobs import Job, decode, rounds
 from adt_core.models.layers import product
+from adt_core.policies import PLAIN
 
 from .harness import captions
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-METHODS = (PLAIN, "adt-tree", "jacobi-chain", "jacobi", "merged", "merged-64", "merged" + RELAXED)
-READINGS = 40
+METHODS = ("adt-tree", "jacobi-chain", "jacobi", "merged", "merged-64", "merged" + RELAXED)
 FIRST = 4000  # held-out caption of this benchmark
 
 
@@ -50,7 +53,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 
 def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes a second of a reading pass over 512 MB, and operations a second of a large matrix product: the best of several."""
+    """Bytes a second of a reading pass over 512 MB, and operations a second of a big matrix product; the best of 8."""
     data = torch.ones(2**27, device=device)
     square = torch.randn(2048, 2048, device=device).to(dtype)
     bandwidth = 4 * len(data) / min(seconds_of(data.sum, device) for _ in range(8))
@@ -58,55 +61,45 @@ def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
         return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: product(square, square), device) for _ in range(8))
 
 
-def read_nodes(decoding: Decoding, nodes: int) -> None:
-    """A target forward over so many nodes in the middle of an image, and the choice of a token behind each."""
-    lanes, middle = decoding._lanes, decoding._first_slot + decoding.length // 2
-    codes = torch.zeros(len(lanes), nodes, dtype=torch.long, device=lanes.rows.device)
-    features = decoding._forward(codes, lanes.rows.causal_step([middle] * len(lanes), nodes), lanes)
-    decoding._logits(features, None, lanes).argmax(-1).tolist()
+def forwards(plain: Job, prompts: list[str], batch: int) -> dict[int, list[float]]:
+    """Seconds of rounds without their drafting, by the tokens that the target reads of an image in them.
 
-
-def forwards(target: Target, batch: int) -> dict[int, list[float]]:
-    """Seconds of target forwards over n nodes, with head, guidance, noise and choice, in the middle of an image."""
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(caption) for caption in captions(FIRST, batch)],
-        sampling=Sampling(seed=1),
-        drafting=Drafting(method="eagle2", nodes=NODES[-1], depth=1, width=1),
-        drafter=load_drafter("jacobi", target),
-    )
-    begun = iter(decoding)
-    next(begun)
-    device = target.decoder.embedding.device
+    A round with n tokens checks a chain of n - 1 drafts of the Jacobi window.
+    """
+    window = load_drafter("jacobi", plain.target)
+    jobs = {1: plain}
+    for nodes in NODES[1:]:
+        chain = Drafting(method="eagle2", depth=nodes - 1, width=1, nodes=nodes - 1)
+        jobs[nodes] = replace(plain, drafting=chain, drafter=window)
     taken: dict[int, list[float]] = {nodes: [] for nodes in NODES}
     rng = np.random.default_rng(0)
-    with torch.inference_mode():
-        for reading in range(READINGS + 4):
-            for nodes in rng.permutation(NODES).tolist():
-                seconds = seconds_of(lambda nodes=nodes: read_nodes(decoding, nodes), device)
-                if reading >= 4:  # the first are slow
-                    taken[nodes].append(seconds)
+    for prompt in prompts:
+        for nodes in rng.permutation(NODES).tolist():
+            trace = decode(jobs[nodes].decoding([prompt] * batch, list(range(batch)))).trace
+            for round in trace.rounds[4:]:  # the first ones are slow
+                if [share.nodes for share in round.images] == [nodes - 1] * batch:
+                    taken[nodes].append(round.seconds - round.drafting)
     return taken
 
 
 @contextmanager
-def timers(target: Target, drafter):
-    """Seconds within the target's layers, its head, and the drafter's layer, as they are used."""
+def timers(target: Target, network: torch.nn.Module | None):
+    """Seconds within the target's layers, its head, and the drafter's network, as they are used."""
     spent: dict[str, float] = defaultdict(float)
     device, open_calls = target.decoder.embedding.device, []
 
-    def before(*_):
+    def before(*_) -> None:
         synchronise(device)
         open_calls.append(time.perf_counter())
 
-    def after(name):
-        def record(*_):
+    def after(name: str):
+        def record(*_) -> None:
             synchronise(device)
             spent[name] += time.perf_counter() - open_calls.pop()
 
         return record
 
-    networks = [(target.decoder, "target"), *([(drafter, "drafter")] if isinstance(drafter, nn.Module) else [])]
+    networks = [(target.decoder, "target"), *([(network, "drafter")] if network is not None else [])]
     hooks = [
         hook
         for module, name in networks
@@ -129,25 +122,15 @@ def timers(target: Target, drafter):
             hook.remove()
 
 
-def rounds(target: Target, drafter, preset: Preset, prompts: list[str], batch: int) -> dict[str, float]:
+def components(job: Job, prompts: list[str], batch: int) -> dict[str, float]:
     """Milliseconds a round by component, and the rounds' figures, over whole images."""
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
-        decoding = Decoding(
-            target,
-            [target.encode_prompt(prompt)] * batch,
-            sampling=Sampling(seed=1),
-            drafting=preset.drafting,
-            drafter=drafter,
-            lantern=preset.lantern,
-            image_indices=list(range(batch)),
-        )
-        with timers(target, getattr(drafter, "network", drafter)) as spent:
-            iterator = iter(decoding)
-            next(iterator)
-            spent.clear()  # with the prompt and what is done once
-            for _ in iterator:
-                pass
+        decoding = job.decoding([prompt] * batch, list(range(batch)))
+        with timers(job.target, job.drafter.network if job.drafter else None) as spent:
+            for number, _ in enumerate(rounds(decoding)):
+                if number == 0:
+                    spent.clear()  # of the prompt, and of what is done once
         measured = decoding.trace.rounds[1:]
         shares = [share for one in measured for share in one.images]
         for name, value in {**spent, "round": sum(one.seconds for one in measured)}.items():
@@ -161,6 +144,36 @@ def rounds(target: Target, drafter, preset: Preset, prompts: list[str], batch: i
     return {**per, "tau": total["tokens"] / total["shares"], "nodes": total["nodes"] / total["shares"]}
 
 
+def print_forwards(taken: dict[int, list[float]], batch: int, weights: float, node: float) -> None:
+    """The first table. weights, node: seconds at least to read all weights, and to multiply them for a node."""
+    plain = statistics.median(taken[1])
+    print("| nodes | rows | ms (middle half) | plain steps | share of the limit |\n|---|---|---|---|---|")
+    for nodes, seconds in taken.items():
+        low, median, high = np.percentile(seconds, (25, 50, 75))
+        limit = max(weights, nodes * node)
+        print(
+            f"| {nodes} | {2 * batch * nodes} | {1000 * median:.2f} ({1000 * low:.2f} to {1000 * high:.2f}) "
+            f"| {median / plain:.2f} | {limit / median:.0%} |"
+        )
+
+
+def print_rounds(jobs: dict[str, Job], prompts: list[str], batch: int, node: float) -> None:
+    """The second table. node: seconds at least for a node."""
+    columns = "method|ms a round|target|head|drafter|rest|nodes|tau|ms a token|times plain|at most".split("|")
+    print(f"\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    step = 0.0
+    for name, job in jobs.items():
+        per = components(job, prompts, batch)
+        step = step or per["round"]  # plain decoding comes first
+        at_least = step + 1000 * node * (per["nodes"] - 1)
+        parts = [f"{per[part]:.2f}" for part in ("round", "target", "head", "drafter", "rest")]
+        token, tau = per["round"] / per["tau"], per["tau"]
+        figures = [f"{per['nodes']:.1f}"] + [
+            f"{x:.2f}" for x in (tau, token / batch, step / token, step * tau / at_least)
+        ]
+        print(f"| {' | '.join([name, *parts, *figures])} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundled")
@@ -172,47 +185,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    device, dtype = choose_device("auto"), getattr(torch, args.dtype)
+    device, dtype, prompts = choose_device("auto"), getattr(torch, args.dtype), captions(FIRST, args.prompts)
     target = load_target(args.model, device, dtype, weights=args.weights)
-    drafters = {"": None, **sources(load_drafter(args.drafter, target))}
     bandwidth, rate = limits(device, dtype)
-    layers = sum(p.numel() for p in target.decoder.layers.parameters())
-    stored = sum(p.numel() * p.element_size() for p in (*target.decoder.layers.parameters(), target.decoder.head))
+    layers = list(target.decoder.layers.parameters())
+    stored = sum(p.numel() * p.element_size() for p in (*layers, target.decoder.head))
+    # With guidance two rows go through the layers, and one through the head.
+    node = 2 * args.batch * (2 * sum(p.numel() for p in layers) + target.decoder.head.numel()) / rate
     print(
-        f"{device}, {args.threads} threads, {args.weights or args.dtype}, batch {args.batch} with guidance, torch {torch.__version__}; "
-        f"{bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s multiplied, {stored / 1e6:.1f} MB of weights\n"
+        f"{device}, {args.threads} threads, {args.weights or args.dtype}, batch {args.batch} with guidance, "
+        f"torch {torch.__version__}; {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s multiplied, "
+        f"{stored / 1e6:.1f} MB of weights\n"
     )
-    print("| nodes | rows | ms (middle half) | plain steps | share of the limit |\n|---|---|---|---|---|")
-    taken = forwards(target, args.batch)
-    plain = statistics.median(taken[1])
-    node = (
-        2 * args.batch * (2 * layers + target.decoder.head.numel()) / rate
-    )  # guidance: two rows through the layers, one through the head
-    for nodes, seconds in taken.items():
-        low, median, high = np.percentile(seconds, (25, 50, 75))
-        limit = max(stored / bandwidth, nodes * node)
-        print(
-            f"| {nodes} | {2 * args.batch * nodes} | {1000 * median:.2f} ({1000 * low:.2f} to {1000 * high:.2f}) | {median / plain:.2f} "
-            f"| {limit / median:.0%} |"
-        )
-    print(
-        "\n| method | ms a round | target | head | drafter | rest | nodes | tau | ms a token | times plain | at most |\n|"
-        + "---|" * 11
-    )
-    for name in METHODS:
-        preset = PRESETS[name.removesuffix(RELAXED)]
-        if name.endswith(RELAXED):
-            preset = preset._replace(lantern=Lantern(100, 0.1))
-        per = rounds(target, drafters[preset.source], preset, captions(FIRST, args.prompts), args.batch)
-        if name == PLAIN:
-            step = per["round"]
-        at_least = step + 1000 * node * (per["nodes"] - 1)
-        print(
-            f"| {name} | {per['round']:.2f} | "
-            + " | ".join(f"{per[part]:.2f}" for part in ("target", "head", "drafter", "rest"))
-            + f" | {per['nodes']:.1f} | {per['tau']:.2f} | {per['round'] / per['tau'] / args.batch:.2f} | {step * per['tau'] / per['round']:.2f} "
-            f"| {step * per['tau'] / at_least:.2f} |"
-        )
+    compared = Benchmark(prompts, list(METHODS), Sampling(seed=1), Lantern(100, 0.1), args.drafter, model=args.model)
+    jobs = compared.jobs(target, load_drafter(args.drafter, target))
+    print_forwards(forwards(jobs[PLAIN], prompts, args.batch), args.batch, stored / bandwidth, node)
+    print_rounds(jobs, prompts, args.batch, node)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,27 @@
-"""What the benchmarks share: prompts and interleaved runs, whose figures ``adt_core.app.report`` makes."""
+"""What the benchmarks share: held-out captions, what their pictures must show, and methods that take turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 
-from adt_core import Decoding, Drafting, Sampling, Target
-from adt_core.app.report import PLAIN
+from adt_core.app.jobs import Job, decode
+from adt_core.app.quality import PictureMetric, Scores
+from adt_core.policies import PLAIN
+from model_making.attributes import check
 from model_making.data import example
 
 HELD_OUT_SEED = 2
+BUNDLED, BUNDLED_COUNT = 4000, 200
+"""First number and count of the held-out captions that come with the pack, adt_core/bundled/captions.json."""
+SCENES = "attributes found"
+"""Name of the metric of :func:`scene_metric`."""
+
+Run = Callable[[str], tuple[dict, Tensor]]
+"""Decodes a prompt; its report and its codes [T]."""
 
 
 def captions(start: int, count: int) -> list[str]:
@@ -19,33 +29,35 @@ def captions(start: int, count: int) -> list[str]:
     return [example(HELD_OUT_SEED, i)[1] for i in range(start, start + count)]
 
 
-def decode(target: Target, drafter, prompt: str, sampling: Sampling, drafting: Drafting) -> Decoding:
-    """Decode one image to the end; its figures are in ``.trace.report()``."""
-    decoding = Decoding(target, [target.encode_prompt(prompt)], sampling=sampling, drafting=drafting, drafter=drafter)
-    for _ in decoding:
-        pass
-    return decoding
+def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> PictureMetric:
+    """Attributes found in a picture and attributes asked for, for pictures whose prompts are these held-out captions.
+
+    It stands in for CLIP's score, which knows nothing of the bundled model's small scenes.
+    """
+    scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
+
+    def metric(picture: Image.Image, prompt: str) -> Scores:
+        found = check(np.asarray(picture), scenes[prompt])
+        return {SCENES: (sum(found.values()), len(found))}
+
+    return metric
 
 
-Run = Callable[[str], tuple[dict, Tensor]]
-"""Decodes a prompt; its report and its codes [T]."""
-
-
-def runner(target: Target, drafter, sampling: Sampling, drafting: Drafting) -> Run:
+def runner(job: Job) -> Run:
     """A run of one method."""
 
     def run(prompt: str) -> tuple[dict, Tensor]:
-        decoding = decode(target, drafter, prompt, sampling, drafting)
+        decoding = decode(job.decoding([prompt]))
         return decoding.trace.report(), decoding.codes[0]
 
     return run
 
 
 def interleaved(runs: dict[str, Run], prompts: list[str], seed: int = 0) -> list[dict]:
-    """Every run on every prompt, in an order drawn anew for each prompt; one uncounted round first.
+    """Every run on every prompt, in an order drawn anew for each prompt; one uncounted prompt first.
 
-    One of them is plain decoding. Returns the records that ``adt_core.app.report`` sums up. Runs of one prompt stand side by side in
-    time, so their ratio survives a machine whose speed drifts.
+    One of them is plain decoding. Returns the records that ``adt_core.app.report`` sums up. Runs of one prompt stand
+    side by side in time, so their ratio survives a machine whose speed drifts.
     """
     rng = np.random.default_rng(seed)
     for run in runs.values():
@@ -54,12 +66,6 @@ def interleaved(runs: dict[str, Run], prompts: list[str], seed: int = 0) -> list
     for prompt in prompts:
         done = {name: runs[name](prompt) for name in rng.permutation(list(runs))}
         plain = done[PLAIN][1]
-        records.append(
-            {
-                "runs": {
-                    name: {**done[name][0], "agreement": (done[name][1] == plain).double().mean().item()}
-                    for name in runs
-                }
-            }
-        )
+        agreement = {name: (codes == plain).double().mean().item() for name, (_, codes) in done.items()}
+        records.append({"runs": {name: {**done[name][0], "agreement": agreement[name]} for name in runs}})
     return records

@@ -1,10 +1,11 @@
-"""Does ADT-Tree's depth follow the picture?
+"""Do ADT-Tree's depth and the accepted drafts follow the picture?
 
-    python -m benchmarks.regions [--prompts 16]
+    python -m benchmarks.regions [--prompts 16] [--methods adt-tree,jacobi,merged]
 
-For every token: the realised depth and the acceptance length of the round that emitted it, against the detail of the picture there
-(mean absolute gradient of the decoded pixels in and around the token's square). Prints Spearman rank correlations within images
-and how much the depth varies inside one.
+For every token: the depth of the tree of the round that emitted it, and the tokens of that round, against the detail of
+the picture there (mean absolute gradient of the pixels in and around the token's square). Prints Spearman's rank
+correlations within images, medians with bootstrap intervals, and means over images of the quarters of an image, from
+the smoothest to the busiest.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Lantern, Sampling, load_drafter, load_target
+from adt_core.app.benchmark import Benchmark
+from adt_core.app.jobs import Job, decode
+from adt_core.app.report import median_interval
 
-from .harness import captions, decode
+from .harness import captions
 from .speed import EVALUATION
+
+QUARTERS = 4
 
 
 def detail(pixels: Tensor, downsample: int) -> np.ndarray:
@@ -31,15 +37,6 @@ def detail(pixels: Tensor, downsample: int) -> np.ndarray:
     return torch.nn.functional.avg_pool2d(cells, 3, 1, 1, count_include_pad=False).flatten().numpy()
 
 
-def per_token(decoding: Decoding, name: str) -> np.ndarray:
-    """``depth`` or ``accepted`` of the round that emitted each token, flat; the first token has no round and is nan."""
-    values = np.full(decoding.length, np.nan)
-    for round in decoding.trace.rounds:
-        for share in round.images:
-            values[share.position + 1 : share.position + share.accepted + 2] = getattr(share, name)
-    return values
-
-
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Rank correlation, ties at their mean rank."""
 
@@ -50,38 +47,42 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
 
 
+def figures(job: Job, prompt: str) -> list[float]:
+    """Of one image: Spearman of depth and of tokens per round; then depth, and tokens per forward, of every quarter.
+
+    A token of a round that emitted n took 1 / n of a forward. The first token has no round and is left out.
+    """
+    decoding = decode(job.decoding([prompt]))
+    with torch.inference_mode():
+        busy = detail(job.pixels(decoding.grid_codes())[0].float().cpu(), job.target.downsample)[1:]
+    depth, emitted = (np.array(decoding.trace.token_map(name)).flatten()[1:] for name in ("depth", "acceptance"))
+    quarters = np.array_split(np.argsort(busy, kind="stable"), QUARTERS)
+    correlations = [spearman(values, busy) if np.ptp(values) else 0.0 for values in (depth, emitted)]
+    forwards = [1 / np.mean(1 / emitted[part]) for part in quarters]
+    return [*correlations, *(depth[part].mean() for part in quarters), *forwards]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--methods", default="adt-tree,jacobi,merged")
     args = parser.parse_args()
-    target = load_target()
-    drafter = load_drafter("bundled", target)
-    rows = []
-    for prompt in captions(EVALUATION, args.prompts):
-        decoding = decode(target, drafter, prompt, Sampling(seed=1), Drafting())
-        with torch.inference_mode():
-            busy = detail(target.codec.decode(decoding.grid_codes())[0], target.downsample)[1:]
-        depth, accepted = per_token(decoding, "depth")[1:], per_token(decoding, "accepted")[1:]
-        smooth, rough = busy <= np.quantile(busy, 0.25), busy >= np.quantile(busy, 0.75)
-        rows.append(
-            (
-                spearman(depth, busy),
-                spearman(accepted, busy),
-                depth.std(),
-                depth.min(),
-                depth.max(),
-                depth[smooth].mean(),
-                depth[rough].mean(),
-            )
-        )
-    table = np.array(rows)
-    mean, negative = table.mean(0), (table[:, :2] < 0).sum(0)
+    target, prompts, methods = load_target(), captions(EVALUATION, args.prompts), args.methods.split(",")
+    jobs = Benchmark(prompts, methods, Sampling(seed=1), Lantern()).jobs(target, load_drafter("bundled", target))
+    print(f"{args.prompts} images")
     print(
-        f"{args.prompts} images, Spearman against detail, mean over images: depth {mean[0]:.2f} (negative in {negative[0]}), "
-        f"accepted {mean[1]:.2f} (negative in {negative[1]})"
+        "| method | Spearman of depth | of tokens per forward | depth, smoothest to busiest quarter "
+        "| tokens per forward |\n|---|---|---|---|---|"
     )
-    print(f"mean depth in the smoothest quarter of an image {mean[5]:.2f}, in the busiest {mean[6]:.2f}")
-    print(f"depth inside an image: standard deviation {mean[2]:.2f}, from {mean[3]:.1f} to {mean[4]:.1f} on average")
+    for method in methods:
+        values = np.array([figures(jobs[method], prompt) for prompt in prompts])
+        correlations = []
+        for column in values.T[:2]:
+            low, high = median_interval(column)
+            correlations.append(f"{np.median(column):.2f} ({low:.2f} to {high:.2f})")
+        means = [f"{mean:.2f}" for mean in values.mean(0)[2:]]
+        quarters = ", ".join(means[:QUARTERS]), ", ".join(means[QUARTERS:])
+        print(f"| {method} | {' | '.join([*correlations, *quarters])} |", flush=True)
 
 
 if __name__ == "__main__":

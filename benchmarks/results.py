@@ -1,10 +1,10 @@
-"""Everything that docs/results.md says, measured anew on the bundled model and the CPU.
+"""The tables of docs/results.md, measured anew on the bundled model.
 
-    python -m benchmarks.results --output docs [--prompts 32] [--ablation-prompts 8] [--work output/results]
+    python -m benchmarks.results [--output output/results] [--prompts 32] [--ablation-prompts 8]
 
-Writes ``results.md``, ``results.json``, ``speedup.png`` and ``acceptance_by_region.png`` into ``--output``. Runs, one after another, are
-benchmarks of ``adt_core.app.benchmark``: all methods of a run take turns on every prompt, and one that was interrupted goes on where it stopped,
-from what ``--work`` holds. What is said about the figures is in ``benchmarks/findings.py``.
+Writes ``tables.md``, ``results.json`` and, where matplotlib is installed, ``speedup.png`` into ``--output``. The runs,
+one after another, are benchmarks of ``adt_core.app.benchmark``: all methods of a run take turns on every prompt, and a
+run that was interrupted goes on where it stopped. What the figures mean is for people to say.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
-from adt_core.app.report import summary
+from adt_core.app.images import write, write_json
+from adt_core.app.report import COLUMNS, Bar, draw_bars, median_interval, ratios, summary, table
+from adt_core.policies import PLAIN
 
-from . import findings
-from .findings import Run
-from .harness import captions
-from .scenes import COUNT, FIRST, SCENES, scene_metric
+from .harness import BUNDLED, BUNDLED_COUNT, SCENES, captions, scene_metric
 
 SAMPLING = Sampling(seed=1, temperature=1.0, guidance=3.0)
 LANTERN = Lantern(100, 0.1)
@@ -44,9 +45,21 @@ MAIN = [
     "auto-jacobi",
     *(name + RELAXED for name in RELAXABLE),
 ]
+PAIRS = [
+    ("eagle2", "eagle2-top-k"),
+    ("adt-tree", "eagle2"),
+    ("merged", "jacobi"),
+    ("merged", "adt-tree"),
+    ("merged-64", "merged"),
+    ("auto", "merged"),
+    ("auto-jacobi", "jacobi"),
+    *((name + RELAXED, name) for name in RELAXABLE),
+]
+"""Methods of the main run that are set against each other."""
 GREEDY = ["eagle2", "adt-tree", "jacobi", "merged", "auto"]
-CONTROLS = 2
-"""Fixed shapes at most that ADT-Tree is set against."""
+SHORT = ("method", "speedup", "low", "high", "tau", "mean_depth", "nodes_per_round", "substitution_rate", SCENES)
+DRAFTER_SHARE = 1 / 32
+"""Of a step, for a forward of a one-layer drafter beside a target of 32 layers."""
 
 
 def relaxed() -> dict[str, Preset]:
@@ -60,13 +73,13 @@ def relaxed() -> dict[str, Preset]:
 
 
 def _changed(name: str, **changes) -> Preset:
-    return PRESETS[name]._replace(drafting=replace(PRESETS[name].drafting, **changes))
+    return PRESETS[name]._replace(drafting=PRESETS[name].drafting.replace(**changes))
 
 
 def ablations() -> dict[str, dict[str, Preset]]:
     """Tables of one change each; the first row of each is the default."""
     adt, window = {"adt-tree": PRESETS["adt-tree"]}, {"jacobi": PRESETS["jacobi"]}
-    d, w = PRESETS["adt-tree"].drafting, PRESETS["jacobi"].drafting
+    d, w = PRESETS["adt-tree"].drafting.settings, PRESETS["jacobi"].drafting.settings
     proposals = {
         f"{title}: proposals (default: coupled)": {
             name: PRESETS[name],
@@ -105,7 +118,10 @@ def ablations() -> dict[str, dict[str, Preset]]:
 
 
 def controls(row: dict) -> dict[str, Preset]:
-    """Fixed shapes with ADT-Tree's mean number of drafts, and its mean depth rounded either way; ``row`` of its summary states them."""
+    """Fixed shapes with ADT-Tree's mean number of drafts, and its mean depth rounded either way.
+
+    row: ADT-Tree's line of the summary, which states both.
+    """
     found, nodes = {}, round(row["nodes_per_round"])
     for depth in sorted({math.floor(row["mean_depth"]), math.ceil(row["mean_depth"])}):
         width = 1 if depth >= nodes else 2
@@ -115,61 +131,111 @@ def controls(row: dict) -> dict[str, Preset]:
     return found
 
 
+class Run(NamedTuple):
+    """A finished benchmark: its settings, records and summary."""
+
+    settings: dict
+    records: list[dict]
+    rows: list[dict]
+
+    def table(self, columns: tuple[str, ...] | None = None, methods: list[str] | None = None) -> str:
+        """Columns (all) of the methods (all) as Markdown."""
+        rows = [row for row in self.rows if methods is None or row["method"] in methods]
+        return table(rows, len(self.records), columns)
+
+    def pairs(self, pairs: list[tuple[str, str]]) -> str:
+        """How many times as fast the first of a pair is as the second, prompt by prompt, as Markdown."""
+        lines = ["| method | against | times as fast (median) | 95 % from | to |", "|---|---|---|---|---|"]
+        for one, other in pairs:
+            values = ratios(self.records, other, one)
+            low, high = median_interval(values)
+            lines.append(f"| {one} | {other} | {np.median(values):.2f} | {low:.2f} | {high:.2f} |")
+        return "\n".join(lines)
+
+    def bounds(self) -> str:
+        """The speed-ups that tokens alone would allow, if checking a whole tree took no longer than one plain step."""
+        lines = ["| method | drafting free | a drafter's forward 1/32 of a step |", "|---|---|---|"]
+        plain = next(row for row in self.rows if row["method"] == PLAIN)["target_forwards"]
+        for row in self.rows:
+            target, drafter = row["target_forwards"], row["drafter_forwards"]
+            charged = plain / (target + DRAFTER_SHARE * drafter)
+            lines.append(f"| {row['method']} | {plain / target:.2f} | {charged:.2f} |")
+        return "\n".join(lines)
+
+
 class Runner:
-    """Runs benchmarks on one loaded model, with one progress bar for all of them."""
+    """Runs benchmarks on one loaded model."""
 
-    def __init__(self, work: Path, bar: tqdm):
-        self._work, self._bar, self._metrics = work, bar, {SCENES: scene_metric()}
-        self.target = load_target()
-        self._network = load_drafter("bundled", self.target)
+    def __init__(self, folder: Path):
+        self._folder, self._metrics, self._target = folder, {SCENES: scene_metric()}, load_target()
+        self._network = load_drafter("bundled", self._target)
 
-    def __call__(
-        self,
-        name: str,
-        prompts: int,
-        methods: list[str],
-        presets: dict[str, Preset] | None = None,
-        temperature: float = 1.0,
-    ) -> Run:
-        """Measure the methods, named in PRESETS or given as ``presets``, on the first ``prompts`` captions."""
-        presets = presets or {}
+    def __call__(self, name: str, prompts: int, presets: dict[str, Preset], temperature: float = 1.0) -> Run:
+        """Measure the methods on the first ``prompts`` captions, in a folder of this name."""
+        sampling = replace(SAMPLING, temperature=temperature)
         benchmark = Benchmark(
-            captions(FIRST, prompts),
-            [*methods, *presets],
-            replace(SAMPLING, temperature=temperature),
+            captions(BUNDLED, prompts),
+            list(presets),
+            sampling,
             LANTERN,
             metrics=self._metrics,
-            known=PRESETS | presets,
+            known=PRESETS | {key: preset for key, preset in presets.items() if not key.endswith(RELAXED)},
         )
-        settings = benchmark.settings(self.target)
-        self._bar.set_description(name)
-        records = []
-        for record in measure(benchmark, settings, self.target, benchmark.choose(self._network), self._work / name):
-            records.append(record)
-            self._bar.update(len(benchmark.names))
-        return Run(name, settings, records, summary(records), self._work / name)
+        jobs = benchmark.jobs(self._target, self._network)
+        running = measure(benchmark, jobs, self._folder / name)
+        records = list(tqdm(running, name, prompts, unit=" prompts"))
+        return Run(benchmark.settings(self._target), records, summary(records))
 
 
-def _count(prompts: int, few: int) -> int:
-    """Images that will be made, for the bar."""
-    changes = {name for group in ablations().values() for name in group}
-    half, quarter = _shares(prompts)
-    return (
-        prompts * (1 + len(MAIN))
-        + quarter * (1 + len(relaxed()))
-        + few * (2 + len(GREEDY) + len(changes))
-        + half * (2 + CONTROLS)
-    )
+def _named(names: list[str]) -> dict[str, Preset]:
+    return {name: PRESETS[name.removesuffix(RELAXED)] for name in names}
 
 
-def _shares(prompts: int) -> tuple[int, int]:
-    """Half and a quarter of the prompts."""
-    return max(1, prompts // 2), max(1, prompts // 4)
+def measured(run: Runner, prompts: int, few: int) -> tuple[dict[str, Run], dict[str, str]]:
+    """All runs by name, and all tables by title."""
+    groups = ablations()
+    main = run("main", prompts, _named(MAIN))
+    adt = next(row for row in main.rows if row["method"] == "adt-tree")
+    runs = {
+        "main": main,
+        "lantern": run("lantern", max(1, prompts // 4), relaxed()),
+        "greedy": run("greedy", few, _named(GREEDY), temperature=0.0),
+        "ablations": run(
+            "ablations", few, {name: preset for group in groups.values() for name, preset in group.items()}
+        ),
+        "control": run("control", max(1, prompts // 2), _named(["adt-tree"]) | controls(adt)),
+    }
+    control = [row["method"] for row in runs["control"].rows if row["method"] not in (PLAIN, "adt-tree")]
+    tables = {
+        "Speed, temperature 1": main.table(),
+        "Of these, one against another": main.pairs(PAIRS),
+        "On a GPU where nodes are nearly free: bounds on the speed-up, computed, not measured": main.bounds(),
+        "LANTERN, other settings": runs["lantern"].table(SHORT),
+        "Speed, temperature 0": runs["greedy"].table((*SHORT[:7], "seconds", "identical", "agreement")),
+        "Fixed trees with ADT-Tree's budget": runs["control"].table(SHORT[:7]),
+        "ADT-Tree against them": runs["control"].pairs([("adt-tree", name) for name in control]),
+    }
+    for title, (first, *others) in ((title, list(group)) for title, group in groups.items()):
+        tables[title] = runs["ablations"].table(SHORT, [first, *others])
+        tables[f"{title}: against the default"] = runs["ablations"].pairs([(other, first) for other in others])
+    return runs, tables
+
+
+def draw(folder: Path, rows: list[dict]) -> None:
+    """The chart of the main table, where matplotlib is installed."""
+    bars = [
+        Bar(row["method"], row["speedup"], row["low"], row["high"], int(row["method"].endswith(RELAXED)))
+        for row in rows
+    ]
+    try:
+        draw_bars(folder / "speedup.png", bars, f"{COLUMNS['speedup']}: times as fast as plain decoding, 95 % interval")
+    except ImportError:
+        print("The chart needs matplotlib: pip install matplotlib, then run this again.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=Path("output/results"))
     parser.add_argument(
         "--prompts",
         type=int,
@@ -177,33 +243,19 @@ def main() -> None:
         help="of the main table; the control takes half, LANTERN's other settings a quarter",
     )
     parser.add_argument("--ablation-prompts", type=int, default=8)
-    parser.add_argument(
-        "--work", type=Path, default=Path("output/results"), help="folder of the runs and their pictures"
-    )
     args = parser.parse_args()
-    if not (1 <= args.prompts <= COUNT and 1 <= args.ablation_prompts <= COUNT):
-        parser.error(f"the numbers of prompts must be from 1 to {COUNT}")
-    with tqdm(total=_count(args.prompts, args.ablation_prompts), unit=" images") as bar:
-        try:
-            _run(args, Runner(args.work, bar))
-        except AdtError as error:  # the folder holds runs of another commit, say
-            sys.exit(str(error).replace("--output", "--work"))
-    print(f"{args.output / 'results.md'} and what it shows are written.")
-
-
-def _run(args: argparse.Namespace, run: Runner) -> None:
-    """Measure what is missing, and write the results."""
-    few, (half, quarter) = args.ablation_prompts, _shares(args.prompts)
-    groups = ablations()
-    changes = {name: preset for group in groups.values() for name, preset in group.items()}
-    named = [name for name in changes if name.removesuffix(RELAXED) in PRESETS]
-    first = run("main", args.prompts, MAIN)
-    lantern = run("lantern", quarter, [], relaxed())
-    greedy = run("greedy", few, GREEDY, temperature=0.0)
-    ablation = run("ablations", few, named, {name: preset for name, preset in changes.items() if name not in named})
-    control = run("control", half, ["adt-tree"], controls(first.row("adt-tree")))
-    tables = {title: list(group) for title, group in groups.items()}
-    findings.write_all(args.output, run.target.downsample, first, lantern, greedy, ablation, tables, control)
+    if not (1 <= args.prompts <= BUNDLED_COUNT and 1 <= args.ablation_prompts <= BUNDLED_COUNT):
+        parser.error(f"the numbers of prompts must be from 1 to {BUNDLED_COUNT}")
+    try:
+        runs, tables = measured(Runner(args.output), args.prompts, args.ablation_prompts)
+    except AdtError as error:  # the folder holds runs of another commit, say
+        sys.exit(str(error))
+    text = "\n".join(f"## {title}\n\n{shown}\n" for title, shown in tables.items())
+    write(args.output / "tables.md", text.encode())
+    figures = {name: {"settings": run.settings, "summary": run.rows} for name, run in runs.items()}
+    write_json(args.output / "results.json", figures)
+    draw(args.output, runs["main"].rows)
+    print(f"{args.output / 'tables.md'} and results.json are written.")
 
 
 if __name__ == "__main__":

@@ -2,21 +2,24 @@
 
     python -m benchmarks.sweep [--tune 6] [--evaluate 16] [--threads 2]
 
-Three families: fixed EAGLE-2 trees (a tree of width 1 is a chain), ADT-Tree, and both with confidence pruning. Each family's best (median ratio to plain
-decoding, interleaved) on the tuning captions goes to the evaluation captions, where ADT-Tree is set against the best fixed tree
-prompt by prompt.
+Three families: fixed EAGLE-2 trees (a tree of width 1 is a chain), ADT-Tree, and both with confidence pruning. Each
+family's best on the tuning captions (median ratio to plain decoding, interleaved) goes to the evaluation captions.
+There ADT-Tree is set against the best fixed tree prompt by prompt.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.report import PLAIN, median_interval, ratios, summary, table
+from adt_core.app.jobs import Job
+from adt_core.app.report import median_interval, ratios, summary, table
+from adt_core.policies import PLAIN
 
 from .harness import captions, interleaved, runner
 from .speed import EVALUATION
@@ -24,57 +27,51 @@ from .speed import EVALUATION
 TUNING = 2000
 
 
-def families() -> dict[str, list[Drafting]]:
-    """The candidates of each family."""
+def families() -> dict[str, dict[str, Drafting]]:
+    """The candidates of each family, by a label."""
     fixed = [
-        Drafting(method="eagle2", depth=d, width=k, nodes=n)
-        for d, k, n in [
-            (2, 1, 2),
-            (3, 1, 3),
-            (4, 1, 4),
-            (5, 1, 5),
-            (6, 1, 6),
-            (3, 2, 4),
-            (3, 2, 6),
-            (4, 2, 6),
-            (5, 2, 8),
-            (5, 3, 10),
-        ]
+        (2, 1, 2),
+        (3, 1, 3),
+        (4, 1, 4),
+        (5, 1, 5),
+        (6, 1, 6),
+        (3, 2, 4),
+        (3, 2, 6),
+        (4, 2, 6),
+        (5, 2, 8),
+        (5, 3, 10),
     ]
-    adt = [
-        Drafting(depth=3, width=w, nodes=n, beta=b, depth_max=d, width_max=k, init=i)
-        for w, n, b, d, k, i in [
-            (1, 6, 0.5, 6, 1, "horizontal"),
-            (1, 8, 0.6, 8, 1, "horizontal"),
-            (1, 8, 0.8, 8, 1, "horizontal"),
-            (1, 6, 0.6, 6, 1, "vertical"),
-            (2, 6, 0.6, 6, 2, "horizontal"),
-            (2, 6, 0.8, 6, 2, "horizontal"),
-            (2, 8, 0.6, 8, 2, "horizontal"),
-            (2, 6, 0.6, 6, 3, "horizontal"),
-            (2, 6, 0.6, 6, 3, "vertical"),
-            (2, 10, 0.6, 8, 4, "horizontal"),
-        ]
+    adaptive = [
+        (1, 6, 0.5, 6, 1, "horizontal"),
+        (1, 8, 0.6, 8, 1, "horizontal"),
+        (1, 8, 0.8, 8, 1, "horizontal"),
+        (1, 6, 0.6, 6, 1, "vertical"),
+        (2, 6, 0.6, 6, 2, "horizontal"),
+        (2, 6, 0.8, 6, 2, "horizontal"),
+        (2, 8, 0.6, 8, 2, "horizontal"),
+        (2, 6, 0.6, 6, 3, "horizontal"),
+        (2, 6, 0.6, 6, 3, "vertical"),
+        (2, 10, 0.6, 8, 4, "horizontal"),
     ]
-    shapes = [
-        ("eagle2", 8, 1, 8),
-        ("eagle2", 8, 2, 8),
-        ("eagle2", 8, 3, 8),
-        ("adt-tree", 4, 2, 8),
-        ("adt-tree", 4, 3, 8),
-    ]
-    pruned = [
-        Drafting(method=m, depth=d, width=k, nodes=n, depth_max=8, width_max=k, expand_above=e, keep_above=q)
-        for (m, d, k, n), (e, q) in itertools.product(shapes, [(0.35, 0.1), (0.5, 0.1), (0.6, 0.05)])
-    ]
-    return {"fixed": fixed, "adt": adt, "pruned": pruned}
+    shapes = [("eagle2", 8, 1), ("eagle2", 8, 2), ("eagle2", 8, 3), ("adt-tree", 4, 2), ("adt-tree", 4, 3)]
+    bounds = [(0.35, 0.1), (0.5, 0.1), (0.6, 0.05)]
+    return {
+        "fixed": _labelled({"method": "eagle2", "depth": d, "width": k, "nodes": n} for d, k, n in fixed),
+        "adt": _labelled(
+            {"method": "adt-tree", "width": w, "nodes": n, "beta": b, "depth_max": d, "width_max": k, "init": i}
+            for w, n, b, d, k, i in adaptive
+        ),
+        "pruned": _labelled(
+            {"method": m, "depth": d, "width": k, "nodes": 8, "expand_above": e, "keep_above": q}
+            | ({"depth_max": 8, "width_max": k} if m == "adt-tree" else {})
+            for (m, d, k), (e, q) in itertools.product(shapes, bounds)
+        ),
+    }
 
 
-def label(d: Drafting) -> str:
-    text = f"{d.method} d{d.depth} k{d.width} N{d.nodes}"
-    if d.method == "adt-tree":
-        text += f" beta{d.beta} D{d.depth_min}-{d.depth_max} K{d.width_min}-{d.width_max} {d.init}"
-    return text + (f" expand{d.expand_above} keep{d.keep_above}" if d.expand_above or d.keep_above else "")
+def _labelled(candidates: Iterable[dict]) -> dict[str, Drafting]:
+    """Draftings by their options in words."""
+    return {" ".join(f"{k} {v}" if k != "method" else v for k, v in c.items()): Drafting(**c) for c in candidates}
 
 
 def main() -> None:
@@ -89,23 +86,24 @@ def main() -> None:
     drafter = load_drafter("bundled", target)
     sampling = Sampling(seed=3, temperature=args.temperature)
 
-    def measure(candidates: list[Drafting], prompts: list[str]) -> list[dict]:
-        runs = {PLAIN: Drafting(method="autoregressive"), **{label(c): c for c in candidates}}
-        return interleaved(
-            {name: runner(target, drafter, sampling, drafting) for name, drafting in runs.items()}, prompts
-        )
+    def measure(candidates: dict[str, Drafting], prompts: list[str]) -> list[dict]:
+        compared = {PLAIN: Drafting(method=PLAIN), **candidates}
+        runs = {name: runner(Job(target, sampling, drafting, drafter)) for name, drafting in compared.items()}
+        return interleaved(runs, prompts)
 
-    best = {}
+    best: dict[str, str] = {}
     for family, candidates in families().items():
         records = measure(candidates, captions(TUNING, args.tune))
         print(f"\n## {family}, tuning set\n\n{table(summary(records), args.tune)}", flush=True)
-        best[family] = max(candidates, key=lambda c: np.median(ratios(records, PLAIN, label(c))))
-    records = measure(list(best.values()), captions(EVALUATION, args.evaluate))
+        best[family] = max(candidates, key=lambda name: np.median(ratios(records, PLAIN, name)))
+    winners = {best[family]: candidates[best[family]] for family, candidates in families().items()}
+    records = measure(winners, captions(EVALUATION, args.evaluate))
     print(f"\n## the winners, evaluation set\n\n{table(summary(records), args.evaluate)}")
-    against = ratios(records, label(best["fixed"]), label(best["adt"]))
+    against = ratios(records, best["fixed"], best["adt"])
     low, high = median_interval(against)
     print(
-        f"\nADT-Tree against the best fixed tree: {np.median(against):.3f} times as fast, 95 % interval {low:.3f} to {high:.3f}"
+        f"\nADT-Tree against the best fixed tree: {np.median(against):.3f} times as fast, "
+        f"95 % interval {low:.3f} to {high:.3f}"
     )
 
 

@@ -62,7 +62,8 @@ class Shapes:
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
-        self.tree, self.menu = shapes[0].tree, shapes[0].menu  # policies that set these have one shape for all images
+        # Policies that set these have one shape for all images, but for those that have no room left for drafts.
+        self.tree, self.menu = max(shapes, key=lambda shape: shape.depth)[3:]
         self.mixed = len(set(shapes)) > 1
 
     def __getitem__(self, image: int) -> Shape:
@@ -84,6 +85,11 @@ class Shapes:
     def widths(self) -> Tensor:
         """Of every image, [B, 1]."""
         return self._limits[:, 1:2]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Drafts of every image's longest path, within its depth and its nodes, [B, 1]."""
+        return torch.minimum(self.depths, self._limits[:, 2:])
 
     @property
     def budgets(self) -> Tensor | None:

@@ -185,10 +185,9 @@ class JacobiProposer(Proposer):
         steps = torch.arange(depth, device=device)
         at = (roots.at + 1 + steps).clamp_max(self.length)
         spread = at[..., None].expand(-1, -1, self.width)
-        reach = torch.minimum(shapes.depths, shapes.budgets) if shapes.budgets is not None else shapes.depths
         tokens = torch.cat([roots.codes[:, None], self._codes.gather(1, at)], 1)
         candidates, scores = self._candidates.gather(1, spread), self._scores.gather(1, spread)
-        live = steps < reach
+        live = steps < shapes.lengths
         return Window(at, tokens, candidates, scores, self._distance.gather(1, at), torch.zeros_like(live), live)
 
     def close(self, window: Window, shapes: Shapes) -> DraftTree:

@@ -43,5 +43,5 @@ class RepeatProposer(Proposer):
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         depth = min(shapes.depth, shapes.nodes)
         tokens = roots.codes[:, None].expand(-1, depth + 1)  # [B, root and drafts]
-        wanted = torch.arange(depth, device=tokens.device) < shapes.depths  # an image may ask for less than others
+        wanted = torch.arange(depth, device=tokens.device) < shapes.lengths  # an image may ask for less than others
         return chain(tokens, torch.where(wanted, 0.0, -torch.inf))

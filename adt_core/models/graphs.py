@@ -37,8 +37,8 @@ SWITCH = "ADT_TREE_GRAPHS"
 
 Recorder = Callable[[Callable[[], Tensor], Any], tuple[Callable[[], object], Tensor]]
 
-
-_refused: list[str] = []  # why graphs were given up in this process
+refused: list[str] = []
+"""Why graphs were given up in this process; empty while they were not."""
 
 
 def record(run: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[Callable[[], object], Tensor]:
@@ -63,7 +63,7 @@ def wanted(device: torch.device) -> bool:
     return (
         device.type == "cuda"
         and os.environ.get(SWITCH) == "1"
-        and not _refused
+        and not refused
         and torch.cuda.get_allocator_backend() == "native"
     )
 
@@ -112,7 +112,7 @@ class Graphed:
             check()
         eager = partial(self.network, *tokens, step=step, cache=cache, rope=rope)
         n, slots = tokens[0].shape[1], cache.data.shape[4]
-        if _refused or n > SIZES[-1]:
+        if refused or n > SIZES[-1]:
             return eager()
         count, end = next(size for size in SIZES if size >= n), min(-(-step.end // COLUMNS) * COLUMNS, slots)
         weights = next(self.network.parameters())
@@ -134,10 +134,10 @@ class Graphed:
             if not torch.allclose(graph(inputs), eager, rtol=1e-3, atol=1e-3 * float(eager.abs().max())):
                 raise RuntimeError("its result is not that of the eager forward")
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
-            _refused.append(str(error).split("\n")[0].rstrip("."))
+            refused.append(str(error).split("\n")[0].rstrip("."))
             self._graphs.clear()
             logging.getLogger(__name__).warning(
-                "No CUDA graphs, which costs speed but changes nothing else: %s.", _refused[0]
+                "No CUDA graphs, which costs speed but changes nothing else: %s.", refused[0]
             )
             return False
         self._graphs[key] = graph

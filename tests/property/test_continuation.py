@@ -1,4 +1,5 @@
-"""Whatever an image starts from, wherever that ends and whatever drafts the rest: the tokens are those of plain decoding."""
+"""Whatever an image starts from, wherever that ends and whatever drafts the rest: the tokens are those of plain
+decoding."""
 
 import tempfile
 from functools import cache
@@ -9,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.drafters.merged import MergedDrafter
+from adt_core.drafters import table, with_window
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 LENGTH, CODES = 16, 40
+DRAFTERS = [*table.DRAFTERS, "network", "both"]
 
 
 @cache
@@ -22,7 +24,8 @@ def models():
         path = write_tiny_checkpoint(Path(folder) / "target", scale=3.0)
         target = load_target(path, dtype=torch.float64)
         network = load_drafter(write_tiny_drafter(Path(folder) / "drafter", path), target)
-        return target, {"network": network, "window": load_drafter("jacobi", target), "both": MergedDrafter(network)}
+        without_files = {name: make() for name, make in table.DRAFTERS.items()}
+        return target, {**without_files, "network": network, "both": with_window(network)}
 
 
 def decode(prefix, drafting, drafter, seed, temperature):
@@ -48,7 +51,7 @@ def decode(prefix, drafting, drafter, seed, temperature):
     start=st.integers(0, LENGTH),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
     own=st.booleans(),
-    drafter=st.sampled_from(["network", "window", "both"]),
+    drafter=st.sampled_from(DRAFTERS),
     method=st.sampled_from(["eagle2", "adt-tree"]),
     depth=st.integers(1, 6),
     width=st.integers(1, 4),
@@ -62,7 +65,8 @@ def test_every_continuation_is_that_of_plain_decoding(
     whole = decode(None, plain, drafter, seed, temperature)
     strange = torch.randint(CODES, (2, start), generator=torch.Generator().manual_seed(seed % 2**31))
     prefix = whole[:, :start] if own else strange
-    drafting = Drafting(method=method, depth=depth, width=width, nodes=nodes, depth_max=6, width_max=4)
+    shape = {"depth": depth, "width": width, "nodes": nodes, "depth_max": 6, "width_max": 4}
+    drafting = Drafting.of({"method": method, **shape})
     codes = decode(prefix, drafting, drafter, seed, temperature)
     assert torch.equal(codes, whole if own else decode(prefix, plain, drafter, seed, temperature))
     assert torch.equal(codes[:, :start], prefix)

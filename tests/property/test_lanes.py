@@ -1,11 +1,12 @@
-"""However many images are decoded together, and whoever enters when another is finished: each is the image that it is alone."""
+"""However many images are decoded together, and whoever enters when another is finished: each is the image that it is
+alone."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adt_core import Decoding, Drafting, Sampling
-from tests.property.test_continuation import LENGTH, models
+from tests.property.test_continuation import DRAFTERS, LENGTH, models
 
 PLAIN = Drafting(method="autoregressive")
 CHAIN = Drafting(method="eagle2", depth=6, width=1, nodes=6)
@@ -16,9 +17,9 @@ TREES = [
     Drafting(method="eagle2", depth=5, width=2, nodes=8, keep_above=0.05, expand_above=0.1),
     CHAIN,
 ]
-ALONE = [("network", drafting) for drafting in TREES] + [("window", CHAIN)]
+ALONE = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN), ("repeat", CHAIN)]
 """Drafts that learn nothing from one image for another, so that even the trees are those of the image alone."""
-TOGETHER = [("window", TREES[0]), ("both", TREES[0]), ("both", TREES[1]), ("window", Drafting(method="auto"))]
+TOGETHER = [("jacobi", TREES[0]), ("both", TREES[0]), ("both", TREES[1]), ("jacobi", Drafting(method="auto"))]
 PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a boat at night"]
 
 
@@ -46,6 +47,10 @@ def shares(decoding, image):
         for one in round.images
         if one.image == image
     ]
+
+
+def test_every_drafter_is_among_these():
+    assert {source for source, _ in ALONE + TOGETHER} == set(DRAFTERS)
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,8 +88,7 @@ def test_a_place_that_becomes_free_is_taken_at_once():
     entered = [max(max(images) for images in at_work[: i + 1]) for i in range(len(at_work))]
     full = [len(images) for images, newest in zip(at_work, entered) if newest < len(PROMPTS) - 1]
     assert set(full) == {3} and len(full) > 3
-    assert [len(images) for images in at_work] == sorted((len(images) for images in at_work), reverse=True) and len(
-        at_work[-1]
-    ) < 3
+    counts = [len(images) for images in at_work]
+    assert counts == sorted(counts, reverse=True) and counts[-1] < 3
     assert {image for images in at_work for image in images} == set(range(6))
     assert decoding.memory_required() < decode(PROMPTS, "network", TREES[0], seed=4).memory_required()

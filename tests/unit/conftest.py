@@ -1,10 +1,11 @@
 """One pair of tiny random models for all unit tests that only read them."""
 
+from copy import copy
+
 import pytest
 import torch
 
 from adt_core import load_drafter, load_target
-from adt_core.policies import auto
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -25,6 +26,7 @@ def models(tiny):
 
 
 @pytest.fixture
-def nothing_learned(monkeypatch):
-    """``auto`` starts without experience."""
-    monkeypatch.setattr(auto, "_experience", type(auto._experience)())
+def fresh_models(models):
+    """The same with a drafter of which ``auto`` has learned nothing yet: it remembers what it learned of each."""
+    target, drafter = models
+    return target, copy(drafter)

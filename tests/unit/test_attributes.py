@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
-from benchmarks.harness import HELD_OUT_SEED, captions
-from benchmarks.scenes import FIRST, SCENES, scene_metric
+from benchmarks.harness import BUNDLED, HELD_OUT_SEED, SCENES, captions, scene_metric
 from model_making.attributes import check, degrade, measure
 from model_making.data import example
 from model_making.scenes import COLOURS, PLACES, SKIES, Item, Scene
@@ -77,9 +76,9 @@ def test_degrading_is_seeded():
 
 
 def test_the_metric_of_the_benchmark_knows_the_scenes_of_the_bundled_captions():
-    assert read_prompts(BUNDLED_CAPTIONS)[:6] == captions(FIRST, 6)
+    assert read_prompts(BUNDLED_CAPTIONS)[:6] == captions(BUNDLED, 6)
     metric, seen = scene_metric(count=6), 0
-    for number in range(FIRST, FIRST + 6):
+    for number in range(BUNDLED, BUNDLED + 6):
         image, caption, scene = example(HELD_OUT_SEED, number)
         found, count = metric(Image.fromarray(image), caption)[SCENES]
         assert found == count == len(check(image, scene))

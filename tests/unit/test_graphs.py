@@ -1,4 +1,5 @@
-"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph expects it, and no result is overwritten."""
+"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph
+expects it, and no result is overwritten."""
 
 import logging
 from copy import deepcopy
@@ -12,7 +13,7 @@ from adt_core.models import graphs
 from adt_core.models.cache import KVCache
 from adt_core.models.graphs import SIZES, Graphed, graphed, repeat_first, stretched
 from adt_core.models.layers import rope_tables
-from adt_core.models.rows import Rows, Step
+from adt_core.models.rows import Roots, Rows, Step
 from tests.drafted import METHODS, run, write_drafter
 from tests.tiny import write_tiny_checkpoint
 
@@ -20,7 +21,8 @@ CPU = torch.device("cpu")
 
 
 class Recorder:
-    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share it."""
+    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share
+    it."""
 
     def __init__(self):
         self.captured = self.replayed = 0
@@ -59,13 +61,13 @@ def drafters(folders, target):
 
 @pytest.fixture(autouse=True)
 def nothing_refused(monkeypatch):
-    monkeypatch.setattr(graphs, "_refused", [])
+    monkeypatch.setattr(graphs, "refused", [])
 
 
 @pytest.fixture
 def recorder(monkeypatch):
     found = Recorder()
-    for module in ("adt_core.engine.decoding", "adt_core.drafters.eagle"):
+    for module in ("adt_core.engine.queue", "adt_core.drafters.eagle"):
         monkeypatch.setattr(f"{module}.graphed", lambda network, device: Graphed(network, found))
     return found
 
@@ -84,7 +86,8 @@ def test_an_image_is_the_same_with_graphs(target, drafters, recorder, name, at_o
 
 
 def test_stretched_tokens_change_nothing(target):
-    """Neither what the others make of the cache nor what is in it afterwards, but for the spare slot; and all that is computed is a number."""
+    """Neither what the others make of the cache nor what is in it afterwards, but for the spare slot; and all that is
+    computed is a number."""
     decoder, prompts = target.decoder, [list(target.encode_prompt("a cat")), list(target.encode_prompt("a dog in fog"))]
     rows = Rows(prompts, 60, decoder.embedding)
     rope = rope_tables(decoder.config, decoder.embedding)
@@ -93,7 +96,7 @@ def test_stretched_tokens_change_nothing(target):
     for longer in (False, True):
         cache = KVCache(decoder.config, 2, 60, decoder.embedding)
         decoder(rows.ids, rows.prefill(), cache, rope)
-        step = rows.causal_step([rows.length] * 2, 3)
+        step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), 3)
         if longer:
             positions, slots, mask = stretched(step, 8, 50, 59)
             out = decoder(repeat_first(ids, 8), Step(positions, slots, mask), cache, rope)
@@ -111,7 +114,7 @@ def test_a_wrong_capture_is_noticed_and_given_up(target, monkeypatch, caplog):
         result = forward()
         return (lambda: result.add_(1)), result
 
-    monkeypatch.setattr("adt_core.engine.decoding.graphed", lambda network, device: Graphed(network, wrong))
+    monkeypatch.setattr("adt_core.engine.queue.graphed", lambda network, device: Graphed(network, wrong))
     with caplog.at_level(logging.WARNING):
         decoding = run(target)
     monkeypatch.undo()
@@ -124,7 +127,7 @@ def test_a_wrong_capture_is_noticed_and_given_up(target, monkeypatch, caplog):
 def test_a_capture_that_captured_nothing_is_noticed(target, monkeypatch, caplog):
     """As when kernels are launched on another device: the result is right once, and never changes again."""
     monkeypatch.setattr(
-        "adt_core.engine.decoding.graphed",
+        "adt_core.engine.queue.graphed",
         lambda network, device: Graphed(network, lambda forward, pool: (lambda: None, forward())),
     )
     decoding = run(target)
@@ -137,7 +140,7 @@ def test_a_refusing_driver_is_no_error(target, monkeypatch, caplog):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
 
     expected = run(target).codes
-    monkeypatch.setattr("adt_core.engine.decoding.graphed", lambda network, device: Graphed(network, refuse))
+    monkeypatch.setattr("adt_core.engine.queue.graphed", lambda network, device: Graphed(network, refuse))
     assert run(target).codes.equal(expected)
     assert "not permitted when stream is capturing." in caplog.text and "Compile" not in caplog.text
 
@@ -147,8 +150,9 @@ def forward_of(decoder, recorder, prompt, check=None):
     rows, read = Rows([list(prompt)], 60, decoder.embedding), Graphed(decoder, recorder)
     cache, rope = KVCache(decoder.config, 1, 60, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
+    roots = Roots.all_at(torch.zeros(1, dtype=torch.long), 0)
     return lambda: read(
-        decoder.image_ids[:1][None], step=rows.causal_step([rows.length], 1), cache=cache, rope=rope, check=check
+        decoder.image_ids[:1][None], step=rows.causal_step(roots, 1), cache=cache, rope=rope, check=check
     )
 
 

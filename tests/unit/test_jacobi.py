@@ -4,9 +4,13 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter
+from adt_core.drafters import Prefill, Session, Shapes, Verified
 from adt_core.drafters.jacobi import JacobiProposer
 from adt_core.drafters.window import spine_and_branches
+from adt_core.models.rows import Roots, Rows
+from adt_core.policies import Proposals, Shape
 from adt_core.rules.tree import DraftTree, ancestor_matrix
+from adt_core.rules.verify import Verdict
 
 SHAPES = [
     dict(depth=1, width=1, nodes=1),
@@ -45,7 +49,7 @@ def test_every_shape_writes_the_plain_tokens(target, shape, method, temperature)
     sampling = Sampling(seed=9, temperature=temperature)
     plain = run(target, Drafting(method="autoregressive"), sampling)
     bounds = dict(depth_max=shape["depth"], width_max=shape["width"])
-    decoding = run(target, Drafting(method=method, **shape, **bounds), sampling)
+    decoding = run(target, Drafting.of({"method": method, **shape, **bounds}), sampling)
     assert torch.equal(decoding.codes, plain.codes)
     assert all(share.nodes <= shape["nodes"] for round in decoding.trace.rounds for share in round.images)
     assert decoding.trace.report()["drafter_forwards"] == 0
@@ -85,25 +89,78 @@ def test_branches_are_single_deviations_in_order_of_their_probability():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
     others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
     tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p, nodes=6)
-    # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), above .06 at slot 1 and .0675 at slot 3.
+    # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), which is above .06
+    # at slot 1 and .0675 at slot 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
     assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]
     assert torch.allclose(tree.scores[0, 4:].exp(), torch.tensor([0.36, 0.288, 0.09]))
 
 
-def test_a_change_is_found_on_the_path_and_nowhere_else(target):
-    proposer = JacobiProposer(target, 1, Drafting(method="eagle2", depth=3, width=2, nodes=5), None, 2)
-    proposer._codes[0, 5:9] = torch.tensor([7, 1, 2, 3])  # root at position 5, then what is now known or guessed
-    parents = torch.tensor([[0, 0, 1, 2, 1, 4]])
+# ---- what a rejected draft still teaches -----------------------------------------------------------
+
+ROOT, GUESS = 5, 3
+WINDOW = Shape(4, 2, 5)
+
+
+@pytest.fixture
+def window(target):
+    """A proposer at temperature 0, whose root is code 7 at position 5, and which guesses code 3 at all later ones."""
+    rows = Rows([[1, 2]], 64, target.decoder.embedding)
+    proposer = JacobiProposer(Session(target, rows, None, Sampling(temperature=0, guidance=1), Proposals(), WINDOW), 2)
+    z = torch.zeros(1, 4, target.num_codes, dtype=torch.float64)
+    z[..., GUESS] = 1
+    nothing = torch.empty(0)
+    proposer.begin(Prefill(nothing, nothing, None, z, ROOT))
+    opened = proposer.open(roots(7, ROOT), Shapes([WINDOW], torch.device("cpu")))
+    assert opened.tokens.tolist() == [[7, GUESS, GUESS, GUESS, GUESS]]
+    return proposer
+
+
+def roots(code, position):
+    return Roots.all_at(torch.tensor([code]), position)
+
+
+def verified(target, tokens, parents, depths):
+    """The target has taken node 1, and emits code 2 behind it, the old guess behind nodes of depth 2, and code 20 + n
+    behind a node n of depth 3."""
+    n = len(tokens)
+    parents, depths = torch.tensor([parents]), torch.tensor([depths])
     tree = DraftTree(
-        torch.tensor([[7, 1, 9, 3, 2, 3]]),
+        torch.tensor([tokens]),
         parents,
-        torch.tensor([[0, 1, 2, 3, 2, 3]]),
+        depths,
         torch.zeros_like(parents),
-        torch.zeros(1, 6),
-        torch.ones(1, 6, dtype=torch.bool),
+        torch.zeros(1, n),
+        torch.ones(1, n, dtype=torch.bool),
         ancestor_matrix(parents, 3),
         3,
     )
-    assert proposer._last_change(tree, torch.arange(5, 10)[None]).tolist() == [[0, 0, 2, 2, 0, 0]]
+    emitted = torch.where(depths == 3, 20 + torch.arange(n), GUESS)
+    perturbed = torch.zeros(1, n, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
+    verdict = Verdict(torch.tensor([1]), torch.tensor([[0, 1, 0, 0]]), torch.tensor([1]), torch.tensor([2]))
+    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT), [1], True)
+
+
+@pytest.mark.parametrize(
+    "tokens, parents, depths, nodes, staleness",
+    [
+        # Node 2 is not the token that came, so what stands on it has a change 1 and 2 positions back.
+        ([7, 1, 9, 3], [0, 0, 1, 2], [0, 1, 2, 3], (2, 3), [1, 2]),
+        # Nodes 4 and 5 are a path on which nothing has changed, although they stand behind the others.
+        ([7, 1, 9, 3, 2, 3], [0, 0, 1, 2, 1, 4], [0, 1, 2, 3, 2, 3], (4, 5), [0, 0]),
+        # Where the change is further back, the later nodes are worth less: node 4 is no better than node 2.
+        ([7, 1, 9, 3, 8, 3], [0, 0, 1, 2, 1, 4], [0, 1, 2, 3, 2, 3], (2, 3), [1, 2]),
+    ],
+    ids=["on the path", "beside the path", "on both paths"],
+)
+def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
+    target, window, tokens, parents, depths, nodes, staleness
+):
+    """Decided are code 1 at position 6 and code 2 at position 7. Positions 8 and 9 get what the target emits behind the
+    node that has the best context for them."""
+    at, node = window.refresh(verified(target, tokens, parents, depths))
+    assert at.tolist() == [[target.length] * 3 + [8, 9]] and tuple(node[0, 3:].tolist()) == nodes
+    opened = window.open(roots(2, 7), Shapes([WINDOW], torch.device("cpu")))
+    assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
+    assert opened.distance[0, :2].tolist() == staleness

@@ -1,20 +1,27 @@
-"""Network and window in one tree, and the cost-aware policy over them: lossless, and the network reads what was really accepted."""
+"""Network and window in one tree, and the cost-aware policy over them: lossless, and the network reads what was really
+accepted."""
 
 import math
 
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling
-from adt_core.drafters import load
-from adt_core.drafters.eagle import EagleProposer
-from adt_core.drafters.merged import MergedDrafter, MergedProposer
-from adt_core.drafters.window import NEVER, STALE_AFTER, Window, best_size, branch_scores, nearer, spine_and_branches
+from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter
+from adt_core.drafters import with_window
+from adt_core.drafters.eagle import EagleDrafter, EagleProposer
+from adt_core.drafters.window import (
+    NEVER,
+    STALE_AFTER,
+    Window,
+    best_size,
+    branch_scores,
+    spine_and_branches,
+    staleness_after,
+)
 from adt_core.policies import auto
-from adt_core.policies.shape import SIZES
+from adt_core.policies.auto import SIZES
 
 PROMPTS = ("a cat", "three small dogs", "x")
-pytestmark = pytest.mark.usefixtures("nothing_learned")
 
 
 def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS, at_once=None):
@@ -46,12 +53,12 @@ def run(target, drafter, drafting, sampling=Sampling(seed=5), prompts=PROMPTS, a
     ],
     ids=lambda d: "-".join(map(str, d.values())),
 )
-def test_every_shape_writes_the_plain_tokens(models, drafting, temperature, monkeypatch):
+def test_every_shape_writes_the_plain_tokens(fresh_models, drafting, temperature, monkeypatch):
     monkeypatch.setattr(auto, "STAKE", math.inf)  # whatever this machine's clock says
-    target, network = models
+    target, network = fresh_models
     sampling = Sampling(seed=9, temperature=temperature)
     plain = run(target, None, Drafting(method="autoregressive"), sampling)
-    drafter, calls = MergedDrafter(network), 0
+    drafter, calls = with_window(network), 0
     for _ in range(2 if drafting["method"] == "auto" else 1):  # its first image is drafted by a chain
         decoding = run(target, drafter, Drafting(**drafting), sampling)
         assert torch.equal(decoding.codes, plain.codes)
@@ -59,11 +66,11 @@ def test_every_shape_writes_the_plain_tokens(models, drafting, temperature, monk
     assert calls > 0
 
 
-def test_auto_writes_the_plain_tokens_with_every_drafter_and_without_guidance(models):
-    target, network = models
+def test_auto_writes_the_plain_tokens_with_every_drafter_and_without_guidance(fresh_models):
+    target, network = fresh_models
     for sampling in (Sampling(seed=3), Sampling(seed=3, guidance=1.0), Sampling(seed=3, top_k=4)):
         plain = run(target, None, Drafting(method="autoregressive"), sampling)
-        for drafter in (network, MergedDrafter(network), load.load_drafter("jacobi", target)):
+        for drafter in (network, with_window(network), load_drafter("jacobi", target)):
             assert torch.equal(run(target, drafter, Drafting(method="auto"), sampling).codes, plain.codes)
 
 
@@ -72,44 +79,39 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
     target, network = models
     checked = []
 
-    class Twin(MergedProposer):
-        def begin(self, features, ids, step, z, position):
-            super().begin(features, ids, step, z, position)
-            self.twin = EagleProposer(
-                network, target, self._rows, Sampling(), Drafting(method="eagle2", depth=8, width=3, nodes=16), None
-            )
-            self.twin.begin(features, ids, step, z, position)
+    class Watched(EagleProposer):
+        """Beside it goes a twin that reads the accepted path alone, and enters and leaves with its images."""
+
+        by_image = (*EagleProposer.by_image, "twin")
+
+        def __init__(self, drafter, session):
+            super().__init__(drafter, session)
+            self.twin = EagleProposer(drafter, session)
+
+        def begin(self, prefill):
+            super().begin(prefill)
+            self.twin.begin(prefill)
             self.twin.catch_up()
 
-        def admit(self, images, others, rows):
-            super().admit(images, others, rows)
-            self.twin.admit(images, others.twin, rows)
-
-        def keep(self, images, rows, noise):
-            super().keep(images, rows, noise)
-            self.twin.keep(images, rows, noise)
-
-        def observe(self, verified):
-            super().observe(verified)
+        def read_tree(self, verified):
+            features = super().read_tree(verified)
             self.twin.observe(verified)
-            assert torch.allclose(self._root, self.twin.catch_up(), atol=1e-9)
+            assert torch.allclose(features[:, -1:], self.twin.catch_up(), atol=1e-9)
             checked.append(len(set(verified.accepted)))
+            return features
 
-    monkeypatch.setattr("adt_core.drafters.merged.MergedProposer", Twin)
+    monkeypatch.setattr(EagleDrafter, "proposer", lambda drafter, session: Watched(drafter, session))
     drafting = Drafting(method="eagle2", depth=8, width=3, nodes=16)
-    run(target, MergedDrafter(network), drafting)
+    run(target, with_window(network), drafting)
     assert len(checked) > 2 and max(checked) > 1  # some rounds advanced the images unequally
-    run(
-        target, MergedDrafter(network), drafting, prompts=[*PROMPTS, "x", "a red house"], at_once=2
-    )  # others take the places of those that are finished
+    # others take the places of those that are finished
+    run(target, with_window(network), drafting, prompts=[*PROMPTS, "x", "a red house"], at_once=2)
 
 
 def test_static_trees_take_a_network_alone(models):
-    from adt_core import AdtError
-
     target, network = models
     with pytest.raises(AdtError, match="static:mc_sim_7b_63"):
-        run(target, MergedDrafter(network), Drafting(method="static:mc_sim_7b_63"))
+        run(target, with_window(network), Drafting(method="static:mc_sim_7b_63"))
 
 
 # ---- the window ------------------------------------------------------------
@@ -128,17 +130,13 @@ def test_replaced_guesses_make_what_stands_behind_them_stale():
     )
     window.replace(0, torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
-    assert window.distance.tolist() == [[1, 1, 2, NEVER, 2]] and window.network.tolist() == [
-        [True, False, False, False, False]
-    ]
-    window.replace(
-        1, torch.tensor([[False, True]]), torch.tensor([[[8, 8], [3, 1]]]), torch.zeros(1, 2, 2)
-    )  # the same token: nothing changes
+    assert window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
+    assert window.network.tolist() == [[True, False, False, False, False]]
+    # the same token: nothing changes
+    window.replace(1, torch.tensor([[False, True]]), torch.tensor([[[8, 8], [3, 1]]]), torch.zeros(1, 2, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
-    assert (
-        nearer(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
-        and STALE_AFTER[-1] == NEVER
-    )
+    assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
+    assert STALE_AFTER[-1] == NEVER
 
 
 def test_the_size_is_the_one_that_is_worth_most():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adt_core.drafters.static import static_tree
-from adt_core.policies.static_trees import STATIC_TREES
+from adt_core.policies.fixed import STATIC_TREES
 from adt_core.rules.tree import CandidatePool, ancestor_matrix
 
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.drafters import Proposer
 from adt_core.drafters.eagle import EagleProposer
-from adt_core.rules.tree import CandidatePool
+from adt_core.drafters.repeat import RepeatDrafter
+from adt_core.rules.tree import chain
 from tests.tiny import write_tiny_checkpoint
 
 METHODS = [
@@ -22,53 +24,42 @@ METHODS = [
 ]
 
 
-def run(target, prompts=("a cat", "three small dogs"), drafter=None, stub=None, **options):
-    options.setdefault("sampling", Sampling(seed=5))
-    options.setdefault("drafting", Drafting(method="autoregressive"))
-    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], drafter=drafter, **options)
-    iterator = iter(decoding)
-    for _ in iterator:
-        if stub is not None and not isinstance(decoding._lanes.proposer, StubProposer):
-            decoding._lanes.proposer = StubProposer(decoding, stub)
+def run(target, prompts=("a cat", "three small dogs"), **options):
+    options = {"sampling": Sampling(seed=5), "drafting": Drafting(method="autoregressive"), **options}
+    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], **options)
+    for _ in decoding:
+        pass
     return decoding
 
 
-class StubProposer:
-    """Drafts a chain of the true continuation with some tokens made wrong on purpose."""
+class StubDrafter(RepeatDrafter):
+    """Drafts a chain of the true continuation, with some tokens made wrong on purpose.
 
-    def __init__(self, decoding, right):
-        self.truth, self.right, self.forwards = stub_truth(decoding), right, 0
-        self.codes = decoding.target.num_codes
+    truth: [B, T], the images that will be drawn. right: of every raster position, is its draft the true token?
+    """
 
-    def observe(self, verified):
-        pass
+    def __init__(self, truth, right):
+        self.truth, self.right = truth, right
 
-    def keep(self, images, rows, noise):
-        self.truth = self.truth[images]
-
-    def propose(self, root, starts, positions, shapes):
-        pool, parents = CandidatePool(), torch.zeros(len(root), 1, dtype=torch.long)
-        for level in range(1, max(shape.depth for shape in shapes) + 1):
-            at = [min(position + level, self.truth.shape[1] - 1) for position in positions]
-            true = self.truth[torch.arange(len(at)), at]
-            token = torch.tensor([t if self.right(i) else (t + 1) % self.codes for t, i in zip(true.tolist(), at)])
-            score = torch.tensor([-float(level) if level <= shape.depth else -torch.inf for shape in shapes])
-            first = pool.add(token[:, None, None], score[:, None, None], parents)
-            parents = torch.full_like(parents, first)
-        return pool.rerank(root, 64)
+    def proposer(self, session):
+        return StubProposer(session, self)
 
 
-def stub_truth(decoding):
-    plain = Decoding(
-        decoding.target,
-        decoding._prompts[: decoding.images],
-        sampling=decoding.sampling,
-        drafting=Drafting(method="autoregressive"),
-        image_indices=decoding._indices,
-    )
-    for _ in plain:
-        pass
-    return plain.codes
+class StubProposer(Proposer):
+    by_image = ("truth",)
+
+    def __init__(self, session, stub):
+        super().__init__(session)
+        self.truth, self.right = stub.truth, stub.right
+
+    def propose(self, roots, shapes):
+        last = self.truth.shape[1] - 1
+        at = (roots.at + 1 + torch.arange(shapes.depth)).clamp_max(last)
+        true = self.truth.gather(1, at)
+        wrong = torch.tensor([[not self.right(position) for position in row] for row in at.tolist()])
+        drafts = (true + wrong) % self.session.target.num_codes
+        allowed = torch.arange(shapes.depth) < shapes.depths
+        return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(allowed, 0.0, -torch.inf))
 
 
 @pytest.mark.parametrize(
@@ -77,11 +68,12 @@ def stub_truth(decoding):
     ids=["always", "never", "sometimes"],
 )
 def test_stub_drafters(models, right, tau):
-    target, drafter = models
+    target, _ = models
     truth = run(target).codes
-    decoding = run(target, drafter=drafter, stub=right, drafting=Drafting(method="eagle2", depth=4, width=1, nodes=4))
+    drafting = Drafting(method="eagle2", depth=4, width=1, nodes=4)
+    decoding = run(target, drafter=StubDrafter(truth, right), drafting=drafting)
     assert torch.equal(decoding.codes, truth)
-    stubbed = [share for round in decoding.trace.rounds[1:] for share in round.images if share.depth == 4]
+    stubbed = [share for round in decoding.trace.rounds for share in round.images if share.depth == 4]
     mean = sum(share.accepted + 1 for share in stubbed) / len(stubbed)
     assert mean == tau if tau else 1 < mean < 5
 
@@ -175,7 +167,8 @@ def test_cancelling_raises_through_the_loop(models):
 
 @pytest.mark.parametrize("at", [1, 2, 7, 12])
 def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, at):
-    """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had room."""
+    """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had
+    room."""
     target, drafter = models
     prompts, drafting = (
         ("a cat", "three small dogs", "x", "a boat", "no"),

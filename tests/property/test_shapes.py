@@ -1,0 +1,87 @@
+"""Whatever shapes a policy asks for, for every image and in every round others: no drafter makes more drafts than it
+was asked for, and the tokens are those of plain decoding."""
+
+from unittest.mock import patch
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adt_core import Decoding, Drafting, Sampling
+from adt_core.policies import POLICIES, Policy, Shape
+from tests.property.test_continuation import DRAFTERS, models
+
+PROMPTS = ("a cat", "three small dogs", "x")
+LARGEST = Shape(7, 4, 20)
+SHAPE = st.tuples(*(st.integers(1, most) for most in LARGEST[:3])).map(lambda sizes: Shape(*sizes))
+PER_LEVEL = {"static:mc_sim_7b_63": [4, 8, 8, 3, 2], "static:naive_extend_57": [5, 13, 16, 14, 9]}
+"""Nodes on the levels of the published trees."""
+
+
+def uneven(shapes: list[Shape]) -> type[Policy]:
+    """A policy that goes through these shapes in turn, every image from another one on."""
+
+    class Uneven(Policy):
+        @classmethod
+        def largest(cls, settings):
+            return LARGEST
+
+        def choose(self, lanes):
+            return [shapes[(lane.image + lane.position) % len(shapes)] for lane in lanes]
+
+    return Uneven
+
+
+def decode(
+    drafter: str, drafting: Drafting, seed: int, temperature: float = 1.0, at_once: int | None = None
+) -> Decoding:
+    target, drafters = models()
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt) for prompt in PROMPTS],
+        sampling=Sampling(seed=seed, temperature=temperature),
+        drafting=drafting,
+        drafter=drafters[drafter],
+        at_once=at_once,
+    )
+    for _ in decoding:
+        pass
+    return decoding
+
+
+def shares(decoding):
+    return [share for round in decoding.trace.rounds for share in round.images]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shapes=st.lists(SHAPE, min_size=1, max_size=5),
+    drafter=st.sampled_from(DRAFTERS),
+    proposal=st.sampled_from(["coupled", "top-k"]),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 1.0]),
+    at_once=st.integers(1, 3),
+)
+def test_every_image_gets_at_most_the_drafts_that_it_asks_for(shapes, drafter, proposal, seed, temperature, at_once):
+    plain = decode(drafter, Drafting("autoregressive"), seed, temperature)
+    with patch.dict(POLICIES, uneven=uneven(shapes)):
+        decoding = decode(drafter, Drafting("uneven", proposal=proposal), seed, temperature, at_once)
+    assert torch.equal(decoding.codes, plain.codes)
+    for share in shares(decoding):
+        asked = shapes[(share.image + share.position) % len(shapes)]
+        room = decoding.length - 2 - share.position
+        assert share.nodes <= (asked.nodes if room > 0 else 0), (share, asked)
+        assert share.depth <= min(asked.depth, asked.nodes, max(room, 0)), (share, asked)
+        assert share.width <= max(asked.nodes - share.depth + 1, 0), (share, asked)
+
+
+@settings(max_examples=15, deadline=None)
+@given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), at_once=st.integers(1, 3))
+def test_a_published_tree_is_whole_as_far_as_there_is_room(method, seed, at_once):
+    """Also while another image of the batch has no room for drafts any more."""
+    decoding = decode("network", Drafting(method), seed, at_once=at_once)
+    assert torch.equal(decoding.codes, decode("network", Drafting("autoregressive"), seed).codes)
+    for share in shares(decoding):
+        room = decoding.length - 2 - share.position
+        assert share.depth == min(len(PER_LEVEL[method]), max(room, 0))
+        assert share.nodes == sum(PER_LEVEL[method][: share.depth])

@@ -1,0 +1,214 @@
+"""The policies with one shape, ADT-Tree's as documented, and how a user says which policy drafts with what settings."""
+
+import pytest
+
+from adt_core import AdtError, Drafting
+from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Lane, Policy, Scene, Shape, options
+from adt_core.rules.trace import ImageRound, Round
+
+SETTINGS = dict(depth=4, width=3, nodes=9, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)
+IMAGE_INDICES = (0, 1, 2)
+
+
+class Owner:
+    """Stands for the drafter under which a policy may keep what it learns."""
+
+
+def policy(method="adt-tree", *, columns=8, seed=0, **settings) -> Policy:
+    drafting = Drafting(method, **settings)
+    scene = Scene(columns, 64, seed, IMAGE_INDICES, source_widths=[256], owner=Owner(), conditions=())
+    made = drafting.policy(drafting.settings, scene)
+    made.begin(len(IMAGE_INDICES))
+    return made
+
+
+def adt_tree(columns=8, **changes) -> Policy:
+    return policy(columns=columns, **{**SETTINGS, **changes})
+
+
+def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
+    """Depth and width of the tree whose root is at ``position``."""
+    (shape,) = policy.choose([Lane(image, position)])
+    assert shape.nodes == SETTINGS["nodes"] and not shape.tree and not shape.menu
+    return shape.depth, shape.width
+
+
+def learn(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
+    """One round rooted at ``position``, over a tree of this realised depth."""
+    share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
+    policy.observe(Round(0, 0.01, 0.001, 1, (share,)))
+
+
+# ---- ADT-Tree: adjacency, bisectional refinement, row wrap, every image by itself ----------------
+
+
+def test_starts_from_the_configured_shape():
+    assert adt_tree().choose([Lane(0, 0)]) == [Shape(4, 3, 9)]
+
+
+def test_the_configured_shape_is_brought_within_the_bounds():
+    assert size(adt_tree(depth=9, width=9), 0) == (6, 5)
+
+
+def test_success_goes_deeper_and_narrower_failure_shallower_and_wider():
+    p = adt_tree()
+    size(p, 0)
+    learn(p, 0, accepted=2, depth=4)  # alpha = 0.5 >= beta
+    assert size(p, 3) == (5, 2)
+    learn(p, 3, accepted=0, depth=5)
+    assert size(p, 4) == (4, 3)
+
+
+def test_alpha_divides_by_realised_depth():
+    p = adt_tree()
+    size(p, 0)
+    learn(p, 0, accepted=1, depth=2)  # 1 / 2, although depth 4 was asked for
+    assert size(p, 2)[0] == 5
+
+
+def test_bounds_hold():
+    p = adt_tree()
+    for position in range(20):
+        size(p, position)
+        learn(p, position, accepted=0, depth=3)
+    assert size(p, 20) == (1, 5)
+    for position in range(20, 60, 2):
+        size(p, position)
+        learn(p, position, accepted=1, depth=1)
+    assert size(p, 60) == (6, 1)
+
+
+def test_a_round_without_drafts_teaches_nothing():
+    p = adt_tree()
+    shape = size(p, 0)
+    learn(p, 0, accepted=0, depth=0)
+    assert size(p, 1) == shape
+
+
+def test_vertical_adjacency_takes_the_cell_above():
+    p = adt_tree(init="vertical")
+    size(p, 0)
+    learn(p, 0, accepted=4, depth=4)  # cells 1..5 become deeper
+    for position in (5, 6, 7, 8):
+        size(p, position)
+        learn(p, position, accepted=0, depth=4)
+    assert size(p, 10) == (5, 2)  # below cell 2
+
+
+@pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
+def test_first_round_of_a_row(wrap, expected):
+    p = adt_tree(columns=4, wrap=wrap)
+    size(p, 0)
+    learn(p, 0, accepted=1, depth=2)  # cells 1, 2: (5, 2)
+    size(p, 2)
+    learn(p, 2, accepted=3, depth=4)  # cells 3..6: (6, 1)
+    assert size(p, 6) == expected  # row 1, column 2; above it is cell 2
+
+
+def test_random_initialisation_is_seeded_and_in_bounds():
+    first, again = (adt_tree(init="random", seed=5) for _ in range(2))
+    shapes = [size(first, i, image=1) for i in range(50)]
+    assert shapes == [size(again, i, image=1) for i in range(50)]
+    assert {depth for depth, _ in shapes} == set(range(1, 7)) and {width for _, width in shapes} == set(range(1, 6))
+    assert [size(adt_tree(init="random", seed=5), i, image=2) for i in range(50)] != shapes
+
+
+def test_every_image_has_shapes_of_its_own():
+    p = adt_tree()
+    p.choose([Lane(0, 0), Lane(1, 0)])
+    learn(p, 0, accepted=4, depth=4, image=0)
+    learn(p, 0, accepted=0, depth=4, image=1)
+    assert [shape[:2] for shape in p.choose([Lane(1, 1), Lane(0, 5)])] == [(3, 4), (5, 2)]
+
+
+def test_images_that_are_begun_anew_start_from_the_configured_shape():
+    p = adt_tree()
+    size(p, 0)
+    learn(p, 0, accepted=4, depth=4)
+    p.begin(1)
+    assert size(p, 5) == (4, 3)
+
+
+# ---- the others ----------------------------------------------------------------------------------
+
+
+def test_eagle2_never_changes():
+    p = policy("eagle2", depth=3, width=2, nodes=9)
+    learn(p, 0, accepted=3, depth=3)
+    assert p.choose([Lane(0, 4), Lane(1, 0)]) == [Shape(3, 2, 9)] * 2
+
+
+@pytest.mark.parametrize(
+    "method, largest",
+    [
+        ("static:mc_sim_7b_63", Shape(5, 4, 25, "mc_sim_7b_63")),
+        ("static:naive_extend_57", Shape(5, 5, 57, "naive_extend_57")),
+    ],
+)
+def test_static_trees_are_always_the_published_ones(method, largest):
+    p = policy(method)
+    assert p.choose([Lane(0, 0), Lane(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
+
+
+def test_plain_decoding_drafts_nothing():
+    p = policy(PLAIN)
+    assert p.begin(3) is None and p.choose([Lane(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
+
+
+@pytest.mark.parametrize("method", POLICIES)
+def test_no_shape_is_larger_than_the_largest(method):
+    """Memory is set aside for that one."""
+    p, settings = policy(method), Drafting(method).settings
+    largest = POLICIES[method].largest(settings)
+    for position in range(40):
+        for shape in p.choose([Lane(0, position)]):
+            assert all(chosen <= most for chosen, most in zip(shape[:3], largest[:3]))
+        learn(p, position, accepted=position % 2, depth=2)
+
+
+# ---- what a user asks for ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("method", "magic"),
+        ("proposal", "x"),
+        ("init", "diagonal"),
+        ("wrap", "x"),
+        ("depth", 0),
+        ("nodes", 0),
+        ("width", 1000),
+        ("beta", float("nan")),
+        ("beta", 2.0),
+        ("depth_max", 0),
+        ("keep_above", -0.1),
+    ],
+)
+def test_bad_settings_are_named(field, value):
+    with pytest.raises(AdtError, match=field.removesuffix("_max")):
+        Drafting(**{field: value})
+
+
+def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
+    with pytest.raises(AdtError, match="'eagle2' has no option 'beta'"):
+        Drafting("eagle2", beta=0.5)
+    assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)
+
+
+def test_a_drafting_is_what_its_options_say():
+    drafting = Drafting(depth=2, proposal="top-k")
+    assert drafting.flat() == {"method": "adt-tree", **drafting.flat()} and drafting.flat()["depth"] == 2
+    assert Drafting(**drafting.flat()) == drafting and hash(Drafting(**drafting.flat())) == hash(drafting)
+    assert drafting.replace(depth=3) == Drafting(depth=3, proposal="top-k")
+    assert drafting.replace(method="eagle2") == Drafting("eagle2", depth=2, proposal="top-k")
+
+
+def test_every_option_of_every_method_is_in_the_table():
+    """With the default that it has where nobody names it, and with help."""
+    for method in POLICIES:
+        settings = Drafting(method).flat()
+        assert settings.pop("method") == method
+        assert {name: options()[name].default for name in settings} == settings
+    assert all(option.help.endswith(".") for option in options().values())
+    assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], "saved workflows name them by position"

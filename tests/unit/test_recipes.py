@@ -1,0 +1,172 @@
+"""The two recipes, followed from outside the package: a policy and a drafter that are a class and a line in a table.
+
+Neither needs anything else in order to be named on the command line, to be lossless, and to be remembered in the PNG
+and in the report.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_core import cli
+from adt_core.app.images import read_settings
+from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Session, Shapes, Verified
+from adt_core.models.rows import Roots
+from adt_core.policies import NO_DRAFTS, POLICIES, Lane, Policy, Settings, Shape, options, setting
+from adt_core.rules.tree import DraftTree, chain
+
+DEPTH = 3
+
+# ---- a policy ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToySettings(Settings):
+    stride: int = setting(4, "Drafts behind every token whose position is a multiple of this.", low=1, high=9)
+
+
+class ToyPolicy(Policy):
+    """Drafts at every ``stride``-th position."""
+
+    settings_type = ToySettings
+    help = "drafts now and then"
+
+    @classmethod
+    def largest(cls, settings: ToySettings) -> Shape:
+        return Shape(DEPTH, 1, DEPTH)
+
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        shape = self.largest(self.settings)
+        return [NO_DRAFTS if lane.position % self.settings.stride else shape for lane in lanes]
+
+
+# ---- a drafter -----------------------------------------------------------------------------------
+
+
+class ToyDrafter:
+    """Guesses that the picture goes on as in the row above."""
+
+    defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
+    network = None
+    most_candidates = 1
+
+    def proposer(self, session: Session) -> Proposer:
+        return ToyProposer(session)
+
+    def slots(self, largest: Shape) -> int:
+        return 0
+
+    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
+        return 0
+
+
+class ToyProposer(Proposer):
+    """``_codes`` [B, T + DEPTH + 1]: what was decided since the image has begun; 0 elsewhere."""
+
+    by_image = ("_codes",)
+    _codes: Tensor
+
+    def begin(self, prefill: Prefill) -> None:
+        length = self.session.target.length + DEPTH + 1
+        self._codes = torch.zeros(self.rows.images, length, dtype=torch.long, device=prefill.z.device)
+
+    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        above = roots.at + 1 + torch.arange(shapes.depth, device=roots.at.device) - self.session.target.columns
+        drafts = self._codes.gather(1, above.clamp_min(0))
+        wanted = torch.arange(shapes.depth, device=roots.at.device) < shapes.lengths
+        return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(wanted, 0.0, -torch.inf))
+
+    def observe(self, verified: Verified) -> None:
+        codes = verified.following
+        at = verified.roots.at + 1 + torch.arange(codes.shape[1], device=codes.device)
+        self._codes.scatter_(1, at, codes)  # what stands behind the new root is written over in the next rounds
+
+
+# ---- on the command line -------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def entered(monkeypatch):
+    """The line in either table."""
+    monkeypatch.setitem(POLICIES, "toy", ToyPolicy)
+    monkeypatch.setitem(DRAFTERS, "toy", ToyDrafter)
+
+
+@pytest.fixture
+def generate(tiny, tmp_path, monkeypatch):
+    """Draw two images with the tiny model; returns their tokens and the report."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *given: str) -> tuple[list, dict]:
+        command = ["generate", "--model", str(tiny / "target"), "--prompt", "a cat", "--batch-size", "2", "--seed", "3"]
+        command += ["--output", f"{name}.png", "--tokens", "tokens.json", "--report", "report.json", "--device", "cpu"]
+        assert cli.main([*command, "--trace", "trace.json", *given]) == 0
+        return tuple(json.loads(Path(f"{file}.json").read_text()) for file in ("tokens", "report"))
+
+    return run
+
+
+def drafted_positions() -> list[int]:
+    """Of all roots that had drafts, by the trace of the last run."""
+    (decoding,) = json.loads(Path("trace.json").read_text())["decodings"]
+    return [share["position"] for round in decoding["rounds"] for share in round["images"] if share["depth"]]
+
+
+@pytest.mark.parametrize("drafter", ["toy", "repeat", "jacobi", "network", "network+jacobi"])
+def test_a_new_policy_draws_the_same_picture_with_every_drafter(generate, tiny, drafter):
+    plain, _ = generate("plain", "--method", "autoregressive")
+    path = drafter.replace("network", str(tiny / "drafter"))
+    tokens, report = generate("toy", "--method", "toy", "--stride", "2", "--drafter", path)
+    assert tokens == plain
+    assert report["method"] == "toy" and report["drafting"]["stride"] == 2 and report["verified_nodes"] > 0
+    assert drafted_positions() and all(position % 2 == 0 for position in drafted_positions())
+
+
+@pytest.mark.parametrize("method", ["toy", "eagle2", "adt-tree", "auto"])
+def test_a_new_drafter_draws_the_same_picture_by_every_policy(generate, method):
+    plain, _ = generate("plain", "--method", "autoregressive")
+    tokens, report = generate("toy", "--drafter", "toy", "--method", method)
+    assert tokens == plain and report["drafter"] == "toy" and report["method"] == method
+
+
+def test_the_drafters_defaults_hold_where_nothing_is_asked_for(generate):
+    _, report = generate("toy", "--drafter", "toy")
+    assert report["method"] == "eagle2" and report["drafting"]["depth"] == DEPTH
+
+
+def test_the_options_are_in_the_png_which_can_be_made_again(generate):
+    tokens, _ = generate("toy", "--method", "toy", "--stride", "2", "--drafter", "toy")
+    saved = read_settings(Path("toy-0001.png"))
+    assert (saved["method"], saved["stride"], saved["drafter"]) == ("toy", 2, "toy")
+    assert cli.main(["generate", "--from-png", "toy-0001.png", "--output", "again.png", "--device", "cpu"]) == 0
+    again = read_settings(Path("again.png"))
+    assert again == saved and Path("again.png").read_bytes() == Path("toy-0001.png").read_bytes()
+
+
+def test_the_help_shows_method_and_option(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "toy: drafts now and then" in said and "--stride" in said
+    assert "Drafts behind every token whose position is a multiple of this (default: 4)" in said
+    assert list(options())[-1] == "stride", "saved workflows name the options before it by their position"
+
+
+@pytest.mark.parametrize(
+    "given, sentence",
+    [(["--stride", "0"], "stride is 0; it must be a whole number from 1 to 9."), (["--method", "tay"], "toy")],
+)
+def test_bad_values_are_refused(capsys, given, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", "--prompt", "a cat", "--output", "a.png", "--method", "toy", "--drafter", "toy", *given]
+    assert cli.main(command) == 2 and sentence in capsys.readouterr().err
+
+
+def test_the_toy_is_a_drafter():
+    toy: Drafter = ToyDrafter()
+    assert {name for name in dir(Drafter) if not name.startswith("_")} <= set(dir(toy))
