@@ -2,7 +2,8 @@
 """The two commands of the README, with all their own set-up; needs Python 3.10 or newer and nothing else.
 
     python3 dev.py demo               generate a picture with the bundled model and measure the speed-up
-    python3 dev.py test [options]     run the whole test suite (options go to pytest)
+    python3 dev.py test               check the format, the style and the types, and run all tests
+    python3 dev.py test [options]     only run pytest, with these options
 
 The first run makes a virtual environment in ``.venv``; later runs start at once.
 """
@@ -15,8 +16,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -26,6 +29,8 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
 TESTS = [
+    "ruff==0.17.*",
+    "mypy==2.4.*",
     "pytest",
     "pytest-xdist",
     "pytest-timeout",
@@ -67,13 +72,35 @@ def demo() -> int:
 
 
 def test(options: list[str]) -> int:
-    """Run the whole test suite: side by side what can be, then alone what is timed. Or, with ``options``, what they tell pytest to run."""
+    """Run every check and every test, whatever fails on the way. With ``options``, only run pytest with them."""
     environment([*requirements(), *TESTS])
     if options:
         return _run("-m", "pytest", *options)
     workers = str(max(2, min(3, os.cpu_count() or 2)))
-    together = _run("-m", "pytest", "-m", "not alone", "-n", workers, OMP_NUM_THREADS="1")
-    return _run("-m", "pytest", "-m", "alone") or together
+    steps: dict[str, Callable[[], int]] = {
+        "format (repaired by 'ruff format')": lambda: _run("-m", "ruff", "format", "--check"),
+        "style (ruff)": lambda: _run("-m", "ruff", "check"),
+        "types (mypy)": types,
+        "tests": lambda: _run("-m", "pytest", "-m", "not alone", "-n", workers, OMP_NUM_THREADS="1"),
+        "tests that are timed, one at a time": lambda: _run("-m", "pytest", "-m", "alone"),
+    }
+    failed = []
+    for name, step in steps.items():
+        started = time.monotonic()
+        failed += [name] if step() else []
+        _say(f"{'FAILED' if name in failed else 'passed'}: {name}, {time.monotonic() - started:.0f} s")
+    return _fail(f"Failed: {'; '.join(failed)}.") if failed else 0
+
+
+def types() -> int:
+    """Check the types in a copy of the sources, because mypy needs a folder whose name can be that of a package."""
+    with tempfile.TemporaryDirectory() as folder:
+        pack = Path(folder) / "adt_tree"
+        for name in ("adt_core", "nodes"):
+            shutil.copytree(ROOT / name, pack / name, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
+        for name in ("__init__.py", "dev.py", "pyproject.toml"):
+            shutil.copy2(ROOT / name, pack)
+        return _run("-m", "mypy", "--cache-dir", str(ROOT / ".mypy_cache"), cwd=pack)
 
 
 class SetUpError(Exception):
@@ -82,9 +109,8 @@ class SetUpError(Exception):
 
 def requirements() -> list[str]:
     """The packages of requirements.txt."""
-    lines = (
-        line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    )
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
@@ -129,7 +155,7 @@ def _quietly(*arguments: str, python: str = sys.executable) -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
-        for line in process.stdout:
+        for line in process.stdout or ():
             said.append(line.rstrip())
             _passing(said[-1])
     _passing("")
@@ -143,9 +169,9 @@ def _passing(line: str) -> None:
         print(f"\r{line[:width]:{width}}\r", end="", flush=True)
 
 
-def _run(*arguments: str, **variables: str) -> int:
-    """Run the environment's Python from the top of the repository, with this terminal and further environment variables."""
-    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env={**os.environ, **variables})
+def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
+    """Run the environment's Python in ``cwd``, with this terminal and further environment variables."""
+    process = subprocess.Popen([str(PYTHON), *arguments], cwd=cwd, env={**os.environ, **variables})
     while True:
         try:
             return process.wait()

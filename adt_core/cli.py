@@ -7,11 +7,11 @@ a command runs, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -58,11 +58,10 @@ def _sentence(error: Exception) -> str:
 # ---- commands: they return what to print, and the help shows their docstrings ----------------------------------------
 
 
-@contextmanager
-def _checking() -> Iterator[None]:
-    """An AdtError raised here is the command line's fault."""
+def _checked(plan: Callable[[argparse.Namespace], Any], options: argparse.Namespace) -> Any:
+    """What ``plan`` makes of the options. An AdtError that it raises is the command line's fault."""
     try:
-        yield
+        return plan(options)
     except AdtError as error:
         raise UsageError(str(error)) from error
 
@@ -71,9 +70,7 @@ def generate(options: argparse.Namespace) -> str:
     """Generate pictures from text."""
     from .app import generation
 
-    with _checking():
-        plan = generation.plan(options)
-    return generation.run(plan)
+    return generation.run(_checked(generation.plan, options))
 
 
 def benchmark(options: argparse.Namespace) -> str:
@@ -85,8 +82,6 @@ def benchmark(options: argparse.Namespace) -> str:
 
 def inspect(options: argparse.Namespace) -> str:
     """Say what a checkpoint is, without loading it."""
-    import json
-
     from .app import inspect
 
     found = inspect.inspect(options.path)
@@ -97,17 +92,14 @@ def train_drafter(options: argparse.Namespace) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to go on with it."""
     from .drafter_training import drafter
 
-    with _checking():
-        plan = drafter.plan(options)
-    return drafter.run(plan)
+    return drafter.run(_checked(drafter.plan, options))
 
 
 def check_drafter(options: argparse.Namespace) -> str:
     """Find out which tokens a drafter's features were paired with in training, and record it beside the drafter."""
     from .drafter_training import pairing
 
-    with _checking():
-        pairing.choose_drafter(options)
+    _checked(pairing.choose_drafter, options)
     return pairing.run(options)
 
 
@@ -321,39 +313,31 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The whole parser, and that of ``generate``."""
-    parser = _Parser(
-        prog="python -m adt_core",
-        description="Visual autoregressive image models, several times faster, the same image.",
-    )
+def _parser(defaults: Mapping[str, object]) -> argparse.ArgumentParser:
+    """The whole parser. defaults: some of ``generate``."""
+    said = "Visual autoregressive image models, several times faster, the same image."
+    parser = _Parser(prog="python -m adt_core", description=said)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():
-        name, said = command.__name__.replace("_", "-"), command.__doc__
+        name, said = command.__name__.replace("_", "-"), command.__doc__ or ""
         made = commands.add_parser(name, help=said, description=said)
         made.set_defaults(run=command)
         made.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        for title, flags in groups.items():
-            _add_group(made.add_argument_group(title), flags() if callable(flags) else flags)
-    generating = commands.choices["generate"]
-    generating.set_defaults(**HIDDEN)
-    return parser, generating
-
-
-def _add_group(group: argparse._ArgumentGroup, flags: Sequence[Flag]) -> None:
-    either = group.add_mutually_exclusive_group(required=True) if any(flag.one_of for flag in flags) else group
-    for flag in flags:
-        flag.add_to(either if flag.one_of else group)
+        for title, listed in groups.items():
+            flags, group = listed() if callable(listed) else listed, made.add_argument_group(title)
+            either = group.add_mutually_exclusive_group(required=True) if any(f.one_of for f in flags) else group
+            for flag in flags:
+                flag.add_to(either if flag.one_of else group)
+    commands.choices["generate"].set_defaults(**defaults)
+    return parser
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
-    parser, generating = _parsers()
-    options = parser.parse_args(argv)
+    options = _parser(HIDDEN).parse_args(argv)
     if getattr(options, "from_png", None):
-        generating.set_defaults(**_saved(Path(options.from_png)))
-        options = parser.parse_args(argv)
+        options = _parser(HIDDEN | _saved(Path(options.from_png))).parse_args(argv)
     return options
 
 

@@ -2,8 +2,8 @@
 
     python assets/draw.py            from the top of the repository, after pip install -e .
 
-The picture is one of the bundled model's own, with the tokens of each row coloured by how many its round brought (viridis: few to many), and what
-is still to be drawn left dark, with the draft tree that looks ahead.
+The bundled model draws the picture. Each token is coloured by how many tokens its round brought (viridis: few to many).
+What is still to be drawn is dark, with a draft tree that looks ahead.
 """
 
 from pathlib import Path

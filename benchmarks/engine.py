@@ -24,11 +24,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from adt_core.app.jobs import Job, decode, rounds
 
 from adt_core import Drafting, Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.benchmark import RELAXED, Benchmark
 from adt_core.app.generation import choose_device
+from adt_core.app.jobs import Job, decode, rounds
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
 

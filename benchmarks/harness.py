@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from adt_core.app.jobs import Job, decode
 from PIL import Image
 from torch import Tensor
 
+from adt_core.app.jobs import Job, decode
 from adt_core.app.quality import PictureMetric, Scores
 from adt_core.policies import PLAIN
 from model_making.attributes import check

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
-from adt_core.app.jobs import Job, decode
 from torch import Tensor
 
 from adt_core import Drafting, Sampling, Target, load_drafter, load_target
+from adt_core.app.jobs import Job, decode
 from adt_core.policies import PLAIN, auto
 from adt_core.rules.sampling import noise_table, process_logits
 

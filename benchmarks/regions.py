@@ -14,11 +14,11 @@ import argparse
 
 import numpy as np
 import torch
-from adt_core.app.jobs import Job, decode
 from torch import Tensor
 
 from adt_core import Lantern, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import Benchmark
+from adt_core.app.jobs import Job, decode
 from adt_core.app.report import median_interval
 
 from .harness import captions

@@ -13,9 +13,9 @@ import argparse
 import time
 
 import torch
-from adt_core.app.jobs import Job
 
 from adt_core import Drafting, Sampling, Target, load_drafter, load_target
+from adt_core.app.jobs import Job
 from adt_core.app.report import ratios, summary, table
 from adt_core.models.checkpoint import resolve
 from adt_core.policies import PLAIN

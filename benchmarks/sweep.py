@@ -15,9 +15,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from adt_core.app.jobs import Job
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core.app.jobs import Job
 from adt_core.app.report import median_interval, ratios, summary, table
 from adt_core.policies import PLAIN
 

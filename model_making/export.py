@@ -82,7 +82,8 @@ def main() -> None:
     for i, layer in enumerate(decoder.layers):
         tensors |= layer_tensors(layer, f"model.layers.{i}")
     codec = torch.load(args.codec, weights_only=True)["weights"]
-    write_checkpoint(args.out, tensors | {f"model.vqmodel.{name}": value for name, value in codec.items()}, config)
+    tensors |= {f"model.vqmodel.{name}": value for name, value in codec.items()}
+    write_checkpoint(args.out, tensors, config, torch.float16)
     shutil.copyfile(args.tokens / "tokenizer.json", args.out / "tokenizer.json")
 
 

@@ -13,13 +13,16 @@ from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
-from .. import adt_core
-from ..adt_core.app.batch import STRETCH, Batch, Picture
+from ..adt_core.app.batch import Batch, Picture, key
+from ..adt_core.app.jobs import Job, rounds, stretches
+from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
-from .loaders import CATEGORY
+from ..adt_core.policies import Drafting
+from ..adt_core.rules.sampling import Sampling
+from ..adt_core.rules.verify import Lantern
 from .runtime import Progress, check_cancelled, load, refusal
-from .sampler import preview
-from .sampling import choose_drafting, patchers, sampling_inputs
+from .sampling import choose_drafting, patchers, preview, sampling_inputs
+from .schema import schema
 from .sockets import (
     BatchResults,
     DrafterSocket,
@@ -38,118 +41,80 @@ FOLDER = "adt_tree_batches"
 class ADTTreeBatchSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ADTTreeBatchSampler",
-            display_name="ADT-Tree Batch Sampler",
-            category=CATEGORY,
-            description="Makes an image for each prompt of a list, several at a time. Every image is saved as soon as it is finished, in a folder of "
-            f"output/{FOLDER} that belongs to the settings: a batch that was cancelled goes on where it stopped when it is queued again, and prompts "
-            "that are added later join those that are done.",
+        return schema(
+            "ADTTreeBatchSampler",
+            "ADT-Tree Batch Sampler",
+            description="Makes an image for each prompt of a list, several at a time. Every image is saved as soon as "
+            f"it is finished, in a folder of output/{FOLDER} that belongs to the settings: a batch that was cancelled "
+            "goes on where it stopped when it is queued again, and prompts that are added later join those that are "
+            "done.",
             search_aliases=["prompt list", "batch generate", "dataset", "coco", "resume"],
             is_input_list=True,
             inputs=[
-                ModelSocket.Input("model", tooltip="The model that makes the images."),
-                io.String.Input(
-                    "prompts",
-                    force_input=True,
-                    tooltip="What to draw: the list of an ADT-Tree Prompts node, or of any node that gives texts. The same prompt twice is one image.",
-                ),
-                io.String.Input(
-                    "ids",
-                    optional=True,
-                    force_input=True,
-                    tooltip="What each prompt is called in the report, one for each; without them, prompts are numbered.",
-                ),
-                DrafterSocket.Input(
-                    "drafter",
-                    optional=True,
-                    tooltip="What guesses ahead. Without one the settings' method has to be 'autoregressive'.",
-                ),
-                SettingsSocket.Input(
-                    "settings", optional=True, tooltip="How to draft; without it, ADT-Tree with its defaults."
-                ),
-                LanternSocket.Input(
-                    "lantern",
-                    optional=True,
-                    tooltip="Relaxed acceptance, which changes the images, by the drafter and its settings as well; without it, exact.",
-                ),
-                *sampling_inputs(
-                    "Decides the noise, the same for every prompt: each image is the one that the ADT-Tree Sampler gives for its prompt with this seed, "
-                    "whatever else is in the list. For other images of the same prompts, queue again with another seed."
-                ),
-                io.String.Input(
-                    "negative",
-                    default="",
-                    multiline=True,
-                    tooltip="Usually empty. A text here pushes all images away from what it says, as the ADT-Tree Sampler's negative does.",
-                ),
-                io.Int.Input(
-                    "chunk_size",
-                    default=4,
-                    min=1,
-                    max=256,
-                    tooltip="How many images are made at the same time; when one is finished, the next takes its place. More is faster and takes more "
-                    "memory; it does not change the images, so a batch may go on with another number. Cancelling loses those in the making, and no "
-                    "finished one.",
-                ),
+                ModelSocket.Input("model"),
+                io.String.Input("prompts", force_input=True),
+                io.String.Input("ids", optional=True, force_input=True),
+                DrafterSocket.Input("drafter", optional=True),
+                SettingsSocket.Input("settings", optional=True),
+                LanternSocket.Input("lantern", optional=True),
+                *sampling_inputs(),
+                io.String.Input("negative", default="", multiline=True),
+                io.Int.Input("chunk_size", default=4, min=1, max=256),
             ],
             outputs=[
-                io.Image.Output(
-                    display_name="images",
-                    tooltip="All images as one batch, in the order of the prompts. They are held in memory, 3 MB each at 512 by 512 pixels: take thousands in "
-                    "parts, by the start and count of ADT-Tree Prompts.",
-                ),
-                io.String.Output(display_name="ids", is_output_list=True, tooltip="The id of each image, as a list."),
-                ResultsSocket.Output(
-                    display_name="results", tooltip="Images, figures and files, for the ADT-Tree Collector."
-                ),
+                io.Image.Output(display_name="images"),
+                io.String.Output(display_name="ids", is_output_list=True),
+                ResultsSocket.Output(display_name="results"),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo],
             is_output_node=True,
         )
 
     @classmethod
-    def validate_inputs(cls, guidance: list = None, temperature: list = None, top_p: list = None) -> bool | str:
+    def validate_inputs(
+        cls, guidance: list | None = None, temperature: list | None = None, top_p: list | None = None
+    ) -> bool | str:
         given = {"guidance": guidance, "temperature": temperature, "top_p": top_p}
-        return refusal(adt_core.Sampling, **{name: values[0] for name, values in given.items() if values})
+        return refusal(Sampling, **{name: values[0] for name, values in given.items() if values})
 
     @classmethod
     def execute(cls, prompts: list[str], ids: list | None = None, **lists: list) -> io.NodeOutput:
         single = {name: _one(name, values) for name, values in lists.items()}
-        model, chunk_size = single.pop("model"), single.pop("chunk_size")
+        model, drafter, chunk_size = single.pop("model"), single.pop("drafter", None), single.pop("chunk_size")
         prompts = [prompt.strip() for prompt in prompts]
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
         _check(prompts, ids, model)
-        batch = _batch(model, texts=_metadata(cls.hidden), **single)
-        folder = Path(folder_paths.get_output_directory()) / FOLDER / batch.key()
-        found, images = _make(
-            batch, model, single.get("drafter"), list(dict.fromkeys(prompts)), folder, chunk_size, cls.hidden.unique_id
-        )
+        job = _job(model, drafter, **single)
+        folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
+        batch = Batch(job, folder, _metadata(cls.hidden))
+        made = _make(batch, model, drafter, list(dict.fromkeys(prompts)), chunk_size, cls.hidden.unique_id)
         rows = [
-            {"id": id, "prompt": text, **found[text].figures, "file": found[text].path.name}
+            {"id": id, "prompt": text, **made[text][0].figures, "file": made[text][0].path.name}
             for id, text in zip(ids, prompts)
         ]
-        settings = {name: value for name, value in batch.settings("").items() if name != "prompt"}
-        results = BatchResults(torch.cat([images[text] for text in prompts]), rows, settings, folder)
+        settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
+        results = BatchResults(torch.cat([made[text][1] for text in prompts]), rows, settings, folder)
         subfolder = f"{FOLDER}/{folder.name}"
-        saved = [ui.SavedResult(picture.path.name, subfolder, io.FolderType.output) for picture in found.values()]
+        saved = [ui.SavedResult(picture.path.name, subfolder, io.FolderType.output) for picture, _ in made.values()]
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(saved))
 
 
 def _one(name: str, values: Sequence) -> Any:
-    """The value of an input that is no list; lists of one are how ComfyUI hands it to a node that takes lists."""
+    """The value of an input that is no list: a node that takes lists gets it as a list of one."""
     if len(values) != 1:
         raise AdtError(
-            f"{name}: {len(values)} values arrived, and all images of a batch share one; connect a node that gives a single value."
+            f"{name}: {len(values)} values arrived, and all images of a batch share one; connect a node that gives a "
+            "single value."
         )
     return values[0]
 
 
 def _check(prompts: list[str], ids: list[str], model: LoadedModel) -> None:
-    """What would otherwise be found after an hour. AdtError that names the prompt."""
+    """Raises AdtError, naming the prompt, for what would otherwise be found after an hour."""
     if len(ids) != len(prompts):
         raise AdtError(
-            f"ids: {len(ids)} ids arrived for {len(prompts)} prompts; connect both from the same ADT-Tree Prompts node, or no ids."
+            f"ids: {len(ids)} ids arrived for {len(prompts)} prompts; connect both from the same ADT-Tree Prompts "
+            "node, or no ids."
         )
     for id, prompt in zip(ids, prompts):
         try:
@@ -158,24 +123,28 @@ def _check(prompts: list[str], ids: list[str], model: LoadedModel) -> None:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
 
 
-def _batch(
+def _job(
     model: LoadedModel,
-    texts: dict[str, str],
+    drafter: LoadedDrafter | None,
     negative: str,
-    drafter: LoadedDrafter | None = None,
-    settings: "adt_core.Drafting | None" = None,
-    lantern: "adt_core.Lantern | None" = None,
+    settings: Drafting | None = None,
+    lantern: Lantern | None = None,
     **sampling,
-) -> Batch:
-    drafting = choose_drafting(settings, drafter, model)
-    named = {"drafter": drafter.drafter, "drafter_name": drafter.name} if drafter is not None else {}
-    return Batch(
-        model.target, adt_core.Sampling(**sampling), drafting, **named, lantern=lantern, negative=negative, texts=texts
+) -> Job:
+    return Job(
+        model.target,
+        Sampling(**sampling),
+        choose_drafting(settings, drafter, model),
+        drafter.drafter if drafter is not None else None,
+        lantern,
+        negative,
+        model_path=model.path,
+        drafter_path=drafter.path if drafter is not None else None,
     )
 
 
 def _metadata(hidden: Any) -> dict[str, str]:
-    """The text chunks that ComfyUI's own PNGs have, so that dropping one on the page opens its workflow."""
+    """The text chunks of ComfyUI's own PNGs: a picture that is dropped on the page opens its workflow."""
     if args.disable_metadata:
         return {}
     found = {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}
@@ -183,40 +152,48 @@ def _metadata(hidden: Any) -> dict[str, str]:
 
 
 def _make(
+    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, prompts: list[str], chunk_size: int, node_id: str
+) -> dict[str, tuple[Picture, Tensor]]:
+    """Make what is not in the folder yet. For each prompt, in their order: the picture and its IMAGE [1, H, W, 3]."""
+    kept = {text: picture for text in prompts if (picture := batch.find(text)) is not None}
+    missing = [text for text in prompts if text not in kept]
+    made = _draw(batch, model, drafter, missing, len(kept), chunk_size, node_id)
+    if kept:
+        target = model.target
+        load([model.codec], memory_required=target.codec.working_bytes(target.length * target.downsample**2))
+    for text, picture in kept.items():
+        made[text] = picture, _image(batch.job.pixels(picture.codes[None], check_cancelled))
+    return {text: made[text] for text in prompts}
+
+
+def _draw(
     batch: Batch,
     model: LoadedModel,
     drafter: LoadedDrafter | None,
-    prompts: list[str],
-    folder: Path,
+    missing: list[str],
+    kept: int,
     chunk_size: int,
     node_id: str,
-) -> tuple[dict[str, Picture], dict[str, Tensor]]:
-    """Make what is not in the folder yet. For each prompt, in their order: the finished picture, and its IMAGE [1, H, W, 3]."""
-    found = {text: picture for text in prompts if (picture := batch.find(folder, text)) is not None}
-    todo, kept = [text for text in prompts if text not in found], len(found)
-    length = model.target.length
-    images: dict[str, Tensor] = {}
-    decoding = None
-    progress = Progress(len(prompts) * length, node_id, lambda: preview(model.target, decoding, decoding.at_work[0]))
-    for first in range(0, len(todo), STRETCH * chunk_size):
-        chunk = todo[first : first + STRETCH * chunk_size]
-        decoding = batch.start(chunk, chunk_size, check_cancelled)
+) -> dict[str, tuple[Picture, Tensor]]:
+    """Make the images of these prompts, and write each once it is finished. kept: images that were made before."""
+    length, count = model.target.length, kept + len(missing)
+    made: dict[str, tuple[Picture, Tensor]] = {}
+    decoding: Decoding
+    progress = Progress(count * length, node_id, lambda: preview(model.target, decoding, decoding.at_work[0]))
+    for stretch in stretches(len(missing), chunk_size):
+        prompts = missing[stretch.start : stretch.stop]
+        decoding = batch.job.decoding(prompts, at_once=chunk_size, check=check_cancelled)
         load(patchers(model, drafter), memory_required=decoding.memory_required())
-        with closing(batch.run(decoding, chunk, folder, check_cancelled)) as rounds:
-            for finished in rounds:
-                for picture, pixels in finished:
-                    found[picture.prompt] = picture
-                    images[picture.prompt] = to_image(pixels).to(mm.intermediate_device())
-                done = (kept + first) * length + decoding.done_tokens
-                progress.update(
-                    done, f"{len(found)} of {len(prompts)} images, {done} of {len(prompts) * length} tokens"
-                )
-    if kept:
-        side = model.target.downsample
-        device = load([model.codec], memory_required=model.target.codec.working_bytes(length * side**2))
-        for text in found.keys() - images.keys():
-            images[text] = to_image(
-                model.target.codec.decode(found[text].codes[None].to(device), check=check_cancelled)
-            ).to(mm.intermediate_device())
-    progress.say(f"{len(prompts)} images, {kept} of them made before; they are in output/{FOLDER}/{folder.name}")
-    return {text: found[text] for text in prompts}, images
+        with closing(rounds(decoding)) as running:
+            for finished in running:
+                for image in finished:
+                    picture, pixels = batch.keep(decoding, image, prompts[image], check_cancelled)
+                    made[prompts[image]] = picture, _image(pixels)
+                done = (kept + stretch.start) * length + decoding.done_tokens
+                progress.update(done, f"{kept + len(made)} of {count} images, {done} of {count * length} tokens")
+    progress.say(f"{count} images, {kept} of them made before; they are in output/{FOLDER}/{batch.folder.name}")
+    return made
+
+
+def _image(pixels: Tensor) -> Tensor:
+    return to_image(pixels).to(mm.intermediate_device())

@@ -9,8 +9,8 @@ from comfy_api.v0_0_2 import io, ui
 from ..adt_core.errors import AdtError
 from .batch import FOLDER
 from .contact_sheet import contact_sheet, summary, write_report
-from .loaders import CATEGORY
 from .runtime import refusal
+from .schema import schema
 from .sockets import BatchResults, ResultsSocket
 from .stock import to_picture
 
@@ -20,65 +20,39 @@ _LABELS = {"id and prompt": "{id}: {prompt}", "id": "{id}", "prompt": "{prompt}"
 class ADTTreeCollector(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ADTTreeCollector",
-            display_name="ADT-Tree Collector",
-            category=CATEGORY,
-            description="Sums a batch up: a contact sheet of all images, a table (CSV) and all figures (JSON), written beside the images, those that an "
-            "earlier, cancelled run had made included.",
+        return schema(
+            "ADTTreeCollector",
+            "ADT-Tree Collector",
+            description="Sums a batch up: a contact sheet of all images, a table (CSV) and all figures (JSON), written "
+            "beside the images, those that an earlier, cancelled run had made included.",
             search_aliases=["contact sheet", "report", "statistics", "csv"],
             inputs=[
-                ResultsSocket.Input("results", tooltip="What an ADT-Tree Batch Sampler made."),
-                io.String.Input(
-                    "name",
-                    default="report",
-                    tooltip="Of the files, without an ending; those of this name beside the images are replaced.",
-                ),
-                io.Int.Input(
-                    "columns",
-                    default=0,
-                    min=0,
-                    max=256,
-                    tooltip="Images in a row of the contact sheet; 0: about as many as there are rows.",
-                ),
-                io.Int.Input(
-                    "thumbnail",
-                    default=192,
-                    min=16,
-                    max=2048,
-                    tooltip="Width of an image on the sheet, in pixels; less where the sheet would get too large.",
-                ),
-                io.Combo.Input(
-                    "label",
-                    options=list(_LABELS),
-                    default=next(iter(_LABELS)),
-                    tooltip="What stands below each image on the sheet.",
-                ),
+                ResultsSocket.Input("results"),
+                io.String.Input("name", default="report"),
+                io.Int.Input("columns", default=0, min=0, max=256),
+                io.Int.Input("thumbnail", default=192, min=16, max=2048),
+                io.Combo.Input("label", options=list(_LABELS), default="id and prompt"),
             ],
-            outputs=[
-                io.Image.Output(display_name="sheet", tooltip="The contact sheet."),
-                io.String.Output(
-                    display_name="figures",
-                    tooltip="The figures of the whole batch as JSON, for a Preview as Text node.",
-                ),
-            ],
+            outputs=[io.Image.Output(display_name="sheet"), io.String.Output(display_name="figures")],
             is_output_node=True,
         )
 
     @classmethod
-    def validate_inputs(cls, name: str = None) -> bool | str:
+    def validate_inputs(cls, name: str | None = None) -> bool | str:
         return refusal(_check_name, name=name)
 
     @classmethod
     def execute(cls, results: BatchResults, name: str, columns: int, thumbnail: int, label: str) -> io.NodeOutput:
         _check_name(name)
         pictures = [to_picture(image) for image in results.images]
-        sheet = contact_sheet(pictures, [_LABELS[label].format(**row) for row in results.rows], columns, thumbnail)
+        labels = [_LABELS[label].format(**row) for row in results.rows]
+        sheet = contact_sheet(pictures, labels, columns, thumbnail)
         try:
             *_, path = write_report(results.rows, results.settings, sheet, results.folder, name)
         except OSError as error:
             raise AdtError(
-                f"name: the report can't be written to '{results.folder}' ({error.strerror}); make room or give access, and queue again."
+                f"name: the report can't be written to '{results.folder}' ({error.strerror}); "
+                "make room or give access, and queue again."
             ) from error
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
@@ -86,10 +60,7 @@ class ADTTreeCollector(io.ComfyNode):
 
 
 def _check_name(name: str) -> None:
-    """Raises AdtError for what is no plain file name."""
-    if (
-        not name.strip()
-        or name.startswith(".")
-        or any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name)
-    ):
+    """Raises AdtError for a name that is not a plain file name."""
+    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name)
+    if unfit or not name.strip() or name.startswith("."):
         raise AdtError(f"name: '{name}' can't be the name of a file; use letters, digits, spaces and hyphens.")

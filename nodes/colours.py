@@ -1,8 +1,8 @@
 """The colour scale of acceptance maps, the same as in js/colours.js.
 
-A curve from dark blue over green to light yellow through OKLab (B. Ottosson, "A perceptual color space for image
-processing", 2020), walked in steps of equal length, so that equal differences look equal. Lightness rises all the
-way: the order survives every kind of colour blindness, and a black-and-white print.
+The scale is a curve through the colour space OKLab (B. Ottosson, "A perceptual color space for image processing",
+2020), from dark blue over green to light yellow. Its steps have equal length, so equal differences look equal. It gets
+lighter all the way, so the order can be read with every kind of colour blindness, and in a black-and-white print.
 """
 
 from __future__ import annotations

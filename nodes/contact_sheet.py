@@ -1,4 +1,4 @@
-"""What a batch made, for people and for programs: a contact sheet, a table and all figures."""
+"""The report of a batch: a contact sheet and a table for people, and all figures for programs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,18 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..adt_core.app.images import write, write_json
 
-COLUMNS = (
-    "id",
-    "prompt",
-    "seed",
-    "seconds",
-    "tokens",
-    "tau",
-    "target_forwards",
-    "mean_depth",
-    "substitution_rate",
-    "file",
-)
+COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file".split())
 """Columns of the CSV; JSON has all figures."""
 LONGEST_SIDE = 8192
-"""Pixels of a contact sheet, at most: thumbnails of more images are smaller."""
+"""Pixels of a contact sheet's longer side, at most: the more images, the smaller their thumbnails."""
 _PAPER, _INK, _GAP = (24, 24, 24), (235, 235, 235), 8
 
 
 def summary(rows: Sequence[dict]) -> dict:
     """The figures of all images together. rows: ``id``, ``prompt``, ``file`` and the figures of each.
 
-    seconds: decoding, of images that several rows share once. tau, mean_depth and substitution_rate: means over the images.
+    An image that several rows share counts once. seconds: of decoding. tau, mean_depth, substitution_rate: means over
+    the images.
     """
     images = list({row["file"]: row for row in rows}.values())
     seconds, tokens = (sum(image[name] for image in images) for name in ("seconds", "tokens"))
@@ -49,7 +39,7 @@ def summary(rows: Sequence[dict]) -> dict:
 
 
 def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folder: Path, name: str) -> list[Path]:
-    """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder, in place of what has these names."""
+    """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder. Files of these names are replaced."""
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -57,7 +47,9 @@ def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folde
     picture = io.BytesIO()
     sheet.save(picture, "PNG")
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
-    write(paths[0], table.getvalue().encode("utf-8-sig"))  # with the mark by which spreadsheets know UTF-8
+    write(
+        paths[0], table.getvalue().encode("utf-8-sig")
+    )  # with the byte order mark by which spreadsheets recognise UTF-8
     write_json(paths[1], {"settings": settings, "summary": summary(rows), "images": list(rows)})
     write(paths[2], picture.getvalue())
     return paths
@@ -66,10 +58,10 @@ def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folde
 def contact_sheet(
     pictures: Sequence[Image.Image], labels: Sequence[str], columns: int = 0, width: int = 192
 ) -> Image.Image:
-    """Thumbnails in rows, each over its label.
+    """Thumbnails in rows, each above its label.
 
-    pictures: all of the first one's shape. columns: 0 for about as many as rows. width: pixels of a thumbnail, fewer where the sheet would exceed
-    LONGEST_SIDE. Labels take no room if all are empty.
+    pictures: all of the same shape. labels: one for each; they take no room if all are empty. columns: 0 for about as
+    many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE.
     """
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
     lines = 3 if any(labels) else 0
@@ -92,8 +84,10 @@ def contact_sheet(
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, lines: int) -> list[str]:
-    """The text in ``lines`` lines at most, broken between words; what does not fit ends in dots."""
-    found, rest = [], " ".join(text.split())
+    """The text in at most ``lines`` lines of ``width`` pixels, broken between words where that is possible. A text that
+    does not fit ends in three dots."""
+    found: list[str] = []
+    rest = " ".join(text.split())
     while rest and len(found) < lines:
         last, fits = len(found) == lines - 1, len(rest)
         while fits > 1 and font.getlength(rest[:fits] + ("..." if last and fits < len(rest) else "")) > width:

@@ -9,60 +9,36 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.trace import FIGURES, Trace
 from .colours import scale
-from .loaders import CATEGORY
+from .schema import schema
 from .sockets import TraceSocket
 
-_PIXELS = 16  # of a token's side where there is no image
+_PIXELS = 16  # the side of a token where no images are given
 
 
 class ADTTreeMapImage(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ADTTreeMapImage",
-            display_name="ADT-Tree Map to Image",
-            category=CATEGORY,
-            description="Draws the map of a run, as the sampler shows it: what each round brought, token by token. With images, over them.",
+        return schema(
+            "ADTTreeMapImage",
+            "ADT-Tree Map to Image",
+            description="Draws the map of a run, as the sampler shows it: what each round brought, token by token. "
+            "With images, over them.",
             search_aliases=["acceptance map", "heatmap", "trace"],
             inputs=[
-                TraceSocket.Input("trace", tooltip="What an ADT-Tree Sampler drafted and accepted."),
-                io.Image.Input(
-                    "images",
-                    optional=True,
-                    tooltip="The run's images, in any size: the map is laid over them. Without them, the map alone.",
-                ),
-                io.Combo.Input(
-                    "show",
-                    options=list(FIGURES),
-                    default=FIGURES[0],
-                    tooltip="acceptance: tokens that the round emitted. depth, width: of the tree that it checked. time: milliseconds per token.",
-                ),
-                io.Float.Input(
-                    "opacity",
-                    default=0.6,
-                    min=0.0,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="How much of the map covers the images; 1 hides them.",
-                ),
+                TraceSocket.Input("trace"),
+                io.Image.Input("images", optional=True),
+                io.Combo.Input("show", options=list(FIGURES), default=FIGURES[0]),
+                io.Float.Input("opacity", default=0.6, min=0.0, max=1.0, step=0.05),
             ],
-            outputs=[
-                io.Image.Output(
-                    display_name="IMAGE",
-                    tooltip="The maps in colour, from dark for low values to yellow for high ones, one per image.",
-                ),
-                io.Mask.Output(
-                    display_name="MASK",
-                    tooltip="The maps as numbers: 0 for the lower end of the scale, 1 for the upper.",
-                ),
-            ],
+            outputs=[io.Image.Output(display_name="IMAGE"), io.Mask.Output(display_name="MASK")],
         )
 
     @classmethod
     def execute(cls, trace: Trace, show: str, opacity: float, images: torch.Tensor | None = None) -> io.NodeOutput:
         if images is not None and len(images) != trace.images:
             raise AdtError(
-                f"images: {len(images)} were given, but the trace is of {trace.images}; connect the images of the same run."
+                f"images: {len(images)} were given, but the trace is of {trace.images}; "
+                "connect the images of the same run."
             )
         values = torch.tensor([trace.token_map(show, image) for image in range(trace.images)], dtype=torch.float32)
         low, high = _ends(values, show)
@@ -76,7 +52,8 @@ class ADTTreeMapImage(io.ComfyNode):
 
 
 def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
-    """The scale's ends, as in the sampler's widget; a few slow tokens, as the first one is, don't stretch it."""
+    """The two ends of the colour scale, as in the sampler's widget. For time, the slowest 2 % of the tokens don't
+    count: the first token of a run is always slow."""
     low = 1.0 if show == "acceptance" else 0.0
     top = float(values.flatten().quantile(0.98) if show == "time" else values.max())
     return low, max(top, low + (0.01 if show == "time" else 1.0))
@@ -85,17 +62,13 @@ def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
 class ADTTreeFigures(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ADTTreeFigures",
-            display_name="ADT-Tree Run Figures",
-            category=CATEGORY,
+        return schema(
+            "ADTTreeFigures",
+            "ADT-Tree Run Figures",
             description="A run's figures as text to read, and as JSON with every setting for other tools.",
             search_aliases=["statistics", "report", "tau", "tokens per second"],
-            inputs=[TraceSocket.Input("trace", tooltip="What an ADT-Tree Sampler drafted and accepted.")],
-            outputs=[
-                io.String.Output(display_name="text", tooltip="The figures in a few lines."),
-                io.String.Output(display_name="json", tooltip="The figures and settings as one JSON object."),
-            ],
+            inputs=[TraceSocket.Input("trace")],
+            outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],
         )
 
     @classmethod

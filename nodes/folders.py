@@ -1,7 +1,8 @@
-"""Which checkpoints the loader nodes offer: the bundled one, then what lies in ComfyUI's model folders.
+"""Which checkpoints the loader nodes offer: the bundled one, then those in ComfyUI's model folders.
 
-The lists are made anew for every ``/object_info`` and every validated prompt, so directory listings and
-configurations are remembered by modification time: an unchanged tree costs one ``stat`` per directory.
+ComfyUI asks for the lists at every ``/object_info`` and every validated prompt. So directory listings and
+configurations are remembered with their modification times: where nothing has changed, a list costs one ``stat`` per
+directory.
 """
 
 import json
@@ -12,49 +13,47 @@ from pathlib import Path
 
 import folder_paths
 
-from ..adt_core.drafters.load import JACOBI
+from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError
-from ..adt_core.models.load import names_target
+from ..adt_core.models.checkpoint import BUNDLED
+from ..adt_core.models.load import is_target_file, names_target
 
-BUNDLED = "bundled"
-MODELS = "ar_image_models"
-DRAFTERS = "ar_image_drafters"
-
-# Folders of other packs in which a whole transformers checkpoint may already lie; they are only read.
-_SHARED = ("LLM", "diffusers")
-_SINGLE = ".pt"  # LlamaGen's targets are published as t2i_*.pt
-_DEPTH = 3  # <folder>/<organisation>/<model>, and one level of the user's own
+MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
+_SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
+_DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
 
 
 def register() -> None:
-    """Add ``models/ar_image`` and ``models/ar_image_drafters`` to ComfyUI's folders, after those of the user's
-    ``extra_model_paths.yaml``, which names them by the keys ``ar_image_models`` and ``ar_image_drafters``."""
-    folder_paths.add_model_folder_path(MODELS, os.path.join(folder_paths.models_dir, "ar_image"))
-    folder_paths.add_model_folder_path(DRAFTERS, os.path.join(folder_paths.models_dir, "ar_image_drafters"))
+    """Add ``models/ar_image`` and ``models/ar_image_drafters`` to ComfyUI's model folders. The user's
+    ``extra_model_paths.yaml`` may add others, under the keys ``ar_image_models`` and ``ar_image_drafters``."""
+    folder_paths.add_model_folder_path(MODELS_KEY, os.path.join(folder_paths.models_dir, "ar_image"))
+    folder_paths.add_model_folder_path(DRAFTERS_KEY, os.path.join(folder_paths.models_dir, "ar_image_drafters"))
 
 
 def models() -> dict[str, str]:
-    """Name -> path of every model that can be chosen; the bundled one comes first."""
-    return _choices([*_roots(MODELS), *(root for key in _SHARED for root in _roots(key))], names_target)
+    """Name -> path of every model that can be chosen, the bundled one first."""
+    return _choices([*_roots(MODELS_KEY), *(root for key in _SHARED for root in _roots(key))], names_target)
 
 
 def drafters() -> dict[str, str]:
-    """Name -> path of every drafter that can be chosen; the bundled one comes first, then the one without files."""
-    return {BUNDLED: BUNDLED, JACOBI: JACOBI, **_choices(_roots(DRAFTERS), lambda config: True)}
+    """Name -> path of every drafter that can be chosen: the bundled one, those that need no files, and folders."""
+    return {name: name for name in (BUNDLED, *DRAFTERS)} | _choices(_roots(DRAFTERS_KEY), lambda config: True)
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
-    """The path behind a chosen name; an :class:`AdtError` if it has gone since the list was made."""
+    """The path of a chosen name. what: the input, and key: its model folders, for the AdtError if the path has gone
+    since the list was made."""
     if name not in choices:
         raise AdtError(
-            f"{what}: '{name}' is no longer in any folder registered for '{key}'; put it back, or press R and choose another."
+            f"{what}: '{name}' is no longer in any folder registered for '{key}'; "
+            "put it back, or press R and choose another."
         )
     return choices[name]
 
 
 def fingerprint(path: str) -> str:
-    """Changes when the checkpoint's files do, so that a replaced checkpoint is loaded again."""
-    if path in (BUNDLED, JACOBI):
+    """Another string when the checkpoint's files have changed, so that a replaced checkpoint is loaded again."""
+    if path == BUNDLED or path in DRAFTERS:
         return path
     if os.path.isfile(path):
         return repr((os.path.getsize(path), os.stat(path).st_mtime_ns))
@@ -69,18 +68,20 @@ def _roots(key: str) -> list[str]:
 
 
 def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]:
+    """The bundled checkpoint, and all checkpoints below the roots whose ``config.json`` is wanted."""
     found = {BUNDLED: BUNDLED}
     for root in roots:
         for folder in _checkpoints(root, _DEPTH):
             config = os.path.join(folder, "config.json")
-            if folder.endswith(_SINGLE) or wanted(_read_config(config, _mtime(config))):
+            if is_target_file(os.path.basename(folder)) or wanted(_read_config(config, _mtime(config))):
                 name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
                 found.setdefault(Path(name).as_posix(), folder)
     return found
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:
-    """Folders at or below this one that hold a ``config.json``, and LlamaGen's weights files; not what lies inside such a folder."""
+    """Folders at or below this one that hold a ``config.json``, and files that are a whole target. Nothing below such
+    a folder."""
     is_checkpoint, children, files = _listing(folder, _mtime(folder))
     yield from files
     if is_checkpoint:
@@ -91,6 +92,7 @@ def _checkpoints(folder: str, depth: int) -> Iterator[str]:
 
 
 def _mtime(path: str) -> int:
+    """Time of the last change, in nanoseconds; 0 if there is no such path."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -99,13 +101,14 @@ def _mtime(path: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+    """Whether the folder holds a ``config.json``; paths of the folders in it; paths of files that are whole targets."""
     try:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
         return False, (), ()
     folders = tuple(e.path for e in found if e.is_dir() and not e.name.startswith("."))
-    files = tuple(e.path for e in found if e.name.startswith("t2i_") and e.name.endswith(_SINGLE) and e.is_file())
+    files = tuple(e.path for e in found if is_target_file(e.name) and e.is_file())
     return any(e.name == "config.json" and e.is_file() for e in found), folders, files
 
 

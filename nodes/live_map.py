@@ -1,8 +1,8 @@
-"""What the acceptance map in the browser is told: increments while a run goes on, and the whole map at its end.
+"""What the acceptance map in the browser is told: new rounds while a run goes on, and the whole map at its end.
 
-Both have one form, a dictionary with ``first`` (number of the first round in it) and ``rounds``; a round is
-``[milliseconds, of them drafting, share, share, ...]`` and a share, one image's part of it, a list in the order of
-``SHARE``. js/map_model.js reads it.
+Both messages have the same form: a dictionary with ``first``, the number of its first round, and ``rounds``. A round is
+``[milliseconds, of them drafting, share, share, ...]``. A share is one image's part of the round: a list in the order
+of ``SHARE``. js/map_model.js reads all this.
 """
 
 import secrets
@@ -19,15 +19,15 @@ from ..adt_core.rules.trace import ImageRound, Round, Trace
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-_PICTURE = 512  # pixels of a kept picture's longer side, at most
+_PICTURE = 512  # most pixels of a kept picture's longer side
 
 
 class LiveMap:
-    """Tells the tab that queued a prompt what each round did, at most ten times a second, and keeps the whole for the history.
+    """Tells the browser tab that queued a prompt what each round did, at most ten times a second.
 
-    trace: of the run, as it grows. model: its name; plain decoding's time is compared within one model. hidden: the
-    node's hidden inputs ``unique_id`` and ``extra_pnginfo``: a node number means something in one workflow only.
-    part: which one this is, of ``parts`` runs that go on side by side on the node.
+    trace: of the run, as it grows. model: its name; the browser compares with plain decoding of the same model only.
+    hidden: the node's hidden inputs ``unique_id`` and ``extra_pnginfo``, which names the workflow that the node belongs
+    to. part: number of this run among the ``parts`` runs that the node makes side by side.
     """
 
     _INTERVAL = 0.1
@@ -36,12 +36,11 @@ class LiveMap:
         self._trace, self._model, self._node = trace, model, hidden.unique_id
         self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
         self._id = secrets.token_hex(8)
-        workflow = (hidden.extra_pnginfo or {}).get("workflow") or {}
-        self._workflow = workflow.get("id")
+        self._workflow = ((hidden.extra_pnginfo or {}).get("workflow") or {}).get("id")
         self._sent, self._next = 0, 0.0
 
     def update(self) -> None:
-        """Send the rounds since the last message, unless that was just now."""
+        """Send the rounds since the last message, unless that was less than the interval ago."""
         tab, now = _tab(), time.monotonic()
         if tab is None or now < self._next:
             return
@@ -50,10 +49,11 @@ class LiveMap:
         self._sent = len(self._trace.rounds)
 
     def whole(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
-        """The finished map, which ComfyUI keeps in its history when it is in the list ``adt_tree_map`` of a node's ``ui`` output.
+        """The finished map, for the list ``adt_tree_map`` of a node's ``ui`` output, which ComfyUI keeps in its
+        history.
 
-        picture: decodes an image of the batch. The first is always kept; further ones until they have taken ``budget``, a
-        share of the run's time. None is, if no tab asked for the run.
+        picture: decodes the image of this number. If a browser tab queued the run, pictures are kept: the first one,
+        and further ones until decoding them has taken ``budget``, a share of the run's time.
         """
         started, pictures = time.monotonic(), []
         for image in range(self._trace.images if _tab() is not None else 0):
@@ -64,6 +64,7 @@ class LiveMap:
 
     def _since(self, first: int) -> dict:
         trace, settings = self._trace, self._trace.settings
+        precision, guided = settings["weights"] or settings["dtype"], settings["sampling"]["guidance"] != 1
         return {
             "id": self._id,
             "node": self._node,
@@ -72,7 +73,7 @@ class LiveMap:
             "workflow": self._workflow,
             "method": settings["method"],
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
-            "comparable": f"{self._model}, {settings['device']}, {settings['weights'] or settings['dtype']}, guidance {settings['sampling']['guidance'] != 1}",
+            "comparable": f"{self._model}, {settings['device']}, {precision}, guidance {guided}",
             "images": trace.images,
             "grid": list(trace.grid),
             "ends": int(trace.row_end),
@@ -84,7 +85,7 @@ class LiveMap:
 
 
 def _tab() -> str | None:
-    """The browser tab that queued the prompt, if it was one."""
+    """The browser tab that queued the prompt; None if it was queued without a browser."""
     return getattr(getattr(PromptServer, "instance", None), "client_id", None)
 
 
@@ -97,7 +98,7 @@ def _pack_share(share: ImageRound) -> list[int]:
 
 
 def _keep(picture: Image.Image) -> dict:
-    """Write a picture into ComfyUI's temporary folder; what ``/view`` needs to find it."""
+    """Write a picture into ComfyUI's temporary folder. Returns what ``/view`` needs to find it."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     picture = picture.copy()  # a preview may still be on its way to the browser

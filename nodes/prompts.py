@@ -1,4 +1,4 @@
-"""The prompt list node: prompts from files or typed in, as lists over which other nodes loop."""
+"""The prompt list node: prompts from a file or typed in, as lists over which other nodes loop."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,8 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core.app.prompts import BUNDLED_CAPTIONS, CAPTIONS, FILES, Prompt, file_stems, read_list, select, typed
 from ..adt_core.errors import AdtError
-from .loaders import CATEGORY
 from .runtime import refusal
+from .schema import schema
 
 TYPED = "(the text below)"
 
@@ -17,73 +17,28 @@ TYPED = "(the text below)"
 class ADTTreePrompts(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ADTTreePrompts",
-            display_name="ADT-Tree Prompts",
-            category=CATEGORY,
-            description="A list of prompts from a file or typed in. The ADT-Tree Batch Sampler takes the whole list; any other node that it is connected "
-            "to runs once for each prompt.",
+        return schema(
+            "ADTTreePrompts",
+            "ADT-Tree Prompts",
+            description="A list of prompts from a file or typed in. The ADT-Tree Batch Sampler takes the whole list; "
+            "any other node that it is connected to runs once for each prompt.",
             search_aliases=["prompt list", "coco captions", "parti prompts", "load prompts", "dataset"],
             inputs=[
-                io.Combo.Input(
-                    "file",
-                    options=[TYPED, *_files()],
-                    default=TYPED,
-                    tooltip="A file in ComfyUI's input folder: text with a prompt per line, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl. Put it "
-                    "there and press R to see it here.",
-                ),
-                io.String.Input(
-                    "text",
-                    default="",
-                    multiline=True,
-                    tooltip="Where no file is chosen above: one prompt per line, or the path of a file. Empty: the captions that come with the pack.",
-                ),
-                io.Combo.Input(
-                    "caption",
-                    options=list(CAPTIONS),
-                    default=CAPTIONS[0],
-                    tooltip="Which captions of an MS-COCO image are prompts: its first or its longest, under the id of the image, or all, under their own ids.",
-                ),
-                io.String.Input(
-                    "filter",
-                    default="",
-                    tooltip="Keep only prompts that contain this, in upper or lower case. Empty keeps all.",
-                ),
-                io.Int.Input(
-                    "start",
-                    default=0,
-                    min=0,
-                    max=10**7,
-                    tooltip="How many prompts to pass over, counted after filter and shuffle.",
-                ),
-                io.Int.Input("count", default=8, min=1, max=10**7, tooltip="How many prompts to take, at most."),
-                io.Int.Input(
-                    "shuffle",
-                    default=0,
-                    min=0,
-                    max=2**64 - 1,
-                    control_after_generate=False,
-                    tooltip="Another order for every number, always the same for the same; 0 keeps the order of the file.",
-                ),
+                io.Combo.Input("file", options=[TYPED, *_files()], default=TYPED),
+                io.String.Input("text", default="", multiline=True),
+                io.Combo.Input("caption", options=list(CAPTIONS), default=CAPTIONS[0]),
+                io.String.Input("filter", default=""),
+                io.Int.Input("start", default=0, min=0, max=10**7),
+                io.Int.Input("count", default=8, min=1, max=10**7),
+                io.Int.Input("shuffle", default=0, min=0, max=2**64 - 1, control_after_generate=False),
             ],
-            outputs=[
-                io.String.Output(display_name="prompts", is_output_list=True, tooltip="The prompts, as a list."),
-                io.String.Output(
-                    display_name="ids",
-                    is_output_list=True,
-                    tooltip="What the file calls each prompt: an id of MS-COCO or of a JSON line, otherwise the number of its line.",
-                ),
-                io.String.Output(
-                    display_name="names",
-                    is_output_list=True,
-                    tooltip="A name for each prompt's file, of its id and its first words, for the filename_prefix of Save Image.",
-                ),
-            ],
+            outputs=[io.String.Output(display_name=name, is_output_list=True) for name in ("prompts", "ids", "names")],
         )
 
     @classmethod
-    def validate_inputs(cls, file: str = None, text: str = None) -> bool | str:
-        """A file that can't be read is refused before anything runs. Whether one is listed does not matter: it may have come since."""
+    def validate_inputs(cls, file: str | None = None, text: str | None = None) -> bool | str:
+        """A file that can't be read is refused before anything runs. It need not be listed: it may be newer than the
+        list."""
         return True if file is None or (file == TYPED and text is None) else refusal(_read, file=file, text=text)
 
     @classmethod
@@ -101,7 +56,7 @@ class ADTTreePrompts(io.ComfyNode):
 
 
 def _files() -> list[str]:
-    """Files of prompts that lie in ComfyUI's input folder itself."""
+    """Names of the files of prompts in ComfyUI's input folder; those in folders below it are not listed."""
     try:
         with os.scandir(folder_paths.get_input_directory()) as entries:
             return sorted(entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file())
@@ -118,7 +73,10 @@ def _read(file: str, text: str = "", caption: str = CAPTIONS[0]) -> list[Prompt]
 
 
 def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
-    """A prompt per line, or the prompts of a file that the text names; the bundled captions for no text. AdtError, with the input's name."""
+    """A prompt per line of the text, or the prompts of the file that it names, or the bundled captions if it is empty.
+
+    name: of the input, for the AdtError if a file can't be read. caption: which captions of an MS-COCO image to take.
+    """
     path = _path(text)
     try:
         return read_list(path, caption) if path else typed(text) or read_list(BUNDLED_CAPTIONS, caption)
@@ -127,7 +85,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 
 def fingerprint(text: str) -> str:
-    """Changes when the file does that a text names."""
+    """Another string when the file that a text names has changed."""
     path = _path(text)
     try:
         return f"{path.stat().st_mtime_ns} {path.stat().st_size}" if path else ""
@@ -136,8 +94,7 @@ def fingerprint(text: str) -> str:
 
 
 def _path(text: str) -> Path | None:
-    """The file that a text names: in ComfyUI's input folder, or anywhere by its path."""
+    """The file that a text names: in ComfyUI's input folder, or anywhere by its path. None for a text of prompts."""
     name = text.strip()
-    return (
-        Path(folder_paths.get_input_directory()) / name if name.lower().endswith(FILES) and "\n" not in name else None
-    )
+    is_file = name.lower().endswith(FILES) and "\n" not in name
+    return Path(folder_paths.get_input_directory()) / name if is_file else None

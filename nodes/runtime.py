@@ -13,15 +13,16 @@ from server import PromptServer
 
 from ..adt_core.errors import AdtError
 
-# Raises ComfyUI's own exception once the user has pressed Cancel. The engine takes it as ``check`` and lets
-# whatever it raises pass; in newer versions that is a BaseException.
 check_cancelled = mm.throw_exception_if_processing_interrupted
+"""Raises ComfyUI's own exception once the user has pressed Cancel; in newer versions it is a BaseException. The engine
+takes this function as ``check`` and catches nothing that it raises."""
 
 
 def refusal(make: Callable, **values) -> bool | str:
-    """What ``validate_inputs`` answers: True, or why ``make`` refuses what no widget can hold but the API can send, such as NaN.
+    """What ``validate_inputs`` answers: True, or the reason for which ``make`` refuses these values.
 
-    Linked inputs arrive as None; they are checked when they are known.
+    Widgets keep to their bounds, but a prompt that comes through the API may hold anything, such as NaN. A linked input
+    is still None here and is not checked.
     """
     try:
         make(**{name: value for name, value in values.items() if value is not None})
@@ -31,9 +32,9 @@ def refusal(make: Callable, **values) -> bool | str:
 
 
 class ADTTreeWeights(torch.nn.Module):
-    """Holds a module for a ModelPatcher, which writes attributes such as ``device`` onto what it manages.
+    """Holds a module for a ModelPatcher, which sets attributes such as ``device`` on what it manages.
 
-    ComfyUI logs the name of this class when it loads the weights.
+    ComfyUI's log names this class when the weights are loaded.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -44,11 +45,10 @@ class ADTTreeWeights(torch.nn.Module):
 def manage(module: torch.nn.Module) -> ModelPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
-    A plain ``ModelPatcher``: the newer dynamic one streams the layers of ``comfy.ops``, which these are not.
+    The newer, dynamic ModelPatcher only works with layers of ``comfy.ops``, so this is the plain one.
     """
-    return ModelPatcher(
-        ADTTreeWeights(module), load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device()
-    )
+    device, offload = mm.get_torch_device(), mm.unet_offload_device()
+    return ModelPatcher(ADTTreeWeights(module), load_device=device, offload_device=offload)
 
 
 def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.device:
@@ -61,42 +61,44 @@ def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.de
         if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             size = patcher.model_size() / 2**30
             raise AdtError(
-                f"The model's weights ({size:.1f} GB) are not all on {patcher.load_device}, where they are needed at once; "
-                "start ComfyUI without --novram, or with --cpu."
+                f"The model's weights ({size:.1f} GB) are not all on {patcher.load_device}, where they are needed at "
+                "once; start ComfyUI without --novram, or with --cpu."
             )
     return patchers[0].load_device
 
 
 class Progress:
-    """The bar, the preview and the line of text of one run, no oftener than a person can follow.
+    """The bar, the preview and the line of text of one run, as often as a person can follow.
 
-    A preview costs a pass through the codec, so previews may take a fiftieth of the time, and there is none in the first second, nor when the next
-    second, at the pace so far, would bring the whole image. ``last`` is the one that shows that, if previews are wanted: it stays when the run is over.
+    A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
+    first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
+    the whole image, which stays: ``last``, or None if the user wants no previews.
     """
 
-    _BAR, _FIRST, _PREVIEW, _SHARE = 0.1, 1.0, 0.4, 50.0
+    _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
+    _SHARE = 50.0  # this many times as long as a preview took, there is no other
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
         self._total, self._node_id, self._preview = total, node_id, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._began, self._had = time.monotonic(), None
+        self._began = time.monotonic()
+        self._had: int | None = None
         self._next_preview = self._began + self._FIRST
         self.last: Image.Image | None = None
         self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
 
     def update(self, done: int, text: str = "") -> None:
-        """Report ``done`` of the total, and show a line of text; raises ComfyUI's exception when the run was cancelled."""
+        """Report ``done`` of the total, and show a line of text. Raises ComfyUI's exception if the user cancelled."""
         now = time.monotonic()
         if self._had is None:
-            self._had = done  # what was there already says nothing about the pace
+            self._had = done  # what was done before this run says nothing about its pace
         if now < self._next_bar and done < self._total:
             return
         self._next_bar = now + self._BAR
         image = None
-        if self._wants_preview and (
-            done >= self._total or now >= self._next_preview and not self._soon_over(now, done)
-        ):
+        soon_over = (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
+        if self._wants_preview and (done >= self._total or now >= self._next_preview and not soon_over):
             picture = self._preview()
             self.last = picture if done >= self._total else None
             image = ("JPEG", picture, args.preview_size)
@@ -105,9 +107,6 @@ class Progress:
         self._bar.update_absolute(done, self._total, image)
         if text:
             self.say(text)
-
-    def _soon_over(self, now: float, done: int) -> bool:
-        return (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
 
     def say(self, text: str) -> None:
         """Show a line of text under the node, in the tab that queued the prompt."""

@@ -1,66 +1,72 @@
-"""What the sampler nodes have in common: the inputs that decide how tokens are drawn, and what follows from what is connected."""
+"""What the sampler nodes have in common: their inputs, what follows from what is connected, and previews."""
 
+import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
+from PIL import Image
 
-from .. import adt_core
+from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
+from ..adt_core.models.target import Prompt, Target
+from ..adt_core.policies import PLAIN, Drafting
+from .runtime import check_cancelled
 from .sockets import LoadedDrafter, LoadedModel
+from .stock import encode, read_prompt, to_image, to_picture
 
 
-def sampling_inputs(seed: str) -> list[io.Input]:
-    """The inputs of ``adt_core.Sampling``, by its names. seed: what that input's tooltip says."""
+def sampling_inputs() -> list[io.Input]:
+    """The inputs of ``adt_core.Sampling``, by its names."""
     return [
-        io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, tooltip=seed),
-        io.Float.Input(
-            "guidance",
-            default=3.0,
-            min=0.0,
-            max=100.0,
-            step=0.1,
-            tooltip="How strongly the image follows the prompt (classifier-free guidance). 1 switches guidance off.",
-        ),
-        io.Float.Input(
-            "temperature",
-            default=1.0,
-            min=0.0,
-            max=10.0,
-            step=0.05,
-            tooltip="Variety: 1 samples as the model was trained to, less plays safe, 0 always takes the likeliest token.",
-        ),
-        io.Int.Input("top_k", default=0, min=0, max=65536, tooltip="Keep only the k likeliest tokens; 0 keeps all."),
-        io.Float.Input(
-            "top_p",
-            default=1.0,
-            min=0.01,
-            max=1.0,
-            step=0.01,
-            tooltip="Keep only the likeliest tokens that together have this probability; 1 keeps all.",
-        ),
+        io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
+        io.Float.Input("guidance", default=3.0, min=0.0, max=100.0, step=0.1),
+        io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
+        io.Int.Input("top_k", default=0, min=0, max=65536),
+        io.Float.Input("top_p", default=1.0, min=0.01, max=1.0, step=0.01),
     ]
 
 
-def choose_drafting(
-    settings: "adt_core.Drafting | None", drafter: LoadedDrafter | None, model: LoadedModel
-) -> "adt_core.Drafting":
-    """The settings, or what suits the drafter without them. AdtError if these don't go together."""
-    drafting = settings or (drafter.drafter.default if drafter is not None else adt_core.Drafting())
-    if drafter is None and drafting.method != "autoregressive":
+def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tuple[Prompt, Prompt | None]:
+    """The prompt's row, and that of the negative prompt if there is one."""
+    row = encode(model, read_prompt(positive, "positive").text)
+    opposite = read_prompt(negative, "negative").text if negative is not None else ""
+    return row, encode(model, opposite) if opposite.strip() else None
+
+
+def choose_drafting(settings: Drafting | None, drafter: LoadedDrafter | None, model: LoadedModel) -> Drafting:
+    """The settings; without any, the defaults of the drafter. Raises AdtError if what is connected does not fit."""
+    drafting = settings or Drafting.of(drafter.drafter.defaults if drafter is not None else {})
+    if drafter is None and drafting.policy.needs_drafter:
         raise AdtError(
-            f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an ADT-Tree Settings "
-            "node with the method 'autoregressive'."
+            f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an "
+            f"ADT-Tree Settings node with the method '{PLAIN}'."
         )
-    if drafter is not None and drafter.target.decoder is not model.target.decoder:
-        raise AdtError(
-            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader and the Sampler."
-        )
+    if drafter is not None:
+        check_same_model(drafter, model, "Sampler")
     return drafting
+
+
+def check_same_model(drafter: LoadedDrafter, model: LoadedModel, node: str) -> None:
+    """Raises AdtError if the drafter was loaded for other weights than the model's. node: the name of this one."""
+    if drafter.target.decoder is not model.target.decoder:
+        raise AdtError(
+            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader "
+            f"and the {node}."
+        )
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:
     """All weights that work when images are made."""
-    return [
-        model.patcher,
-        model.codec,
-        *([drafter.patcher] if drafter is not None and drafter.patcher is not None else []),
-    ]
+    network = [drafter.patcher] if drafter is not None and drafter.patcher is not None else []
+    return [model.patcher, model.codec, *network]
+
+
+def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
+    """The image of this number as far as it is decided; the rest has the mean colour of what is there."""
+    codes = decoding.grid_codes()[image]
+    missing = codes < 0
+    blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()
+    pixels = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()
+    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[:2])[0, 0] > 0
+    if not hidden.all():
+        pixels[hidden] = pixels[~hidden].mean(0)
+    return to_picture(pixels)

@@ -1,43 +1,28 @@
-"""The image size node: for the families that draw more than one."""
+"""The image size node, for the families that draw more than one size."""
 
 from dataclasses import replace
 
 from comfy_api.v0_0_2 import io
 
-from .loaders import CATEGORY
+from .schema import schema
 from .sockets import LoadedModel, ModelSocket
 
 
 class ADTTreeImageSize(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="ADTTreeImageSize",
-            display_name="ADT-Tree Image Size",
-            category=CATEGORY,
-            description="Sets the size of the images for models that draw several, Lumina-mGPT and Emu3-Gen; the others refuse any but "
-            "their own. Put it between the Model Loader and the samplers.",
+        return schema(
+            "ADTTreeImageSize",
+            "ADT-Tree Image Size",
+            description="Sets the size of the images for models that draw several, Lumina-mGPT and Emu3-Gen; the "
+            "others refuse any but their own. Put it between the Model Loader and the samplers.",
             search_aliases=["resolution", "width", "height", "aspect ratio"],
             inputs=[
-                ModelSocket.Input("model", tooltip="The model whose images get another size."),
-                io.Int.Input(
-                    "width",
-                    default=768,
-                    min=16,
-                    max=8192,
-                    step=16,
-                    tooltip="Pixels; Lumina-mGPT takes multiples of 32.",
-                ),
-                io.Int.Input(
-                    "height",
-                    default=768,
-                    min=16,
-                    max=8192,
-                    step=16,
-                    tooltip="Pixels; width times height is bounded by what the model was made for.",
-                ),
+                ModelSocket.Input("model"),
+                io.Int.Input("width", default=768, min=16, max=8192, step=16),
+                io.Int.Input("height", default=768, min=16, max=8192, step=16),
             ],
-            outputs=[ModelSocket.Output(display_name="model", tooltip="The same weights, for images of this size.")],
+            outputs=[ModelSocket.Output(display_name="model")],
         )
 
     @classmethod

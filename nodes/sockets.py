@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from torch import Tensor
+
+from ..adt_core.drafters.base import Drafter
+from ..adt_core.models.target import Target
 
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
@@ -18,9 +20,11 @@ ResultsSocket = io.Custom("ADT_RESULTS")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target model. ``patcher`` manages its transformer, ``codec`` its image tokeniser, ``text`` its text encoder if it has one."""
+    """A target model, and the path that it was loaded from. ``patcher`` manages the memory of its transformer,
+    ``codec`` that of its image tokeniser, and ``text`` that of its text encoder, if it has one."""
 
-    target: Any
+    target: Target
+    path: str
     patcher: ModelPatcher
     codec: ModelPatcher
     text: ModelPatcher | None = None
@@ -28,17 +32,22 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter, as it is called in the loader, and the target that it was loaded for. ``patcher`` manages its network, if it has one."""
+    """A drafter, the path or name that it was loaded by, and the target that it was loaded for. ``patcher`` manages the
+    memory of its network, if it has one."""
 
-    drafter: Any
+    drafter: Drafter
     patcher: ModelPatcher | None
-    target: Any
-    name: str
+    target: Target
+    path: str
 
 
 @dataclass(frozen=True)
 class BatchResults:
-    """What a batch made: IMAGE [N, H, W, 3], for each its id and its figures with its prompt and file, and the folder in which the files are."""
+    """What a batch made.
+
+    images: IMAGE [N, H, W, 3]. rows: for each image its figures, with ``id``, ``prompt`` and ``file``. settings: what
+    all images have in common. folder: where the files are.
+    """
 
     images: Tensor
     rows: list[dict]

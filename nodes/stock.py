@@ -1,9 +1,8 @@
 """The CLIP and VAE objects that ComfyUI's own nodes call.
 
-``CLIP Text Encode`` turns text into a CONDITIONING that only our sampler can read; ``VAE Decode`` and
-``VAE Encode``, tiled or not, go through the model's image tokeniser. A LATENT carries codebook vectors
-``[B, C, h, w]`` in float32, so that stock latent nodes can crop, flip or mix it, and every vector becomes
-the nearest code again when it is decoded.
+``CLIP Text Encode`` turns text into a CONDITIONING that only our samplers can read. ``VAE Decode`` and ``VAE Encode``,
+tiled or not, go through the model's image tokeniser. A LATENT carries codebook vectors [B, C, h, w] in float32, so that
+stock latent nodes can crop, flip or mix it. When it is decoded, every vector becomes the nearest code again.
 """
 
 from dataclasses import dataclass
@@ -25,21 +24,22 @@ _NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree M
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as our CLIP hands it on. The text is what counts: each model reads it with its own tokenizer."""
+    """A prompt as our CLIP hands it on. The samplers use the text: each model reads it with its own tokenizer."""
 
     text: str
     ids: tuple[int, ...]
 
     def __getitem__(self, stream):
         raise AdtError(
-            f"CLIP: an ADT-Tree prompt has no '{stream}' stream of tokens; use the plain CLIP Text Encode (Prompt) node."
+            f"CLIP: an ADT-Tree prompt has no '{stream}' stream of tokens; use the plain CLIP Text Encode (Prompt) "
+            "node."
         )
 
 
 class PromptTensor(torch.Tensor):
-    """Token ids as the tensor of a CONDITIONING: it can be looked at and copied, but not calculated with.
+    """Token ids as the tensor of a CONDITIONING: it can be looked at and copied, but no sums can be done with it.
 
-    Other samplers, and nodes that blend embeddings, fail on it with a sentence instead of a wrong shape.
+    So other samplers, and nodes that blend embeddings, fail with a sentence that helps.
     """
 
     _ALLOWED = {"__get__", "__repr__", "numel", "element_size", "size", "dim", "clone", "detach", "to", "cpu", "tolist"}
@@ -48,15 +48,15 @@ class PromptTensor(torch.Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func.__name__ not in cls._ALLOWED:
             raise AdtError(
-                "This CONDITIONING comes from an ADT-Tree Model Loader's CLIP and holds text, not an embedding: connect it "
-                "straight to an ADT-Tree Sampler (leave its negative empty rather than zeroing one), and use the CLIP of "
-                "their own checkpoint for other samplers."
+                "This CONDITIONING comes from an ADT-Tree Model Loader's CLIP and holds text, not an embedding: "
+                "connect it straight to an ADT-Tree Sampler (leave its negative empty rather than zeroing one), and "
+                "use the CLIP of their own checkpoint for other samplers."
             )
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
 class _Stock:
-    """Says which stock nodes an object is for when another one asks it for something that it has not."""
+    """Says which stock nodes an object is for, when another node asks for an attribute that it does not have."""
 
     kind = use = ""
 
@@ -65,14 +65,17 @@ class _Stock:
 
 
 def encode(model: LoadedModel, text: str) -> Any:
-    """The conditional row of a text, read on the device where the model's text encoder is managed. AdtError if it is empty or too long."""
+    """The conditional row of a text, with the model's text encoder, if it has one, on its device.
+
+    Raises AdtError for an empty text, and for one that is too long.
+    """
     if model.text is not None:
         load([model.text])
     return model.target.encode_prompt(text)
 
 
 class TextEncoder(_Stock):
-    """What ``CLIP Text Encode`` needs of a CLIP. Most have no weights: the model itself reads the tokens."""
+    """What ``CLIP Text Encode`` needs of a CLIP. It has no weights in most families: the model reads the tokens."""
 
     kind, use = "CLIP", "the CLIP Text Encode (Prompt) node"
 
@@ -80,18 +83,18 @@ class TextEncoder(_Stock):
         self.model = model
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
-        """Check the length of a prompt; no text at all is the row that guidance compares with."""
+        """Check the length of a prompt. An empty text is allowed: it stands for the row that guidance compares with."""
         ids = encode(self.model, text) if text.strip() else (0,)
         return Prompt(text, tuple(ids))
 
     def encode_from_tokens_scheduled(self, tokens: Prompt, *_, **__) -> list:
-        """``[[tensor, dict]]``, as every CONDITIONING is; the prompt itself is in the dict."""
+        """``[[tensor [1, n, 1], dict]]``, as every CONDITIONING is. The prompt itself is in the dict."""
         tensor = torch.tensor(tokens.ids, dtype=torch.float32).reshape(1, -1, 1)
         return [[tensor.as_subclass(PromptTensor), {_PROMPT: tokens}]]
 
 
 def read_prompt(conditioning: list, name: str) -> Prompt:
-    """The prompt in one of our CONDITIONINGs; AdtError, naming the input, if it is not exactly one of ours."""
+    """The prompt in one of our CONDITIONINGs. name: of the input, for the AdtError if it is not exactly one of ours."""
     if not conditioning or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
         raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_NOT_OURS}")
     if len(conditioning) > 1:
@@ -110,9 +113,7 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
 class ImageTokenizer(_Stock):
     """What ``VAE Decode``, ``VAE Encode`` and their tiled variants need of a VAE.
 
-    Args:
-        patcher: manages the model's VQ codec.
-        downsample: pixels per token side.
+    patcher: manages the memory of the model's VQ codec. downsample: pixels per side of a token.
     """
 
     kind, use = "VAE", "the VAE Decode and VAE Encode nodes, tiled or not"
@@ -137,28 +138,31 @@ class ImageTokenizer(_Stock):
         if samples.ndim != 4 or samples.shape[1] != self.latent_channels:
             raise AdtError(
                 f"samples: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
-                f"{self.latent_channels} channels ([batch, {self.latent_channels}, rows, columns]); decode it with the VAE of "
-                "the checkpoint that made it, or connect an ADT-Tree Sampler."
+                f"{self.latent_channels} channels ([batch, {self.latent_channels}, rows, columns]); decode it with the "
+                "VAE of the checkpoint that made it, or connect an ADT-Tree Sampler."
             )
         codec, device = self._load(samples.shape[2] * samples.shape[3] * self.downsample**2)
         images = []
-        for vectors in samples.split(1):  # one by one: memory does not grow with the batch, and no image depends on it
+        for vectors in samples.split(1):  # one by one: memory does not grow with the batch, nor do images depend on it
             pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
             images.append(to_image(pixels).to(mm.intermediate_device()))
         return torch.cat(images)
 
     def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:
-        """The same as :meth:`decode`; the codec looks at the whole image at once."""
+        """The same as :meth:`decode`: the codec needs the whole image at once."""
         return self.decode(samples)
 
     def encode(self, pixels: Tensor, *_, **__) -> Tensor:
-        """IMAGE [B, H, W, 3 or 4] in 0..1 -> codebook vectors [B, C, h, w], float32. Alpha is dropped, and what
-        exceeds a multiple of the token's side is cropped evenly, as the stock VAEs do."""
+        """IMAGE [B, H, W, 3 or 4] in 0..1 -> codebook vectors [B, C, h, w], float32.
+
+        Alpha is dropped. Height and width are cropped, evenly on both sides, to multiples of a token's side, as the
+        stock VAEs do.
+        """
         height, width = (side - side % self.downsample for side in pixels.shape[1:3])
         if pixels.ndim != 4 or pixels.shape[3] < 3 or not height or not width:
             raise AdtError(
-                f"pixels: this IMAGE has the shape {list(pixels.shape)}, but [batch, height, width, 3 or 4 colours] of at least "
-                f"{self.downsample} by {self.downsample} pixels is needed; resize or convert it first."
+                f"pixels: this IMAGE has the shape {list(pixels.shape)}, but [batch, height, width, 3 or 4 colours] of "
+                f"at least {self.downsample} by {self.downsample} pixels is needed; resize or convert it first."
             )
         top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
         pixels = pixels[:, top : top + height, left : left + width, :3].movedim(-1, 1) * 2 - 1

@@ -1,13 +1,16 @@
-"""What tests can import: ``adt_core``, ``model_making`` and ``tests`` from this repository, and nothing else.
+"""What tests can import from this repository: ``adt_core``, ``model_making``, ``benchmarks`` and ``tests``, by name.
 
 ComfyUI has a top-level module of its own called ``nodes``. With the repository root on ``sys.path``, ``import nodes``
-would find our folder of that name instead, so the root is taken off the path (``python -m pytest`` puts it there) and
+would find our folder of that name instead. So the root is taken off the path (``python -m pytest`` puts it there), and
 the packages that are meant to be used alone are found by name.
+
+A few modules of our ``nodes/`` need no ComfyUI. Tests import them as ``adt_tree_pack.nodes.<module>``: in ComfyUI, too,
+the pack's root is a package, named after its folder. The ``__init__.py`` of the two folders are not run.
 """
 
 import re
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
@@ -16,18 +19,24 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class _Ours:
-    """A meta-path finder for the packages of the repository root that may be imported by their plain names."""
+    """A meta-path finder for the packages of this repository that tests import."""
 
     NAMES = {"adt_core", "model_making", "benchmarks", "tests"}
+    FOLDERS = {"adt_tree_pack": ROOT, "adt_tree_pack.nodes": ROOT / "nodes"}
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
+        if name in cls.FOLDERS:  # a package that is a folder and nothing else
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(cls.FOLDERS[name])]
+            return spec
         return PathFinder.find_spec(name, [str(ROOT)]) if name in cls.NAMES else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests that share a server, a browser or a cluster stay in one process when the suite runs in several; all others go wherever there is time."""
+    """When the suite runs in several processes, tests that share a server, a browser or a cluster stay in one; all
+    others go wherever there is time."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySharing(LoadScopeScheduling):

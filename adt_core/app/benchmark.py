@@ -13,10 +13,10 @@ import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -136,15 +136,13 @@ class Benchmark:
 
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        found, jobs, path = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
+        found, jobs, network = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in found:
-                raise AdtError(
-                    f"--drafter: the method {name!r} needs a network; "
-                    "give a drafter that is one, or leave the method out."
-                )
-            job = Job(target, self.sampling, drafting, found.get(source), lantern, model_path=self.model)
-            jobs[name] = replace(job, drafter_path=source.replace(NETWORK, path) or None)
+                needs = f"the method {name!r} needs a network"
+                raise AdtError(f"--drafter: {needs}; give a drafter that is one, or leave the method out.")
+            paths = self.model, source.replace(NETWORK, network) or None
+            jobs[name] = Job(target, self.sampling, drafting, found.get(source), lantern, "", (), *paths)
         return jobs
 
     def settings(self, target: Target) -> dict:
@@ -201,11 +199,46 @@ def open_runs(folder: Path, settings: dict) -> list[dict]:
     return [json.loads(line) for line in whole]
 
 
-class Measured(NamedTuple):
-    """What the methods made of a prompt: their runs; and PNGs, of plain decoding and of methods with other tokens."""
+Measured = dict[str, tuple[dict, bytes | None]]
+"""What methods made of a prompt: the figures of each, and its picture, a PNG. Plain decoding comes first; a method that
+wrote its tokens has no picture."""
 
-    runs: dict[str, dict]
-    pngs: dict[str, bytes]
+
+class Engine:
+    """A benchmark's models in memory; measures prompts. facts: the settings that the figures depend on."""
+
+    def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
+        self._prompts, self._jobs, self._check, self._warm = benchmark.prompts, jobs, check, False
+        self.facts = benchmark.settings(jobs[PLAIN].target)
+
+    def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
+        """Decode the prompt of this number by all methods, in an order that the number fixes."""
+        if not self._warm:  # first calls are slow
+            for job in self._jobs.values():
+                warm_up(job.decoding(self._prompts[:1], check=self._check), WARM_UP)
+        self._warm, prompt = True, self._prompts[number]
+        rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
+        order = map(str, rng.permutation(list(self._jobs)))
+        done = {name: decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
+        plain, measured = done[PLAIN].grid_codes(), Measured()
+        for name, job in self._jobs.items():
+            codes, trace, png = done[name].grid_codes(), done[name].trace, None
+            agreement = (codes == plain).double().mean().item()
+            if name == PLAIN or agreement < 1:
+                settings = {**job.settings(prompt), "benchmark_method": name}
+                png = to_png(job.pixels(codes, self._check)[0], settings)
+            figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
+            measured[name] = figures, png
+        yield number, measured
+
+
+def load(benchmark: Benchmark, options: argparse.Namespace) -> Engine:
+    """Raises AdtError for files and prompts that don't fit."""
+    target = open_target(options, choose_device(options.device))
+    network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
+    jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
+    jobs[PLAIN].check(benchmark.prompts)
+    return Engine(benchmark, jobs)
 
 
 def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
@@ -215,105 +248,51 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
     with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture``
     (its path in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
     """
-
-    def one_by_one(numbers: list[int]) -> Iterator[tuple[int, Measured]]:
-        warm_up_all(jobs, benchmark.prompts[0], check)
-        for number in numbers:
-            yield number, measure_prompt(jobs, number, benchmark.prompts[number], check)
-
-    return collect(benchmark, benchmark.settings(jobs[PLAIN].target), folder, one_by_one)
+    engine = Engine(benchmark, jobs, check)
+    return collect(benchmark, engine.facts, folder, lambda numbers: chain.from_iterable(map(engine, numbers)))
 
 
 def collect(
-    benchmark: Benchmark, settings: dict, folder: Path, source: Callable[[list[int]], Iterable[tuple[int, Measured]]]
+    benchmark: Benchmark, settings: dict, folder: Path, mapped: Callable[[list[int]], Iterable[tuple[int, Measured]]]
 ) -> Iterator[dict]:
-    """The same, where ``source`` measures the prompts whose numbers it is given, in any order."""
+    """The same, where ``mapped`` measures the prompts whose numbers it is given, in any order."""
     done = open_runs(folder, settings)
     yield from done
-    missing = sorted(set(range(len(benchmark.prompts))) - {record["prompt"] for record in done})
-    for number, measured in source(missing) if missing else ():
+    missing = set(range(len(benchmark.prompts))) - {record["prompt"] for record in done}
+    for number, measured in mapped(sorted(missing)):
         yield _keep(benchmark, number, measured, folder)
-
-
-def warm_up_all(jobs: dict[str, Job], prompt: str, check: Check | None = None) -> None:
-    """First calls are slow."""
-    for job in jobs.values():
-        warm_up(job.decoding([prompt], check=check), WARM_UP)
-
-
-def measure_prompt(jobs: dict[str, Job], number: int, prompt: str, check: Check | None = None) -> Measured:
-    """Decode a prompt by all methods, in an order that its number fixes."""
-    done, runs, pngs = {}, {}, {}
-    rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
-    for name in map(str, rng.permutation(list(jobs))):
-        decoding = decode(jobs[name].decoding([prompt], check=check))
-        done[name] = decoding.grid_codes(), decoding.trace
-    plain = done[PLAIN][0]
-    for name, job in jobs.items():
-        codes, trace = done[name]
-        agreement = (codes == plain).double().mean().item()
-        runs[name] = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
-        if name == PLAIN or not torch.equal(codes, plain):
-            settings = {**job.settings(prompt), "benchmark_method": name}
-            pngs[name] = to_png(job.pixels(codes, check)[0], settings)
-    return Measured(runs, pngs)
 
 
 def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
     """Write the pictures of a prompt and score them, then its record."""
-    prompt = benchmark.prompts[number]
-    shown = {}
-    for name, png in measured.pngs.items():
-        path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
-        write(folder / path, png)
-        picture = Image.open(BytesIO(png))
-        scores: dict = {}
-        for metric in benchmark.metrics.values():
-            scores |= metric(picture, prompt)
-        shown[name] = {"picture": path.as_posix(), "quality": scores}
-    runs = {name: {**run, **shown.get(name, shown[PLAIN])} for name, run in measured.runs.items()}
+    prompt, runs = benchmark.prompts[number], {}
+    plain: dict = {}
+    for name, (figures, png) in measured.items():
+        shown = plain
+        if png is not None:
+            path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
+            write(folder / path, png)
+            picture, metrics = Image.open(BytesIO(png)), benchmark.metrics.values()
+            scores = {column: score for metric in metrics for column, score in metric(picture, prompt).items()}
+            shown = {"picture": path.as_posix(), "quality": scores}
+        plain = plain or shown
+        runs[name] = {**figures, **shown}
     record = {"prompt": number, "text": prompt, "runs": runs}
     with (folder / RUNS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
     return record
 
 
-class Engine:
-    """A benchmark's models in memory; measures prompts. Raises AdtError for files and prompts that don't fit."""
-
-    def __init__(self, benchmark: Benchmark, options: argparse.Namespace):
-        self._prompts, target = benchmark.prompts, open_target(options, choose_device(options.device))
-        network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
-        self.jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
-        self.jobs[PLAIN].check(benchmark.prompts)
-        self.settings, self._warm = benchmark.settings(target), False
-
-    def __call__(self, number: int) -> Measured:
-        if not self._warm:
-            warm_up_all(self.jobs, self._prompts[0])
-        self._warm = True
-        return measure_prompt(self.jobs, number, self._prompts[number])
-
-
-@contextmanager
-def _measuring(benchmark: Benchmark, options: argparse.Namespace) -> Iterator[tuple[dict, Iterator[dict]]]:
-    """The settings of the machines that measure, and the records: from this one, or from engines on Ray."""
-    if not distributed.wanted(options):
-        engine = Engine(benchmark, options)
-        yield engine.settings, measure(benchmark, engine.jobs, options.output)
-        return
-    unscored = replace(benchmark, metrics={})  # pictures are scored where they are kept
-    with distributed.engines(partial(Engine, unscored, options), options, len(benchmark.prompts)) as engines:
-        settings, *others = engines.ask("settings")
-        for other in others:
-            unlike = [f"{name} ({settings[name]}, {other[name]})" for name in settings if other[name] != settings[name]]
-            if unlike:
-                raise AdtError(
-                    f"--ray-address: the machines differ in {', '.join(unlike)}; "
-                    "figures of one benchmark come from machines that are alike."
-                )
-        settings |= {"metrics": list(benchmark.metrics), "workers": options.workers}
-        yield settings, collect(benchmark, settings, options.output, engines.map)
+def _alike(settings: dict, others: list[dict]) -> dict:
+    """The settings of all machines that measure. AdtError if they differ."""
+    pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
+    unlike = [f"{name} ({one}, {other})" for name, one, other in pairs if one != other]
+    if unlike:
+        raise AdtError(
+            f"--ray-address: the machines differ in {', '.join(unlike)}; "
+            "figures of one benchmark come from machines that are alike."
+        )
+    return settings
 
 
 def plan(options: argparse.Namespace) -> Benchmark:
@@ -324,14 +303,9 @@ def plan(options: argparse.Namespace) -> Benchmark:
     drafter = options.drafter or default_drafter(options.model)
     methods = options.methods or (COMPARED if drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
-    return Benchmark(
-        sample(prompts, options.count, options.sample_seed) if options.count else prompts,
-        methods.split(","),
-        sampling_of(options),
-        lantern_of(options) or Lantern(options.lantern_k, max_substitution=options.max_substitution),
-        drafter,
-        model=options.model,
-    )
+    prompts = sample(prompts, options.count, options.sample_seed) if options.count else prompts
+    lantern = lantern_of(options) or Lantern(options.lantern_k, max_substitution=options.max_substitution)
+    return Benchmark(prompts, methods.split(","), sampling_of(options), lantern, drafter, model=options.model)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -340,9 +314,13 @@ def run(options: argparse.Namespace) -> str:
     weights = {name: getattr(options, name) for name in ("clip", "hps", "aesthetic", "inception", "real_images")}
     device = choose_device(options.device if options.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
-    benchmark = replace(benchmark, metrics=metrics.pictures)
-    with _measuring(benchmark, options) as (settings, prompts_done):
-        records = list(tqdm(prompts_done, total=len(benchmark.prompts), unit=" prompts", leave=False))
+    count, build = len(benchmark.prompts), partial(load, benchmark, options)
+    benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
+    with distributed.engines(build, options, count) as ((first, *others), mapped):
+        settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
+        settings |= {"workers": options.workers} if distributed.wanted(options) else {}
+        running = collect(benchmark, settings, folder, mapped)
+        records = list(tqdm(running, total=count, unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])
     pictures = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
     sets = metrics.sets(pictures) if metrics.sets else {}

@@ -1,8 +1,8 @@
-"""Engines on Ray, for more than one GPU or machine: ``--workers`` and ``--ray-address``.
+"""Engines in this process or on Ray, for more than one GPU or machine: ``--workers`` and ``--ray-address``.
 
-An engine takes a number and returns what came of it: of a prompt, or of a few that it draws in one go. Each engine
-lives in a process of its own, on this machine or another, with a GPU to itself where there are any. Ray places the
-engines and hands out the numbers. It starts an engine that was lost anew, and gives it the number that it was at.
+An engine takes a number and yields what comes of it. On Ray, each engine lives in a process of its own, on this machine
+or another, with a GPU to itself where there are any. Ray places the engines and hands out the numbers. It starts an
+engine that was lost anew, and gives it the number that it was at.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 import platform
 import socket
 import sys
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
@@ -32,9 +32,15 @@ OBJECT_STORE = 128 * 2**20
 PATIENCE = 5.0
 """Seconds in which a cluster has to answer."""
 LONG = 30.0
-"""Seconds after which a wait for engines is explained."""
+"""Seconds without a newly loaded engine after which the wait is explained."""
 
-Engine = Callable[[int], Any]
+
+class Engine(Protocol):
+    """facts: what it says of itself when it is loaded."""
+
+    facts: Any
+
+    def __call__(self, number: int, /) -> Iterable[Any]: ...
 
 
 def wanted(options: argparse.Namespace) -> bool:
@@ -58,90 +64,85 @@ def check(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def engines(build: Callable[[], Engine], options: argparse.Namespace, count: int) -> Iterator[Engines]:
-    """As many engines as the options ask for, though no more than ``count``, the numbers there are. All are loaded.
+def engines(
+    build: Callable[[], Engine], options: argparse.Namespace, count: int
+) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
+    """Load the engines that the options ask for, though no more than ``count``, the numbers there are.
 
-    build: makes an engine; it is sent to every process. Raises AdtError if no cluster is at ``--ray-address`` or it is
-    too small, and what ``build`` raises. In the end a cluster that was started here is stopped; on another one, only
-    the engines are.
+    Yields the facts of every engine, and a function that maps numbers to all that the engines yield for them: on Ray in
+    the order in which they finish, and to be called once. build: makes an engine; it is sent to every process. Raises
+    what ``build`` and the engines raise, and AdtError if no cluster is at ``--ray-address``, if it is too small, or if
+    an engine is lost again and again. In the end a cluster that was started here is stopped; on another one, only the
+    engines are.
     """
-    workers, elsewhere = min(options.workers, count), options.ray_address is not None
+    if not wanted(options):
+        engine = build()
+        yield [engine.facts], lambda numbers: chain.from_iterable(map(engine, numbers))
+        return
+    workers = min(options.workers, count)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Ray prints pages about what it tries again
         ray = _connect(options, workers)
         try:
-            with _plain_errors():
-                needs, cores = _needs(options, workers), int(ray.cluster_resources().get("CPU", 1))
-                remote = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=-1, scheduling_strategy="SPREAD")
-                make = remote(_Worker).remote
-                actors = [make(build, max(1, cores // workers), os.getcwd(), elsewhere) for _ in range(workers)]
-                _wait_for(actors)
-            yield Engines(actors)
+            needs, threads = _needs(ray, options, workers), int(ray.cluster_resources().get("CPU", 1)) // workers
+            remote = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=-1, scheduling_strategy="SPREAD")
+            worker = partial(remote(_Worker).remote, build, max(1, threads), os.getcwd(), options.ray_address)
+            actors = [worker() for _ in range(workers)]
+            yield _load(ray, actors), partial(_map, actors)
+        except ray.exceptions.RayTaskError as error:  # an engine's own error comes out as it was raised there
+            raise error.cause from error
+        except ray.exceptions.RayActorError as error:
+            said = str(error).strip().splitlines()[-1].strip()
+            raise AdtError(
+                f"--workers: an engine was lost {RESTARTS + 1} times, or can't be started at all ({said}); "
+                "too little memory is a frequent reason, and a machine without this pack another. "
+                "What had been finished is kept."
+            ) from error
         finally:
             ray.shutdown()
 
 
-def _wait_for(actors: list) -> None:
-    """Until all engines are loaded. Others may use the cluster, so a long wait is explained."""
-    import ray
-
-    loading, explain_at = [actor.load.remote() for actor in actors], time.monotonic() + LONG
+def _load(ray: Any, actors: list) -> list[Any]:
+    """The facts of all engines, once they are loaded. Others may use the cluster, so a long wait is explained."""
+    facts = [actor.load.remote() for actor in actors]
+    loading = facts
     while loading:
-        ready, loading = ray.wait(loading, timeout=1.0)
+        ready, loading = ray.wait(loading, timeout=LONG)
         ray.get(ready)  # raises an engine's error at once
-        if loading and time.monotonic() > explain_at:
-            explain_at = float("inf")
+        if not ready:
             _say(
                 f"{len(loading)} of {len(actors)} engines are not ready yet: "
                 "they are loading the model, or waiting for a place in the cluster."
             )
+    return ray.get(facts)
+
+
+def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
+    """All that engines yield for the numbers.
+
+    An engine for which no number is left is ended at once: one that was lost may need its place to start again.
+    """
+    from ray.util import ActorPool
+
+    pool, known = ActorPool(actors), {None}
+    actors.clear()  # an engine lives as long as there is a reference to it
+    for results, successor in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
+        pool.pop_idle()
+        if successor not in known:
+            known.add(successor)
+            machine = successor[0]
+            _say(f"An engine was lost. Another one was started on the machine {machine}, and draws its prompt again.")
+        yield from results
 
 
 def _say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-class Engines:
-    """Engines that are ready."""
-
-    def __init__(self, actors: list):
-        self._actors = actors
-
-    def ask(self, name: str) -> list:
-        """An attribute of every engine."""
-        import ray
-
-        with _plain_errors():
-            return ray.get([actor.attribute.remote(name) for actor in self._actors])
-
-    def map(self, numbers: Iterable[int]) -> Generator[tuple[int, Any], None, None]:
-        """Every number with what an engine returned for it, in the order in which they finish. To be called once.
-
-        An engine for which no number is left is ended at once: one that was lost may need its place to start again.
-        """
-        from ray.util import ActorPool
-
-        pool = ActorPool(self._actors)
-        successors: set[tuple[str, int] | None] = {None}
-        self._actors.clear()  # an engine lives as long as there is a reference to it
-        with _plain_errors():
-            for number, result, successor in pool.map_unordered(
-                lambda actor, one: actor.run.remote(one), list(numbers)
-            ):
-                pool.pop_idle()
-                if successor not in successors:
-                    successors.add(successor)
-                    _say(
-                        "An engine was lost. Another one was started on the machine "
-                        f"{successor[0]}, and draws its prompt again."
-                    )
-                yield number, result
-
-
 class _Worker:
     """Runs in a process of its own. It makes the engine when first asked: Ray hides the errors of a constructor."""
 
-    def __init__(self, build: Callable[[], Engine], threads: int, folder: str, elsewhere: bool):
-        self._build, self._threads, self._folder, self._elsewhere = build, threads, folder, elsewhere
+    def __init__(self, build: Callable[[], Engine], threads: int, folder: str, address: str | None):
+        self._build, self._threads, self._folder, self._address = build, threads, folder, address
 
     @cached_property
     def _engine(self) -> Engine:
@@ -151,23 +152,20 @@ class _Worker:
         try:
             return self._build()
         except AdtError as error:
-            if not self._elsewhere:
+            if self._address is None:
                 raise
             where = f"On the machine {platform.node()}: the paths of weights and pictures must hold on every machine."
             raise AdtError(f"{error} ({where})") from error
 
-    def load(self) -> None:
-        self._engine  # noqa: B018
+    def load(self) -> Any:
+        return self._engine.facts
 
-    def attribute(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run(self, number: int) -> tuple[int, Any, tuple[str, int] | None]:
-        """A number and what came of it; and this machine and process if the process replaces one that was lost."""
+    def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
+        """What comes of a number; and this machine and process if the process replaces one that was lost."""
         import ray
 
         replaces = ray.get_runtime_context().was_current_actor_reconstructed
-        return number, self._engine(number), (platform.node(), os.getpid()) if replaces else None
+        return list(self._engine(number)), (platform.node(), os.getpid()) if replaces else None
 
 
 def _connect(options: argparse.Namespace, workers: int) -> Any:
@@ -196,13 +194,11 @@ def _connect(options: argparse.Namespace, workers: int) -> Any:
     return ray
 
 
-def _needs(options: argparse.Namespace, workers: int) -> dict[str, int]:
+def _needs(ray: Any, options: argparse.Namespace, workers: int) -> dict[str, int]:
     """What one engine takes of the cluster: a GPU if there are any and they may be used, else a core.
 
     Raises AdtError if there is too little for all.
     """
-    import ray
-
     found = ray.cluster_resources()
     kind = "GPU" if options.device == "cuda" or options.device == "auto" and found.get("GPU") else "CPU"
     if found.get(kind, 0) < workers:
@@ -211,21 +207,3 @@ def _needs(options: argparse.Namespace, workers: int) -> dict[str, int]:
             f"ask for fewer engines or add machines{', or choose --device cpu' if kind == 'GPU' else ''}."
         )
     return {"num_gpus": 1, "num_cpus": 0} if kind == "GPU" else {"num_cpus": 1}
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Errors of engines come out as they were raised there."""
-    from ray.exceptions import RayActorError, RayTaskError
-
-    try:
-        yield
-    except RayTaskError as error:
-        raise error.cause from error
-    except RayActorError as error:
-        said = str(error).strip().splitlines()[-1].strip()
-        raise AdtError(
-            f"--workers: an engine was lost {RESTARTS + 1} times, or can't be started at all ({said}); "
-            "too little memory is a frequent reason, and a machine without this pack another. "
-            "What had been finished is kept."
-        ) from error

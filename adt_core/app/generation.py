@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -34,30 +33,18 @@ from .prompts import read_prompts
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of ``generate`` that have been checked. Nothing is loaded yet."""
+    """Options of ``generate`` that have been checked. Nothing is loaded yet.
+
+    paths: one per picture. parts: numbers of the prompts that one decoding takes.
+    """
 
     options: argparse.Namespace
     prompts: list[str]
     sampling: Sampling
     drafting: Drafting
     lantern: Lantern | None
-
-    @property
-    def at_once(self) -> int:
-        """Images at work at the same time: those of one prompt unless told otherwise."""
-        return self.options.at_once or self.options.batch_size
-
-    @cached_property
-    def parts(self) -> list[range]:
-        """Numbers of the prompts that one decoding takes."""
-        return stretches(len(self.prompts), self.at_once, self.options.batch_size, self.options.workers)
-
-    @property
-    def paths(self) -> list[Path]:
-        """One per picture."""
-        output, count = self.options.output, len(self.prompts) * self.options.batch_size
-        numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
-        return numbered if count > 1 else [output]
+    paths: list[Path]
+    parts: list[range]
 
 
 def plan(options: argparse.Namespace) -> Plan:
@@ -81,7 +68,12 @@ def plan(options: argparse.Namespace) -> Plan:
         raise AdtError("--prompt is empty; describe the picture in a few words.")
     if options.ray_address is None:
         choose_device(options.device)
-    return Plan(options, prompts, sampling_of(options), drafting, lantern_of(options))
+    count, output = len(prompts) * options.batch_size, options.output
+    numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
+    options.at_once = options.at_once or options.batch_size
+    parts = stretches(len(prompts), options.at_once, options.batch_size, options.workers)
+    paths = numbered if count > 1 else [output]
+    return Plan(options, prompts, sampling_of(options), drafting, lantern_of(options), paths, parts)
 
 
 def sampling_of(options: argparse.Namespace) -> Sampling:
@@ -128,131 +120,102 @@ def choose_device(name: str) -> torch.device:
 
 
 class Result(NamedTuple):
-    """A prompt's images by one method: codes [B, rows, columns] and their part of the trace.
-
-    first: number of the first prompt of the decoding, whose rounds its prompts have in common.
-    """
+    """A part's images by one method: codes [B, rows, columns] and their trace."""
 
     codes: Tensor
     trace: Trace
-    first: int
 
 
-class Drawn(NamedTuple):
-    """What came of a prompt: a result for each method, and the PNGs of the first one's images."""
+class Step(NamedTuple):
+    """What came of a round: the tokens drawn, and PNGs of the images that it finished, by their numbers.
 
-    results: list[Result]
-    pngs: list[bytes]
+    results: after the last round of a part, by the part's number: a result for each method.
+    """
+
+    tokens: int = 0
+    pngs: dict[int, bytes] = {}
+    results: dict[int, list[Result]] = {}
 
 
 class Engine:
-    """The models of a plan in memory; draws its parts. Raises AdtError for files and prompts that don't fit."""
+    """The models of a plan in memory; draws its parts. Raises AdtError for files and prompts that don't fit.
+
+    facts: tokens that are drawn, of all images, by all methods.
+    """
 
     def __init__(self, plan: Plan):
         self.plan, options = plan, plan.options
         target = open_target(options, choose_device(options.device))
-        job = Job(
-            target,
-            plan.sampling,
-            plan.drafting,
-            load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None,
-            plan.lantern,
-            options.negative or "",
-            tuple(continuation.kept_codes(options, target)),
-            options.model,
-            options.drafter,
-        )
+        drafter = load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None
+        negative, kept = options.negative or "", tuple(continuation.kept_codes(options, target))
+        how = plan.sampling, plan.drafting, drafter, plan.lantern
+        job = Job(target, *how, negative, kept, options.model, options.drafter)
         job.check(plan.prompts)
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
-        self._indices = list(range(options.image_index, options.image_index + options.batch_size))
+        drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]
+        self.facts = len(self.jobs) * len(plan.paths) * drawn
         if options.compare:
             for job in self.jobs:
                 warm_up(self._decoding(job, plan.parts[0]))
 
     def _decoding(self, job: Job, numbers: range) -> Decoding:
-        prompts = [self.plan.prompts[number] for number in numbers for _ in self._indices]
-        return job.decoding(prompts, self._indices * len(numbers), self.plan.at_once)
+        options = self.plan.options
+        indices = list(range(options.image_index, options.image_index + options.batch_size))
+        prompts = [self.plan.prompts[number] for number in numbers for _ in indices]
+        return job.decoding(prompts, indices * len(numbers), options.at_once)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that are drawn: of all images, by all methods."""
-        target, kept = self.jobs[0].target, torch.tensor([self.jobs[0].kept], dtype=torch.long)
-        drawn = target.length - target.tokens(kept).shape[1]
-        return len(self.jobs) * len(self.plan.paths) * drawn
+    def __call__(self, part: int) -> Iterator[Step]:
+        """Draw the part of this number, counted from 0. The first method's images become pictures."""
+        numbers, results, turn = self.plan.parts[part], [], 1 if part % 2 else -1
+        for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
+            decoding = self._decoding(job, numbers)
+            first, done = numbers[0] * self.plan.options.batch_size, decoding.done_tokens
+            for finished in rounds(decoding):
+                shown = finished if job is self.jobs[0] else []
+                pngs = {first + image: self._png(first + image, decoding.grid_codes()[[image]]) for image in shown}
+                yield Step(decoding.done_tokens - done, pngs)
+                done = decoding.done_tokens
+            results.append(Result(decoding.grid_codes(), decoding.trace))
+        yield Step(results={part: results[::turn]})
 
-    def __call__(self, part: int) -> list[tuple[int, Drawn]]:
-        """Draw the part of this number, counted from 0."""
-        return list(self.draw(part))
-
-    def draw(self, part: int, bar: tqdm | None = None) -> Generator[tuple[int, Drawn], None, None]:
-        """Every prompt's number and what came of it, as soon as its last image is finished. bar: counts tokens."""
-        numbers, decodings = self.plan.parts[part], {}
-        order = list(enumerate(self.jobs))
-        for i, job in order if part % 2 else order[::-1]:  # in turns, so that none has the quieter moments
-            decodings[i] = self._decoding(job, numbers)
-            done = decodings[i].done_tokens
-            for finished in rounds(decodings[i], len(self._indices)):
-                if bar is not None:
-                    bar.update(decodings[i].done_tokens - done)
-                    done = decodings[i].done_tokens
-                if len(decodings) == len(self.jobs):
-                    for place in finished:
-                        yield numbers[place], self._drawn(numbers, place, [decodings[k] for k in sorted(decodings)])
-
-    def _drawn(self, numbers: range, place: int, decodings: list[Decoding]) -> Drawn:
-        """What came of the prompt that is the ``place``-th of a part."""
-        first = place * len(self._indices)
-        images = list(range(first, first + len(self._indices)))
-        results = [Result(each.grid_codes()[images], each.trace.part(images), numbers[0]) for each in decodings]
-        job, prompt = self.jobs[0], self.plan.prompts[numbers[place]]
-        pixels = job.pixels(results[0].codes)
-        return Drawn(results, [to_png(one, job.settings(prompt, index)) for one, index in zip(pixels, self._indices)])
+    def _png(self, number: int, codes: Tensor) -> bytes:
+        """The picture of this number, counted from 0. codes: [1, rows, columns]."""
+        job, options = self.jobs[0], self.plan.options
+        prompt, image = divmod(number, options.batch_size)
+        settings = job.settings(self.plan.prompts[prompt], options.image_index + image)
+        return to_png(job.pixels(codes)[0], settings)
 
 
 def run(plan: Plan) -> str:
     """Load, decode, write. Returns what to tell the user.
 
-    Pictures are written as soon as their prompt is decoded; the JSON files at the end.
+    Pictures are written as soon as they are decoded; the JSON files at the end.
     """
-    results: dict[int, list[Result]] = {}  # per prompt, one for each method
-    began, paths, count = perf_counter(), plan.paths, plan.options.batch_size
-    with closing(draw(plan)) as drawings:
-        for number, drawn in drawings:
-            results[number] = drawn.results
-            for path, png in zip(paths[number * count :], drawn.pngs):
-                write(path, png)
-    by_method = [list(one) for one in zip(*(results[number] for number in sorted(results)))]
+    began, parts = perf_counter(), range(len(plan.parts))
+    results: dict[int, list[Result]] = {}
+    with (
+        distributed.engines(partial(Engine, plan), plan.options, len(parts)) as ((tokens, *_), mapped),
+        tqdm(total=tokens, unit=" tokens", mininterval=0.5, leave=False) as bar,
+    ):
+        for step in mapped(parts):
+            for number, png in step.pngs.items():
+                write(plan.paths[number], png)
+            results |= step.results
+            bar.update(step.tokens)
+    by_method = list(zip(*(results[part] for part in parts)))
     report, lines = summarise(plan, by_method, perf_counter() - began)
     write_files(plan, by_method[0], report)
     return "\n".join(lines)
 
 
-def draw(plan: Plan) -> Generator[tuple[int, Drawn], None, None]:
-    """What came of every prompt, by its number: in the order in which engines on Ray finish, if there are any."""
-    parts = range(len(plan.parts))
-    if distributed.wanted(plan.options):
-        with (
-            distributed.engines(partial(Engine, plan), plan.options, len(parts)) as engines,
-            tqdm(total=len(plan.prompts), unit=" prompts", leave=False) as bar,
-        ):
-            for _, drawn in engines.map(parts):
-                yield from drawn
-                bar.update(len(drawn))
-        return
-    engine = Engine(plan)
-    with tqdm(total=engine.tokens, unit=" tokens", mininterval=0.5, leave=False) as bar:
-        for part in parts:
-            yield from engine.draw(part, bar)
-
-
-def summarise(plan: Plan, by_method: list[list[Result]], elapsed: float) -> tuple[dict, list[str]]:
+def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float) -> tuple[dict, list[str]]:
     """The run's figures, and the lines that sum it up.
 
-    by_method: the results of all prompts, by the method asked for and, in a comparison, by plain decoding. elapsed:
+    by_method: the results of all parts, by the method asked for and, in a comparison, by plain decoding. elapsed:
     seconds of the whole run, loading and writing included.
     """
     options, paths = plan.options, plan.paths
-    report = {**together(by_method[0]), "model": options.model, "drafter": options.drafter}
+    report = {**figures(by_method[0]), "model": options.model, "drafter": options.drafter}
     name = f"{paths[0]}" + (f" to {paths[-1].name}" if len(paths) > 1 else "")
     lines = [
         f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} tokens/s, "
@@ -260,7 +223,7 @@ def summarise(plan: Plan, by_method: list[list[Result]], elapsed: float) -> tupl
         + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.lantern else "")
     ]
     if options.compare:
-        plain, images = together(by_method[1]), report["images"]
+        plain, images = figures(by_method[1]), len(paths)
         same = sum(int((a == b).all()) for one, two in zip(*by_method) for a, b in zip(one.codes, two.codes))
         speedup, identical = plain["seconds"] / report["seconds"], same == images
         report |= {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}
@@ -277,7 +240,15 @@ def summarise(plan: Plan, by_method: list[list[Result]], elapsed: float) -> tupl
     return report, lines
 
 
-def write_files(plan: Plan, results: list[Result], report: dict) -> None:
+def figures(results: Sequence[Result]) -> dict:
+    """The joint figures of all parts, by the names of ``Trace.report``, and how many ``images`` they have."""
+    traces = [result.trace for result in results]
+    images, seconds = sum(trace.images for trace in traces), sum(trace.prefill_seconds for trace in traces)
+    rounds = [round for trace in traces for round in trace.rounds]
+    return {**replace(traces[0], images=images, prefill={0: seconds}, rounds=rounds).report(), "images": images}
+
+
+def write_files(plan: Plan, results: Sequence[Result], report: dict) -> None:
     """Write the JSON files that were asked for."""
     options = plan.options
     if options.tokens:
@@ -285,25 +256,9 @@ def write_files(plan: Plan, results: list[Result], report: dict) -> None:
         content = {"tokens": grids, "prompts": plan.prompts, "batch_size": options.batch_size}
         write_json(options.tokens, {**content, "seed": plan.sampling.seed})
     if options.trace:
-        decodings = [{"prompt": prompt, **result.trace.to_json()} for prompt, result in zip(plan.prompts, results)]
+        groups = [(r.trace, first) for r in results for first in range(0, len(r.codes), options.batch_size)]
+        traces = [trace.part(list(range(first, first + options.batch_size))) for trace, first in groups]
+        decodings = [{"prompt": prompt, **trace.to_json()} for prompt, trace in zip(plan.prompts, traces)]
         write_json(options.trace, {"report": report, "decodings": decodings})
     if options.report:
         write_json(options.report, report)
-
-
-def together(results: list[Result]) -> dict:
-    """The joint figures of several prompts, by the names of ``Trace.report``, and how many ``images`` they have.
-
-    A round that prompts share counts once.
-    """
-    traces = [result.trace for result in results]
-    shared = {(result.first, round.index): round for result in results for round in result.trace.rounds}
-    images = sum(trace.images for trace in traces)
-    prefill = {0: sum(trace.prefill_seconds for trace in traces)}
-    whole = replace(traces[0], images=images, prefill=prefill, rounds=[r for t in traces for r in t.rounds])
-    return {
-        **whole.report(),
-        "images": images,
-        "target_forwards": len(shared),
-        "drafter_forwards": sum(round.drafter_forwards for round in shared.values()),
-    }

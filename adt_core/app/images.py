@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,9 @@ def read_settings(path: Path) -> dict:
     except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that it is no sound picture
         reason = getattr(error, "strerror", None) or "it is damaged or of another format"
         raise AdtError(f"{path} can't be read as a PNG ({reason}).") from error
-    try:
+    settings = None
+    with suppress(TypeError, ValueError):
         settings = json.loads(text or "null")
-    except (TypeError, ValueError):
-        settings = None
     if not isinstance(settings, dict):
         raise AdtError(
             f"{path} holds no ADT-Tree settings; give a PNG that 'generate' wrote and nothing has saved anew."

@@ -21,8 +21,7 @@ _ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 def inspect(path: str) -> list[dict]:
-    """One description per checkpoint at ``path`` ("bundled" is two), in JSON's types. AdtError for what is no
-    checkpoint."""
+    """What the checkpoints at ``path`` hold ("bundled" is two), in JSON's types. AdtError for what is no checkpoint."""
     roles = ("target", "drafter") if path == BUNDLED else ("target",)
     return [_describe(Checkpoint(resolve(path, role))) for role in roles]
 
@@ -32,6 +31,7 @@ def _describe(checkpoint: Checkpoint) -> dict:
     figures, entries, unneeded = _drafter(checkpoint) if "fc.weight" in names else _target(checkpoint)
     shapes = {name: shape for entry in entries for name, shape in zip(entry.names, entry.shapes)}
     found = {name: checkpoint.shape(name) for name in names}
+    wrong = [(name, shape) for name, shape in shapes.items() if name in names and found[name] != shape]
     return {
         "path": str(checkpoint.path),
         **figures,
@@ -40,11 +40,7 @@ def _describe(checkpoint: Checkpoint) -> dict:
         "bytes": sum(file.stat().st_size for file in checkpoint.files),
         "files": [file.name for file in checkpoint.files],
         "missing": sorted(missing_tensors(entries, checkpoint)),
-        "wrong_shape": [
-            f"{name} {found[name]}, expected {shape}"
-            for name, shape in shapes.items()
-            if name in names and found[name] != shape
-        ],
+        "wrong_shape": [f"{name} {found[name]}, expected {shape}" for name, shape in wrong],
         "left_over": sorted(name for name in names - shapes.keys() if not name.startswith(unneeded)),
     }
 
@@ -75,10 +71,9 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
 
 
 def _memory(target: Target, size: int) -> int:
-    """Bytes for one image with guidance, the transformer's matrices in ``size`` bytes a number, all else in two or
-    more."""
+    """Bytes for an image with guidance: the matrices in ``size`` bytes a number, all else in two or more."""
     matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
-    others = _size(target.decoder) - matrices + (_size(target.text_encoder) if target.text_encoder is not None else 0)
+    others = _size(target.decoder) - matrices + _size(target.text_encoder)
     cache = KVCache.num_bytes(target.decoder.config, 2, target.length + 128, max(size, 2))
     return matrices * size + others * max(size, 2) + cache + _size(target.codec) * 4
 
@@ -89,8 +84,8 @@ def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()
 
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _size(module: nn.Module | None) -> int:
+    return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
 
 
 def _decoder_figures(config: DecoderConfig) -> dict:

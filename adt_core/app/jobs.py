@@ -79,6 +79,7 @@ class Job:
         settings that don't fit together.
         """
         negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
+        prefix = torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix
         return Decoding(
             self.target,
             [self.target.encode_prompt(prompt) for prompt in prompts],
@@ -88,7 +89,7 @@ class Job:
             drafter=self.drafter,
             lantern=self.lantern,
             image_indices=image_indices,
-            prefix=torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix,
+            prefix=prefix,
             at_once=at_once,
             check=check,
         )
@@ -129,19 +130,18 @@ class Job:
         }
 
 
-def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, None]:
+def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
     """Decode to the end. Yields after every round the numbers of the images that are newly finished: often none.
 
-    together: the images stand in groups of so many, one behind the other; the numbers are then those of groups whose
-    images are all finished. Yields once more at the end if the last images were finished without a round, by reading
-    their prompts. A caller whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once.
+    Yields once more at the end if the last images were finished without a round, by reading their prompts. A caller
+    whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once.
     """
-    waiting = list(range(decoding.images // together))
+    waiting = list(range(decoding.images))
 
     def finished() -> list[int]:
-        whole = (decoding.codes[:, -1] >= 0).view(-1, together).all(1).tolist()
-        done = [group for group in waiting if whole[group]]
-        waiting[:] = [group for group in waiting if not whole[group]]
+        whole = (decoding.codes[:, -1] >= 0).tolist()
+        done = [image for image in waiting if whole[image]]
+        waiting[:] = [image for image in waiting if not whole[image]]
         return done
 
     for _ in decoding:
@@ -152,7 +152,7 @@ def rounds(decoding: Decoding, together: int = 1) -> Generator[list[int], None, 
 
 def decode(decoding: Decoding) -> Decoding:
     """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
-    for _ in rounds(decoding):
+    for _ in decoding:
         pass
     return decoding
 

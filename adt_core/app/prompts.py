@@ -101,10 +101,8 @@ def file_stems(prompts: list[Prompt]) -> list[str]:
     """
     ids = [re.sub(r"[^\w.-]+", "-", prompt.id).strip(".-") for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
-    return [
-        "-".join(filter(None, (id.zfill(width) if id.isdecimal() else id, slug(prompt.text)))) or "prompt"
-        for id, prompt in zip(ids, prompts)
-    ]
+    ids = [id.zfill(width) if id.isdecimal() else id for id in ids]
+    return ["-".join(filter(None, (id, slug(prompt.text)))) or "prompt" for id, prompt in zip(ids, prompts)]
 
 
 def sample(prompts: list[_Any], count: int, seed: int) -> list[_Any]:
@@ -132,10 +130,8 @@ def _json(text: str, caption: str) -> list[Prompt]:
     images: dict[int, list[str]] = {}
     for annotation in annotations:
         images.setdefault(annotation["image_id"], []).append(annotation["caption"])
-    return _present(
-        Prompt(str(image), captions[0] if caption == "first" else max(captions, key=len))
-        for image, captions in images.items()
-    )
+    first = caption == "first"
+    return _present(Prompt(str(image), said[0] if first else max(said, key=len)) for image, said in images.items())
 
 
 def _json_lines(text: str) -> list[Prompt]:
@@ -144,9 +140,8 @@ def _json_lines(text: str) -> list[Prompt]:
         if line.strip():
             value = json.loads(line)
             value = {"prompt": value} if isinstance(value, str) else value
-            prompts.append(
-                Prompt(str(value.get("id", number)), value["prompt"] if "prompt" in value else value["caption"])
-            )
+            said = value["prompt"] if "prompt" in value else value["caption"]
+            prompts.append(Prompt(str(value.get("id", number)), said))
     return _present(prompts)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from torch.utils.data import Dataset
 
 from ..errors import AdtError
 
+Given = Path | None
 Scores = dict[str, tuple[float, float]]
 PictureMetric = Callable[[Image.Image, str], Scores]
 SetMetric = Callable[[dict[str, list[Path]]], dict[str, dict[str, float]]]
@@ -40,8 +40,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class Quality(NamedTuple):
-    """What is measured. pictures: metrics by a name that goes into the settings. sets: None for nothing. note: a line
-    under the table."""
+    """What is measured. pictures: metrics by a name that goes into the settings. note: a line under the table."""
 
     pictures: dict[str, PictureMetric]
     sets: SetMetric | None
@@ -49,16 +48,9 @@ class Quality(NamedTuple):
 
 
 def choose(
-    clip: Path | None,
-    hps: Path | None,
-    aesthetic: Path | None,
-    inception: Path | None,
-    real_images: Path | None,
-    count: int,
-    device: torch.device,
+    clip: Given, hps: Given, aesthetic: Given, inception: Given, real_images: Given, count: int, device: torch.device
 ) -> Quality:
-    """Load the metrics for which the options of the benchmark give weights. count: pictures of a method. Raises
-    AdtError."""
+    """Load the metrics for which the benchmark's options give weights. count: pictures of a method. Raises AdtError."""
     if aesthetic and not clip:
         raise AdtError("--aesthetic reads the embeddings of CLIP ViT-L/14; give that model's folder with --clip.")
     if real_images and not inception:
@@ -77,12 +69,7 @@ def choose(
     return Quality(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
 
 
-# ---- single pictures -----------------------------------------------------
-
-
-def clip_metric(
-    folder: Path, option: str, column: str, device: torch.device, aesthetic: Path | None = None
-) -> PictureMetric:
+def clip_metric(folder: Path, option: str, column: str, device: torch.device, aesthetic: Given = None) -> PictureMetric:
     """100 max(cos, 0) between a picture and its prompt, by a CLIP model in transformers' layout.
 
     It is CLIPScore (arXiv 2104.08718) before its scaling. HPSv2 (arXiv 2306.09341) is the same with weights of its own.
@@ -103,41 +90,38 @@ def clip_metric(
             f"{option}: '{folder}' is not a whole CLIP model in transformers' layout ({error}); download it again."
         ) from error
     longest = model.config.text_config.max_position_embeddings
-    predictor = _aesthetic_predictor(aesthetic, model.config.projection_dim) if aesthetic else None
+    layers = _aesthetic_layers(aesthetic, model.config.projection_dim) if aesthetic else []
 
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
         inputs = processor(text=[prompt], images=[picture], return_tensors="pt", truncation=True, max_length=longest)
         found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
         scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
-        return scores | ({"aesthetic": (predictor(found.image_embeds.cpu()), 1)} if predictor else {})
+        if layers:
+            x = found.image_embeds.cpu()
+            for weight, bias in layers:
+                x = torch.nn.functional.linear(x, weight, bias)
+            scores["aesthetic"] = (x.item(), 1)
+        return scores
 
     return metric
 
 
-def _aesthetic_predictor(path: Path, width: int) -> Callable[[Tensor], float]:
-    """LAION's predictor: from a normalised embedding [1, width] to a score.
+def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases of LAION's predictor, which leads from a normalised embedding [1, width] to a score.
 
     It is a linear layer; in the improved version a chain of linear layers with nothing between them.
     """
     tensors = _read(path, "--aesthetic")
-    names = sorted(
-        (name.removesuffix("weight") for name in tensors if name.endswith("weight")),
-        key=lambda name: [int(number) for number in re.findall(r"\d+", name)],
-    )
+    names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
+    names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
         raise AdtError(
             f"--aesthetic: '{path}' does not lead from an embedding of {width} numbers to one score; "
             "give the predictor for the model in --clip."
         )
-
-    def predict(x: Tensor) -> float:
-        for weight, bias in layers:
-            x = torch.nn.functional.linear(x, weight, bias)
-        return x.item()
-
-    return predict
+    return layers
 
 
 def _read(path: Path, option: str) -> dict[str, Tensor]:
@@ -150,9 +134,6 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
         raise AdtError(
             f"{option}: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); download it again."
         ) from error
-
-
-# ---- sets ----------------------------------------------------------------
 
 
 class _Pictures(Dataset):
@@ -176,7 +157,7 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     torch-fidelity computes both. Real pictures are cropped and scaled to the size of the others. Raises AdtError.
     """
     try:
-        import torch_fidelity  # noqa: F401
+        from torch_fidelity import calculate_metrics
     except ImportError as error:
         raise AdtError(
             "--inception: torch-fidelity computes what is asked for, and is not installed; pip install torch-fidelity."
@@ -188,25 +169,20 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
             f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
             f"for {count} of every method."
         )
-    return partial(_inception_scores, weights=weights, real=real, device=device)
+    shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights), "save_cpu_ram": True}
+    shared |= {"isc": True, "isc_splits": 1, "verbose": False}
 
-
-def _inception_scores(
-    pictures: dict[str, list[Path]], weights: Path, real: list[Path], device: torch.device
-) -> dict[str, dict[str, float]]:
-    from torch_fidelity import calculate_metrics
-
-    with Image.open(next(iter(pictures.values()))[0]) as first:
-        size = min(first.size)
-    fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
-    shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights)}
-    known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores
-    with TemporaryDirectory() as cache:
-        shared |= {"isc": True, "isc_splits": 1, "verbose": False, "cache_root": cache, "save_cpu_ram": True}
-        for files in map(tuple, pictures.values()):
-            if files not in known:
-                found = calculate_metrics(input1=_Pictures(files, size), **shared, **fid)
+    def metric(pictures: dict[str, list[Path]]) -> dict[str, dict[str, float]]:
+        with Image.open(next(iter(pictures.values()))[0]) as first:
+            size = min(first.size)
+        fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
+        known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores
+        with TemporaryDirectory() as cache:
+            for files in set(map(tuple, pictures.values())):
+                found = calculate_metrics(input1=_Pictures(files, size), cache_root=cache, **shared, **fid)
                 known[files] = {"IS": float(found["inception_score_mean"])}
                 if real:
                     known[files]["FID"] = float(found["frechet_inception_distance"])
-    return {name: known[tuple(files)] for name, files in pictures.items()}
+        return {name: known[tuple(files)] for name, files in pictures.items()}
+
+    return metric

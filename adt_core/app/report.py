@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -32,6 +31,14 @@ COLUMNS = {
 """Name of a column in CSV and JSON -> its heading. Those of image quality follow, under their metrics' names."""
 MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")
 """Columns that are means of a run's figures of the same name."""
+_FORMS = {
+    **dict.fromkeys(COLUMNS, "{:.2f}"),
+    **dict.fromkeys(("target_forwards", "drafter_forwards"), "{:.0f}"),
+    **dict.fromkeys(("agreement", "substitution_rate"), "{:.1%}"),
+    "method": "{}",
+    "identical": "{} of {images}",
+}
+"""How the table writes a column; others have four digits."""
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 
 
@@ -57,27 +64,16 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
         runs = [record["runs"][name] for record in records]
         speedups = ratios(records, PLAIN, name)
         low, high = median_interval(speedups)
-        forwards = sum(run["target_forwards"] for run in runs)
-        rows.append(
-            {
-                "method": name,
-                "speedup": float(np.median(speedups)),
-                "low": low,
-                "high": high,
-                **{column: mean(run[column] for run in runs) for column in MEANS},
-                "nodes_per_round": sum(run["verified_nodes"] for run in runs) / forwards,
-                "identical": sum(run["agreement"] == 1 for run in runs),
-                **_quality([run.get("quality", {}) for run in runs]),
-                **(sets or {}).get(name, {}),
-            }
-        )
+        row = {"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high}
+        row |= {column: mean(run[column] for run in runs) for column in MEANS}
+        drafts, forwards = (sum(run[column] for run in runs) for column in ("verified_nodes", "target_forwards"))
+        row |= {"nodes_per_round": drafts / forwards, "identical": sum(run["agreement"] == 1 for run in runs)}
+        scores = [run.get("quality", {}) for run in runs]
+        for column in scores[0]:
+            sums, counts = zip(*(each[column] for each in scores))
+            row[column] = sum(sums) / sum(counts)
+        rows.append({**row, **(sets or {}).get(name, {})})
     return rows
-
-
-def _quality(found: list[dict[str, tuple[float, float]]]) -> dict[str, float]:
-    """Metrics of single pictures over all pictures: for each column, the sums over the counts."""
-    pairs = {column: zip(*(scores[column] for scores in found)) for column in found[0]}
-    return {column: sum(sums) / sum(counts) for column, (sums, counts) in pairs.items()}
 
 
 def _headings(rows: list[dict]) -> dict[str, str]:
@@ -86,44 +82,33 @@ def _headings(rows: list[dict]) -> dict[str, str]:
 
 def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -> str:
     """Rows of :func:`summary` as Markdown; the ``columns`` of these names, or all."""
-    form = {
-        **dict.fromkeys(COLUMNS, "{:.2f}"),
-        "method": "{}",
-        **dict.fromkeys(("target_forwards", "drafter_forwards"), "{:.0f}"),
-        "identical": f"{{}} of {images}",
-        **dict.fromkeys(("agreement", "substitution_rate"), "{:.1%}"),
-    }
     headings = {key: heading for key, heading in _headings(rows).items() if columns is None or key in columns}
-    cells = [[form.get(key, "{:.4g}").format(row[key]) for key in headings] for row in rows]
+    cells = [[_FORMS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in rows]
     lines = ["| " + " | ".join(line) + " |" for line in (headings.values(), *cells)]
     return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
 
 
-def markdown(rows: list[dict], settings: dict, note: str = "") -> str:
+def markdown(rows: list[dict], settings: dict, note: str) -> str:
     """The table, what it was measured with, and ``note``."""
     images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
     named = ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
     run = ", ".join(f"{key} {settings[key]}" for key in named)
-    below = f"{images} prompts, one image each. {sampling}. {run}."
-    return "\n".join([table(rows, images), "", below, *([note] if note else []), ""])
+    below = f"{images} prompts, one image each. {sampling}. {run}.\n"
+    return f"{table(rows, images)}\n\n{below}" + (f"{note}\n" if note else "")
 
 
 def write(
     records: list[dict], settings: dict, folder: Path, sets: dict[str, dict[str, float]] | None = None, note: str = ""
 ) -> tuple[str, list[Path]]:
-    """Write ``results.md``, ``.csv``, ``.json`` and, where matplotlib is installed, the plots.
-
-    Returns the table and the paths that were written.
-    """
+    """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
     rows, paths = summary(records, sets), [folder / f"results.{ending}" for ending in ("md", "csv", "json")]
     shown = markdown(rows, settings, note)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(_headings(rows)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     paths[0].write_text(shown, encoding="utf-8")
-    paths[1].write_text(text.getvalue(), encoding="utf-8")
+    with paths[1].open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(_headings(rows)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     write_json(paths[2], {"settings": settings, "summary": rows, "records": records})
     return shown, [*paths, *_plots(rows, records, folder)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -24,28 +25,25 @@ from ..app.generation import choose_device, open_target, sampling_of
 from ..app.images import write_json
 from ..drafters import is_network
 from ..drafters.eagle import EagleDrafter
-from ..drafters.eagle_files import grid_of_pairs, load_eagle
+from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
 from ..errors import AdtError
 from ..models.checkpoint import Checkpoint, resolve
-from ..models.target import Prompt, Target
+from ..models.target import Target
 from ..rules.sampling import Sampling
 from .features import Features
-from .log import figures, sentence, write_log
+from .log import sentence, write_log
 from .pictures import Pictures, draw, encode, find_captioned, find_prompts
 from .run import Run, initialise, muon_and_adam
-from .save import config_fields, drafter_tensors, write_checkpoint
+from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
 
-FIXED = (
-    *("model", "weights", "size", "prompts", "images", "pictures", "held_out"),
-    *("passes", "batch", "accumulate", "learning_rate"),
-)
+FIXED = "model weights size prompts images pictures held_out passes batch accumulate learning_rate".split()
 """Options that can't change when a run is resumed, besides those of sampling."""
 WARM_UP = 0.15
 """Share of the budget in which the drafter sees the target's features only."""
 STRIDE = 2
-"""Every so many positions are roots, the others in the next step: neighbours teach much the same, and a step costs two
-thirds as much."""
+"""Positions from one root to the next; the next step takes those between. Neighbours teach much the same, and a step
+costs two thirds of one with all roots."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,7 @@ class Plan:
 
 
 def plan(options: argparse.Namespace) -> Plan:
-    """Check everything that can be checked before a model is loaded, and that ``--output`` is new or ours. Raises
-    AdtError."""
+    """Check what can be checked before a model is loaded, and that ``--output`` is new or ours. Raises AdtError."""
     if options.steps is None and options.minutes is None:
         options.minutes = 60.0
     for name in ("held_out", "passes", "batch", "accumulate", "every", "draw_batch"):
@@ -103,18 +100,18 @@ def _captions(options: argparse.Namespace, seed: int) -> tuple[list[str], list[P
         paths, prompts = [paths[i] for i in order], [prompts[i] for i in order]
     else:
         prompts = find_prompts(options.prompts, options.pictures, held_out, seed)
+    if len(prompts) >= held_out + batch:
+        return prompts, paths
     source = f"--{'images' if options.images else 'prompts'}: '{options.images or options.prompts}'"
-    if len(prompts) < held_out + (batch if paths else 1):
-        raise AdtError(
-            f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
-            f"(--held-out) and {batch} for one step (--batch); add some, or lower these."
-        )
-    if len(prompts) < held_out + batch:
+    if not paths and len(prompts) > held_out:
         raise AdtError(
             f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (--batch); "
             "draw more with --pictures."
         )
-    return prompts, paths
+    raise AdtError(
+        f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
+        f"(--held-out) and {batch} for one step (--batch); add some, or lower these."
+    )
 
 
 def _check_output(plan: Plan) -> None:
@@ -163,7 +160,7 @@ def run(plan: Plan) -> str:
     other = load_eagle(options.compare, target) if options.compare else None
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_json(plan.folder / "settings.json", plan.settings)
-    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, options.held_out)
+    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length)
 
     def codes_of(numbers: list[int]) -> Tensor:
         if plan.paths:
@@ -184,63 +181,54 @@ class Trainer:
     """One training run on the pictures of one target."""
 
     def __init__(self, target: Target, pictures: Pictures, plan: Plan):
-        options = plan.options
-        self.target, self.pictures, self.sampling, self.options = target, pictures, plan.sampling, options
+        self.target, self.pictures, self.sampling = target, pictures, plan.sampling
+        self.options = options = plan.options
         self.drafter, self._config = make_drafter(target), Checkpoint(resolve(options.model, "target")).config
         self._features = Features(plan.folder / "features", options.features_gb * 2**30)
-        self._prompts: dict[int, Prompt] = {}
+        self._encode = cache(target.encode_prompt)
         half = _autocast_dtype(plan.device, options.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
-        rate = options.learning_rate
-        self.run = Run(
-            plan.folder / "checkpoint.pt",
-            self.drafter,
-            muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",)),
-            options.minutes,
-            steps=options.steps,
-            decay=0.98,
-            half=half is torch.float16,
-        )
+        rate, scaled = options.learning_rate, half is torch.float16
+        optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
+        path = plan.folder / "checkpoint.pt"
+        self.run = Run(path, self.drafter, optimisers, options.minutes, 0.98, options.steps, scaled)
         self.log: list[dict] = list(self.run.state.get("log", []))
 
     def train(self) -> None:
         """Train until the budget is spent; every so often measure, save and write."""
-        options, losses = self.options, []
-        with tqdm(
-            total=options.steps, initial=self.run.step, unit=" steps", desc="training", mininterval=0.5, leave=False
-        ) as bar:
-            finished = self.run.fraction >= 1
-            while not finished:
+        run, losses = self.run, []
+        with tqdm(total=run.steps, initial=run.step, unit=" steps", desc="training", leave=False) as bar:
+            while run.fraction < 1:
                 losses.append(self._step())
                 bar.update()
-                finished = self.run.fraction >= 1
-                if finished or self.run.step % options.every == 0:
-                    self._save(torch.stack(losses).mean().item())
+                if run.step % self.options.every == 0:
+                    self._save(losses)
                     bar.set_postfix_str(f"loss {self.log[-1]['loss']:.3f}, tau {self.log[-1]['tau']:.3f}")
                     losses = []
+        if losses:
+            self._save(losses)
 
-    def _save(self, loss: float) -> None:
-        """Measure the averaged weights; write the checkpoint, the drafter and the log."""
-        folder, shipped = self.options.output, make_drafter(self.target)
+    def _save(self, losses: list[Tensor]) -> None:
+        """Measure the averaged weights; write the checkpoint, the drafter and the log. losses: since the last time."""
+        folder, shipped, loss = self.options.output, make_drafter(self.target), torch.stack(losses).mean().item()
         shipped.load_state_dict(self.run.average)
         row = {"step": self.run.step, "seconds": round(self.run.elapsed, 1), "loss": round(loss, 5)}
         self.log.append({**row, **self.measure(shipped)})
         self.run.save(log=self.log)
         dtype = torch.bfloat16 if self.target.decoder.dtype is torch.bfloat16 else torch.float16
-        write_checkpoint(folder, drafter_tensors(shipped), {**self._config, **config_fields(shipped)}, dtype)
+        write_checkpoint(folder, drafter_tensors(shipped), {**self._config, **config_fields(shipped.config)}, dtype)
         write_log(folder, self.log, self.options.passes)
 
     def _step(self) -> Tensor:
-        """One optimisation step; its loss, a scalar."""
-        options, losses = self.options, []
+        """Make one optimisation step. Returns its loss, a scalar."""
+        options, step, losses = self.options, self.run.step, []
         passes = 1 if self.run.fraction < WARM_UP else options.passes
         for part in range(options.accumulate):
-            reading = self._read(self._numbers(self.run.step * options.accumulate + part))
-            end, device = reading.z.shape[1] - passes + 1, reading.z.device
-            roots = torch.arange(self.run.step % STRIDE, end, STRIDE, device=device)
+            reading = self._read(self._numbers(step * options.accumulate + part))
+            end = reading.z.shape[1] - passes + 1
+            roots = torch.arange(step % STRIDE, end, STRIDE, device=reading.z.device)
             with self._autocast:
-                loss = training_loss(self.target, self.drafter, reading, roots, passes, self.sampling)
-                loss = loss / options.accumulate
+                loss = training_loss(self.drafter, reading, roots, passes) / options.accumulate
             self.run.backward(loss)
             losses.append(loss.detach())
         self.run.apply()
@@ -248,29 +236,24 @@ class Trainer:
 
     def _read(self, numbers: list[int]) -> Reading:
         """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder."""
-        for number in numbers:
-            if number not in self._prompts:
-                self._prompts[number] = self.target.encode_prompt(self.pictures.prompts[number])
-        rows = [self._prompts[number] for number in numbers]
-        return read(self.target, rows, self.pictures.codes(numbers), numbers, self.sampling, self._features)
+        prompts = [self._encode(self.pictures.prompts[number]) for number in numbers]
+        return read(self.target, prompts, self.pictures.codes(numbers), numbers, self.sampling, self._features)
 
     def _numbers(self, index: int) -> list[int]:
-        """Pictures of batch ``index``: each epoch in an order of its own, fixed by the seed. Its last batch is left out
-        if it is not full."""
-        count, size = len(self.pictures) - self.pictures.held_out, self.options.batch
+        """Pictures of batch ``index``. Each epoch has an order of its own, fixed by the seed, and leaves out what does
+        not fill its last batch."""
+        held_out, size = self.options.held_out, self.options.batch
+        count = len(self.pictures.prompts) - held_out
         epoch, place = divmod(index, count // size)
-        order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + self.pictures.held_out
+        order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + held_out
         return order[place * size : (place + 1) * size].tolist()
 
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
-        batches = [part.tolist() for part in torch.arange(self.pictures.held_out).split(self.options.batch)]
-        found = [
-            acceptance(self.target, drafter, self._read(batch), self.options.passes, self.sampling) for batch in batches
-        ]
-        weights = [len(batch) / self.pictures.held_out for batch in batches]
-        shares = torch.stack([weight * shares for weight, (shares, _) in zip(weights, found)]).sum(0)
-        return figures(shares, sum(weight * tau for weight, (_, tau) in zip(weights, found)))
+        batches = [batch.tolist() for batch in torch.arange(self.options.held_out).split(self.options.batch)]
+        found = [acceptance(drafter, self._read(batch), self.options.passes) for batch in batches]
+        sums = {name: sum(len(batch) * one[name] for batch, one in zip(batches, found)) for name in found[0]}
+        return {name: round(value / self.options.held_out, 4) for name, value in sums.items()}
 
 
 def _autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:

@@ -7,24 +7,12 @@ import io
 from importlib.util import find_spec
 from pathlib import Path
 
-from torch import Tensor
-
 from ..app.images import write
 from .unroll import CHILDREN
 
 
-def figures(shares: Tensor, tau: float) -> dict[str, float]:
-    """Acceptance by the names of the log's columns. shares: [passes, children], see :func:`unroll.acceptance`."""
-    columns = {
-        f"depth {depth} of {count}": round(share, 4)
-        for depth, row in enumerate(shares.tolist(), 1)
-        for count, share in zip(CHILDREN, row)
-    }
-    return {"tau": round(tau, 4), **columns}
-
-
 def sentence(row: dict, passes: int) -> str:
-    """The acceptance in a row of :func:`figures`, in words."""
+    """What :func:`acceptance` found, in words."""
     depths = (
         " / ".join(f"{row[f'depth {depth} of {count}']:.3f}" for count in CHILDREN) + f" at depth {depth}"
         for depth in range(1, passes + 1)
@@ -36,8 +24,7 @@ def sentence(row: dict, passes: int) -> str:
 
 
 def write_log(folder: Path, rows: list[dict], passes: int) -> None:
-    """``log.csv``, and ``log.png`` where matplotlib is installed. Rows: step, seconds, mean loss since the row before,
-    figures."""
+    """``log.csv``, and ``log.png`` where matplotlib is installed. Rows: step, seconds, mean loss, acceptance."""
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])
     table.writeheader()

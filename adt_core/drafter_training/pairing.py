@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
+from itertools import product, starmap
 
 import torch
-from torch import Tensor
 
 from ..app.generation import choose_device, default_drafter, open_target, sampling_of
 from ..app.images import write_json
@@ -28,8 +26,6 @@ from ..models.target import Target
 from ..rules.sampling import Sampling
 from .pictures import draw
 from .unroll import CHILDREN, acceptance, read
-
-PAIRINGS = [Pairing(late, codes) for late, codes in product((False, True), (False, True))]
 
 
 def choose_drafter(options: argparse.Namespace) -> None:
@@ -46,46 +42,39 @@ def run(options: argparse.Namespace) -> str:
     sampling = sampling_of(options)
     prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, sampling.seed)
     target = open_target(options, choose_device(options.device))
-    drafter = load_eagle(options.drafter, target)
-    shares = measure(target, drafter, prompts, sampling)
-    best = max(shares, key=lambda pairing: shares[pairing][0].item())
+    shares = measure(target, load_eagle(options.drafter, target), prompts, sampling)
+    best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
     lines = [f"The target's token is among the first {children} children, {len(prompts)} pictures of {target.name}:"]
-    for pairing in PAIRINGS:
-        found = " / ".join(f"{share:.3f}" for share in shares[pairing].tolist())
-        lines.append(f"{describe(pairing):62} {found}{' <- best' if pairing == best else ''}")
+    for pairing, found in shares.items():
+        fed = "their own token" if pairing.late else "the token after them"
+        said = f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
+        figures = " / ".join(f"{share:.3f}" for share in found)
+        lines.append(f"{said:62} {figures}{' <- best' if pairing == best else ''}")
     if str(options.drafter) != BUNDLED:
-        file = record(Checkpoint(resolve(options.drafter, "drafter")).folder, best, shares)
+        file = Checkpoint(resolve(options.drafter, "drafter")).folder / PAIRING_FILE
+        measured = [{**pairing._asdict(), "agreement": found} for pairing, found in shares.items()]
+        write_json(file, {**best._asdict(), "measured": measured})
         lines.append(f"Recorded in {file}; drafting follows it.")
     return "\n".join(lines)
 
 
-def describe(pairing: Pairing) -> str:
-    """A pairing in words."""
-    fed = "their own token" if pairing.late else "the token after them"
-    return f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
-
-
 @torch.inference_mode()
-def measure(target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling) -> dict[Pairing, Tensor]:
-    """By pairing, the shares [len(CHILDREN)] of tokens that are among the drafter's first children.
+def measure(
+    target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling
+) -> dict[Pairing, list[float]]:
+    """By pairing, the shares of tokens that are among the drafter's first children, for each number in CHILDREN.
 
     They are taken on pictures of the prompts, which the target draws plainly.
     """
     numbers = list(range(len(prompts)))
     codes = draw(target, prompts, numbers, sampling)
-    reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling)
+    reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     first = torch.tensor([[prompt[0]] for prompt in reading.prompts], device=reading.ids.device)
     every, shares = torch.cat([first, reading.ids], 1), {}
     drafter = drafter.to(reading.features.dtype)
-    for pairing in PAIRINGS:
+    for pairing in starmap(Pairing, product((False, True), repeat=2)):
         fed = replace(reading, ids=paired_ids(pairing, every, target.decoder.image_ids))
-        shares[pairing] = acceptance(target, drafter, fed, 1, sampling)[0][0]
+        found = acceptance(drafter, fed, passes=1)
+        shares[pairing] = [found[f"depth 1 of {count}"] for count in CHILDREN]
     return shares
-
-
-def record(folder: Path, best: Pairing, shares: dict[Pairing, Tensor]) -> Path:
-    """Write the best pairing, and what was measured, into the drafter's folder."""
-    found = [{**pairing._asdict(), "agreement": share.tolist()} for pairing, share in shares.items()]
-    write_json(folder / PAIRING_FILE, {**best._asdict(), "measured": found})
-    return folder / PAIRING_FILE

@@ -1,6 +1,4 @@
-"""What a drafter is trained on: captions, and the codes of their pictures.
-
-The target draws the pictures, or they are encoded from files.
+"""What a drafter is trained on: captions, and the codes of their pictures, drawn by the target or encoded from files.
 
 Codes are kept in ``codes.npy``, int32 [pictures, tokens], -1 where a picture is not made yet, so that making them can
 be interrupted at any time.
@@ -28,11 +26,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class Pictures:
-    """Captions and codes. The first ``held_out`` pictures are for measuring, the others for training."""
+    """Captions and codes. The file of codes at ``path`` is opened or begun, for pictures of ``length`` tokens."""
 
-    def __init__(self, path: Path, prompts: list[str], length: int, held_out: int):
-        """Open or begin the file of codes at ``path``, for pictures of ``length`` tokens, one per prompt."""
-        self.prompts, self.held_out = prompts, held_out
+    def __init__(self, path: Path, prompts: list[str], length: int):
+        self.prompts = prompts
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             np.save(path, np.full((len(prompts), length), -1, np.int32))
@@ -43,15 +40,10 @@ class Pictures:
                 f"{length} are needed; delete it, or name another --output."
             )
 
-    def __len__(self) -> int:
-        return len(self.prompts)
-
     def make(self, codes_of: Callable[[list[int]], Tensor], together: int) -> None:
         """Make the missing pictures, ``together`` at once. codes_of: their numbers -> codes [len(numbers), tokens]."""
         missing = np.flatnonzero((self._codes < 0).any(1)).tolist()
-        with tqdm(
-            total=len(missing), desc="pictures", unit="", disable=not missing, mininterval=0.5, leave=False
-        ) as bar:
+        with tqdm(total=len(missing), desc="pictures", unit="", disable=not missing, leave=False) as bar:
             for start in range(0, len(missing), together):
                 numbers = missing[start : start + together]
                 self.put(numbers, codes_of(numbers))
@@ -69,7 +61,7 @@ class Pictures:
 
 def find_prompts(path: str, pictures: int | None, held_out: int, seed: int) -> list[str]:
     """One prompt per picture, in an order that ``seed`` fixes. The first ``held_out`` are used once, the others in turn
-    until there are ``pictures`` of them; None uses each once. AdtError for a file that can't be read."""
+    for ``pictures`` pictures; None uses each once. AdtError for a file that can't be read."""
     prompts = list(dict.fromkeys(read_prompts(path)))
     prompts = sample(prompts, len(prompts), seed)
     rest = prompts[held_out:]
@@ -77,8 +69,7 @@ def find_prompts(path: str, pictures: int | None, held_out: int, seed: int) -> l
 
 
 def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
-    """The pictures of a folder and their captions: ``NAME.jpg``, ``.png`` or ``.webp`` beside ``NAME.txt``. Raises
-    AdtError."""
+    """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
         raise AdtError(f"--images: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt.")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)

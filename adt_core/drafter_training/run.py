@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 
-def cosine(fraction: float, warmup: float = 0.02, floor: float = 0.02) -> float:
-    """Factor of the learning rate: up during a share ``warmup`` of the budget, then down a cosine to ``floor``."""
+def cosine(fraction: float, warmup: float) -> float:
+    """Factor of the learning rate: up during a share ``warmup`` of the budget, then down a cosine to 0.02."""
     if fraction < warmup:
         return max(fraction / warmup, 0.01)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised updates (Jordan et al., 2024), for weight matrices.
+    """Momentum with orthogonalised updates (Jordan et al., 2024), for matrices [in, out] and convolutions, which are
+    flattened to [out, in * k * k]."""
 
-    Convolutions are flattened to [out, in * k * k].
-    """
-
-    def __init__(self, parameters, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.01):
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, parameters: list[nn.Parameter], lr: float):
+        super().__init__(parameters, {"lr": lr, "momentum": 0.95, "weight_decay": 0.01})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -37,21 +36,18 @@ class Muon(torch.optim.Optimizer):
                 buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalise(p.grad.lerp(buffer, group["momentum"]).flatten(1))
-                inputs, outputs = p.shape if p.ndim == 2 else update.shape[::-1]  # matrices are stored [in, out]
+                inputs, outputs = p.shape if p.ndim == 2 else update.shape[::-1]
                 scale = max(1.0, outputs / inputs) ** 0.5
                 p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.view_as(p), alpha=-group["lr"] * scale)
 
 
-def orthogonalise(matrix: Tensor, steps: int = 3) -> Tensor:
-    """Roughly the nearest semi-orthogonal matrix, by Newton-Schulz iteration of degree 5.
-
-    Few steps, because on a CPU they cost more than they bring.
-    """
+def orthogonalise(matrix: Tensor) -> Tensor:
+    """Roughly the nearest semi-orthogonal matrix, by Newton-Schulz iteration of degree 5."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
+    for _ in range(3):  # on a CPU, more steps cost more than they bring
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
@@ -77,44 +73,42 @@ def muon_and_adam(
         if p.requires_grad:
             is_matrix = p.ndim >= 2 and not any(part in name for part in ("embed", *not_muon))
             (matrices if is_matrix else others).append(p)
-    optimisers = [Muon(matrices, lr=muon_lr), torch.optim.AdamW(others, adam_lr, (0.9, 0.98), weight_decay=0.0)]
+    optimisers = [Muon(matrices, muon_lr), torch.optim.AdamW(others, adam_lr, (0.9, 0.98), weight_decay=0.0)]
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["peak"] = group["lr"]
     return optimisers
 
 
+@dataclass
 class Run:
     """A training run that can be stopped and resumed: weights, their moving average, optimisers, step and time spent.
 
-    minutes, steps: the budget, which sets the learning rate; with both, the one that is used up first. decay: of
-    ``average``, the exponential moving average of the weights, which is what ships. half: gradients come from float16,
-    so losses are scaled, and steps that overflow are left out.
+    It resumes from the checkpoint at ``path`` if there is one; ``state`` is what that held. minutes, steps: the budget,
+    which sets the learning rate; with both, the one that is used up first. decay: of ``average``, the exponential
+    moving average of the weights, which is what ships. half: gradients come from float16, so losses are scaled, and
+    steps that overflow are left out.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        model: nn.Module,
-        optimisers: list[torch.optim.Optimizer],
-        minutes: float | None = None,
-        *,
-        steps: int | None = None,
-        decay: float,
-        half: bool = False,
-    ):
-        """Resume from the checkpoint at ``path`` if there is one; ``state`` is what it held."""
-        self.path, self.model, self.optimisers = path, model, optimisers
-        self.minutes, self.steps, self.decay = minutes, steps, decay
+    path: Path
+    model: nn.Module
+    optimisers: list[torch.optim.Optimizer]
+    minutes: float | None
+    decay: float
+    steps: int | None = None
+    half: bool = False
+
+    def __post_init__(self) -> None:
+        model = self.model
         self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
         device = next(model.parameters()).device
-        self.scaler = torch.amp.GradScaler(device.type, enabled=half)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.half)
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
-        if path.exists():
-            self.state = torch.load(path, map_location=device, weights_only=True)
+        if self.path.exists():
+            self.state = torch.load(self.path, map_location=device, weights_only=True)
             model.load_state_dict(self.state["model"])
             self.average = self.state["average"]
-            for optimiser, saved in zip(optimisers, self.state["optimisers"], strict=True):
+            for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
             if self.state.get("scaler"):  # empty where losses were not scaled
                 self.scaler.load_state_dict(self.state["scaler"])
@@ -130,7 +124,8 @@ class Run:
     def fraction(self) -> float:
         """Share of the budget that is spent; at 1 the run is over."""
         by_time = self.elapsed / (60 * self.minutes) if self.minutes else 0.0
-        return min(1.0, max(by_time, self.step / self.steps if self.steps else 0.0))
+        by_steps = self.step / self.steps if self.steps else 0.0
+        return min(1.0, max(by_time, by_steps))
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of ``loss``, one of the parts of a step."""
@@ -138,7 +133,7 @@ class Run:
 
     @torch.no_grad()
     def apply(self, warmup: float = 0.02) -> None:
-        """One optimisation step with the gradients that were added."""
+        """One optimisation step with the gradients that were added. warmup: as for :func:`cosine`."""
         factor = cosine(self.fraction, warmup)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -162,5 +157,6 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        torch.save({**state, **more}, self.path.with_suffix(".tmp"))
-        os.replace(self.path.with_suffix(".tmp"), self.path)
+        part = self.path.with_suffix(".tmp")
+        torch.save({**state, **more}, part)
+        os.replace(part, self.path)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..app.images import write
 from ..drafters.eagle import EagleDrafter
-from ..drafters.eagle_files import LLAMAGEN_GRIDS
 from ..models.layers import Layer
 from ..models.layout import paired
 
@@ -24,19 +23,22 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
     if c.grid_rope:
         q, k = paired(c.head_dim)(q), paired(c.head_dim)(k)
     gate, up = layer.gate_up.T.chunk(2)
-    attention = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": layer.out.T}
-    if layer.qk_norm_weight is not None and layer.qk_norm_bias is not None:
-        for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
-            heads = norm.split([c.num_heads, c.num_kv_heads])
-            attention |= {f"q_norm.{kind}": heads[0], f"k_norm.{kind}": heads[1]}
     tensors = {
-        **{f"self_attn.{name}": value for name, value in attention.items()},
+        "self_attn.q_proj.weight": q,
+        "self_attn.k_proj.weight": k,
+        "self_attn.v_proj.weight": v,
+        "self_attn.o_proj.weight": layer.out.T,
         "mlp.gate_proj.weight": gate,
         "mlp.up_proj.weight": up,
         "mlp.down_proj.weight": layer.down.T,
         "post_attention_layernorm.weight": layer.mlp_norm,
-        **({} if layer.input_norm is None else {"input_layernorm.weight": layer.input_norm}),
     }
+    if layer.input_norm is not None:
+        tensors["input_layernorm.weight"] = layer.input_norm
+    for kind, norm in (("weight", layer.qk_norm_weight), ("bias", layer.qk_norm_bias)):
+        if norm is not None:
+            q_norm, k_norm = norm.split([c.num_heads, c.num_kv_heads])
+            tensors |= {f"self_attn.q_norm.{kind}": q_norm, f"self_attn.k_norm.{kind}": k_norm}
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
@@ -46,27 +48,7 @@ def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
     return tensors | layer_tensors(drafter.layer, "layers.0")
 
 
-def config_fields(drafter: EagleDrafter) -> dict:
-    """The fields of a ``config.json`` that shape a drafter."""
-    c = drafter.config
-    stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == c.grid_rope), None)
-    return {
-        **({"input_type": stage} if stage else {}),
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_theta": c.rope_theta,
-        "max_position_embeddings": c.max_positions,
-    }
-
-
-def write_checkpoint(
-    folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype = torch.float16
-) -> None:
+def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype) -> None:
     """``config.json`` and ``model.safetensors``, each whole or not at all."""
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
     write(folder / "model.safetensors", save(stored, {"format": "pt"}))

@@ -40,44 +40,47 @@ FEATURE_WEIGHT = 0.1
 class Reading:
     """What the target makes of a batch of B pictures of T tokens, in R rows.
 
-    prompts: of every row. features: [R, n + 1, h], of all tokens but the last. ids: [R, n], the token after each of the
-    first n. z: [B, T - 1, V], processed logits of all codes but the first. numbers: the pictures' image indices.
+    numbers: the pictures' image indices. prompts: of every row. features: [R, n + 1, h], of all tokens but the last.
+    ids: [R, n], the token after each of the first n. z: [B, T - 1, V], processed logits of all codes but the first.
     """
 
+    target: Target
+    sampling: Sampling
+    numbers: list[int]
     prompts: list[Prompt]
     features: Tensor
     ids: Tensor
     z: Tensor
-    numbers: list[int]
 
     @property
     def first(self) -> int:
         """Element of the stream at the first root, the first image token."""
         return self.ids.shape[1] - self.z.shape[1]
 
+    def draft_logits(self, out: Tensor, positions: Tensor) -> Tensor:
+        """Outputs [R, m, h] at raster ``positions`` [m] -> the logits [B, m, V] that rank drafts, without noise."""
+        z = guided(self.target, out, self.sampling)
+        z = z if self.sampling.temperature in (0, 1) else z / self.sampling.temperature
+        return with_grammar(z, self.target.grammar(z), positions)
+
 
 def guided(target: Target, features: Tensor, sampling: Sampling) -> Tensor:
-    """Features [R, n, h] -> guided logits [B, n, num_codes]."""
+    """Features [R, n, h] -> guided logits [B, n, V]."""
     return target.decoder.logits(features.to(target.decoder.wide_dtype), sampling.guidance)
 
 
 @torch.no_grad()
 def read(
-    target: Target,
-    prompts: list[Prompt],
-    codes: Tensor,
-    numbers: list[int],
-    sampling: Sampling,
-    kept: Features | None = None,
+    target: Target, prompts: list[Prompt], codes: Tensor, numbers: list[int], sampling: Sampling, kept: Features | None
 ) -> Reading:
     """One forward of the target over whole pictures, or its features from ``kept``.
 
     prompts: of the conditional rows. codes: [B, T]. numbers: the pictures' image indices, which key noise and features.
     """
-    decoder, length, rows_ids = target.decoder, codes.shape[1], list(prompts)
+    decoder, length, prompts = target.decoder, codes.shape[1], list(prompts)
     if sampling.guidance != 1:
-        rows_ids += [target.unconditional(prompt) for prompt in prompts]
-    rows = Rows(rows_ids, max(map(len, rows_ids)) + length - 1, decoder.embedding)
+        prompts += [target.unconditional(prompt) for prompt in prompts]
+    rows = Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding)
     ids, pads = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1], rows.pads.tolist()
     features = kept.get(numbers, pads, rows.device) if kept is not None else None
     if features is None:
@@ -89,7 +92,7 @@ def read(
         features = features if kept is None else kept.put(numbers, pads, features)
     z = process_logits(guided(target, features[:, rows.length :], sampling), sampling)
     z = with_grammar(z, target.grammar(z), torch.arange(1, length, device=rows.device))
-    return Reading(rows_ids, features, torch.cat([rows.ids[:, 1:], ids], 1), z, numbers)
+    return Reading(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
 
 def _steps(rows: Rows, images: int, n: int) -> tuple[Step, Step]:
@@ -130,12 +133,6 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
         yield out
 
 
-def draft_logits(target: Target, out: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """Outputs [R, m, h] at raster ``positions`` [m] -> the logits [B, m, V] that rank drafts, without noise."""
-    z = guided(target, out, sampling)
-    return with_grammar(z if sampling.temperature in (0, 1) else z / sampling.temperature, target.grammar(z), positions)
-
-
 def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
     """Loss [...] of the drafter's logits [..., V] against the target's distribution ``p`` [..., V].
 
@@ -149,40 +146,36 @@ def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
     return weight * -torch.where(p > 0, p * log_q, 0).sum(-1) + (1 - weight) * (1 - overlap)
 
 
-def training_loss(
-    target: Target, drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int, sampling: Sampling
-) -> Tensor:
+def training_loss(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Tensor:
     """Mean loss over roots and passes; pass j weighs ``DECAY ** j``. A small share is the distance between features,
     which keeps their scale."""
-    if sampling.temperature == 0:
-        p = F.one_hot(reading.z.argmax(-1), reading.z.shape[-1]).to(reading.z)
-    else:
-        p = reading.z.softmax(-1)
+    z = reading.z
+    greedy = reading.sampling.temperature == 0
+    p = F.one_hot(z.argmax(-1), z.shape[-1]).to(z) if greedy else z.softmax(-1)
     total = torch.zeros((), device=p.device)
     for j, out in enumerate(unroll(drafter, reading, roots, passes)):
         true = reading.features[:, reading.first + 1 + j + roots]
-        loss = distribution_loss(draft_logits(target, out, sampling, roots + j + 1), p[:, roots + j]).mean()
+        loss = distribution_loss(reading.draft_logits(out, roots + j + 1), p[:, roots + j]).mean()
         total = total + DECAY**j * (loss + FEATURE_WEIGHT * F.smooth_l1_loss(out.to(true), true))
     return total / sum(DECAY**j for j in range(passes))
 
 
 @torch.no_grad()
-def acceptance(
-    target: Target, drafter: EagleDrafter, reading: Reading, passes: int, sampling: Sampling
-) -> tuple[Tensor, float]:
-    """How often the target's code is among the drafter's first children, over all roots but the last few.
+def acceptance(drafter: EagleDrafter, reading: Reading, passes: int) -> dict[str, float]:
+    """How well the drafter drafts, over all roots but the last few.
 
-    Returns the shares [passes, len(CHILDREN)], by depth and number of children, each given that all drafts before were
-    right; and the mean number of tokens that a chain of ``passes`` drafts yields per forward of the target.
+    "tau" is the mean number of tokens that a chain of ``passes`` drafts yields per forward of the target. "depth D of
+    K" is how often the target's code is among the first K children at depth D, if all drafts before were right.
     """
-    roots, z = torch.arange(reading.z.shape[1] - passes + 1, device=reading.z.device), reading.z
-    noise = noise_table(sampling, reading.numbers, z.shape[1] + 1, target.num_tokens, z)
+    z, device = reading.z, reading.z.device
+    roots = torch.arange(z.shape[1] - passes + 1, device=device)
+    noise = noise_table(reading.sampling, reading.numbers, z.shape[1] + 1, reading.target.num_tokens, z)
     noise = torch.zeros_like(z) if noise is None else noise[:, 1:]
-    emitted, shares, alive, tau = (z + noise).argmax(-1), [], torch.ones((), dtype=torch.bool, device=z.device), 1.0
+    emitted, alive, found = (z + noise).argmax(-1), torch.tensor(True, device=device), {"tau": 1.0}
     for j, out in enumerate(unroll(drafter, reading, roots, passes)):
-        q = draft_logits(target, out, sampling, roots + j + 1) + noise[:, roots + j]
+        q = reading.draft_logits(out, roots + j + 1) + noise[:, roots + j]
         hits = q.topk(min(max(CHILDREN), q.shape[-1]), -1).indices == emitted[:, roots + j, None]
-        shares.append(torch.stack([hits[..., :k].any(-1).float().mean() for k in CHILDREN]))
+        found |= {f"depth {j + 1} of {k}": hits[..., :k].any(-1).float().mean().item() for k in CHILDREN}
         alive = alive & hits[..., 0]
-        tau += alive.float().mean().item()
-    return torch.stack(shares).cpu(), tau
+        found["tau"] += alive.float().mean().item()
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,8 +22,7 @@ LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
 def load_eagle(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> EagleDrafter:
-    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``, in its dtype and on ``device``, or where the
-    target is.
+    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``: in its dtype, on ``device`` or where it is.
 
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
     """
@@ -44,15 +42,13 @@ def load_eagle(
             "choose the drafter that was trained for this target."
         )
     check_entries(entries, checkpoint)
-    drafter.to(target.decoder.dtype).to_empty(device=device or target.decoder.embedding.device).requires_grad_(
-        False
-    ).eval()
+    device = device or target.decoder.embedding.device
+    drafter.to(target.decoder.dtype).to_empty(device=device).requires_grad_(False).eval()
     fill(_entries(drafter, checkpoint), checkpoint, check)
     recorded = checkpoint.folder / PAIRING_FILE
     if recorded.is_file():
-        drafter.pairing = Pairing(
-            **{name: bool(value) for name, value in read_json(recorded).items() if name in Pairing._fields}
-        )
+        said = read_json(recorded)
+        drafter.pairing = Pairing(*(bool(said.get(name)) for name in Pairing._fields))
     return drafter
 
 
@@ -62,29 +58,32 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     What its configuration leaves unsaid is as in the target.
     """
     said, names = checkpoint.config, checkpoint.names
-    grid = LLAMAGEN_GRIDS.get(str(said.get("input_type"))) or (grid_of_pairs(target) if target is not None else None)
+    grid = LLAMAGEN_GRIDS.get(str(said.get("input_type")))
     if target is not None:
-        said = {
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.hidden_size,
-            "intermediate_size": target.intermediate_size,
-            "num_hidden_layers": 1,
-            "num_attention_heads": target.num_heads,
-            "num_key_value_heads": target.num_kv_heads,
-            "rms_norm_eps": target.rms_norm_eps,
-            "rope_theta": target.rope_theta,
-            **said,
-        }
-    config = decoder_config(said, checkpoint.path)
-    config = replace(
-        config,
-        qk_norm="layers.0.self_attn.q_norm.weight" in names,
-        max_positions=(target or config).max_positions,
-        grid_rope=grid,
-    )
+        grid = grid or grid_of_pairs(target)
+        said = {**config_fields(target), **said, "max_position_embeddings": target.max_positions}
+    qk_norm = "layers.0.self_attn.q_norm.weight" in names
+    config = decoder_config(said, checkpoint.path, qk_norm=qk_norm, grid_rope=grid)
     with torch.device("meta"):
         drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
     return drafter, _entries(drafter, checkpoint)
+
+
+def config_fields(config: DecoderConfig) -> dict:
+    """The fields of a drafter's ``config.json`` that shape it, for a drafter or a target of this shape."""
+    stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == config.grid_rope), None)
+    return {
+        **({"input_type": stage} if stage else {}),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_positions,
+    }
 
 
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
@@ -96,14 +95,10 @@ def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
 
 
 def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
+    turn = unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None
     return [
         same(drafter.embedding, "embed_tokens.weight"),
         same(drafter.fc, "fc.weight", transpose=True),
         same(drafter.fc_bias, "fc.bias"),
-        *layer_entries(
-            drafter.layer,
-            checkpoint,
-            "layers.0",
-            unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None,
-        ),
+        *layer_entries(drafter.layer, checkpoint, "layers.0", turn),
     ]

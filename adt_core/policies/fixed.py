@@ -34,7 +34,7 @@ class FixedSettings(Settings):
     """Settings of :class:`Fixed`."""
 
     depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.", advanced=False)
-    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; jacobi's candidates.", advanced=False)
+    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; jacobi's guesses per token.", advanced=False)
     nodes: int = whole(6, "Guesses that one pass of the model checks, at most.", advanced=False)
 
 

@@ -26,7 +26,8 @@ _SIZE = {"width": 1280, "height": 800}
 _HELPERS = """
 window.adtTest = {
   nodes(graph = app.rootGraph ?? app.graph, path = '') {
-    return graph.nodes.flatMap((n) => [[path + n.id, n], ...(n.subgraph ? this.nodes(n.subgraph, path + n.id + ':') : [])]);
+    const inside = (n) => (n.subgraph ? this.nodes(n.subgraph, path + n.id + ':') : []);
+    return graph.nodes.flatMap((n) => [[path + n.id, n], ...inside(n)]);
   },
   map(id) {
     return this.nodes().find(([key]) => key === String(id))?.[1].widgets?.find((w) => w.name === 'acceptance_map')?.map;
@@ -36,7 +37,8 @@ window.adtTest = {
       const map = this.map(id);
       if (map?.run?.state === 'running') seen.push([map.run.done, map.pictureShown()]);
     };
-    for (const event of ['adt_tree.map', 'b_preview_with_metadata', 'executed']) app.api.addEventListener(event, () => setTimeout(note));
+    for (const event of ['adt_tree.map', 'b_preview_with_metadata', 'executed'])
+      app.api.addEventListener(event, () => setTimeout(note));
     setInterval(note, 20);
     return (this.seen = seen);
   },
@@ -45,7 +47,10 @@ window.adtTest = {
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Chromium from the system, or playwright's own. Without either the test is skipped, or fails where a browser is required."""
+    """Chromium from the system, or playwright's own.
+
+    Where there is neither, the test is skipped, or fails if a browser is required.
+    """
     system = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     own = Path(playwright.chromium.executable_path)
     if system is None and not own.exists():
@@ -88,8 +93,8 @@ class ComfyPage:
     def open(self) -> None:
         """Open ComfyUI, or load its page again."""
         self.page.goto(f"http://{self.address}/")
-        ready = "window.app?.extensionManager && window.LiteGraph?.registered_node_types['ADTTreeSampler'] && window.app.graph"
-        self.page.wait_for_function(ready, timeout=90_000)
+        known = "window.LiteGraph?.registered_node_types['ADTTreeSampler']"
+        self.page.wait_for_function(f"window.app?.extensionManager && {known} && window.app.graph", timeout=90_000)
         self.page.evaluate(_HELPERS)
         self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.vue)
 
@@ -110,7 +115,10 @@ class ComfyPage:
         self.page.evaluate("app.queuePrompt(0)")
 
     def map(self, node: int | str, expression: str, argument=None):
-        """Ask the map of a node: an expression in which ``map`` is the widget's data, ``run`` its run and ``panel`` its controls."""
+        """The value of an expression about the map of a node.
+
+        In it, ``map`` is the widget's data, ``run`` its run and ``panel`` its controls.
+        """
         return self.page.evaluate(_ask(expression), [str(node), argument])
 
     def wait(self, node: int | str, expression: str, timeout: float = 90) -> None:
@@ -134,4 +142,5 @@ class ComfyPage:
 
 
 def _ask(expression: str) -> str:
-    return f"([id, argument]) => {{ const map = adtTest.map(id); const run = map?.run; const panel = map?.panel; return {expression}; }}"
+    names = "const map = adtTest.map(id); const run = map?.run; const panel = map?.panel;"
+    return f"([id, argument]) => {{ {names} return {expression}; }}"

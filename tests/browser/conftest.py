@@ -14,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "wor
 from comfy_page import ComfyPage, launch  # noqa: E402
 from comfy_server import NEWEST, PACKS, ROOT, Comfy  # noqa: E402
 
-from tests.tiny import write_tiny_checkpoint
+from tests.tiny import write_tiny_checkpoint  # noqa: E402
 
 _seeds = itertools.count(1000, 10)  # tests count on from theirs
 
@@ -29,7 +29,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def comfy(browser, tmp_path_factory):
-    """A server with previews and, beside the bundled model, a tiny random one that decodes 12 by 12 tokens in about a second."""
+    """A server with previews. Beside the bundled model it has a tiny random one: 12 by 12 tokens in about a second."""
     base = tmp_path_factory.mktemp("comfyui")
     write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
     with Comfy(NEWEST, base, PACKS, ("--preview-method", "auto")) as server:

@@ -1,4 +1,4 @@
-"""The acceptance map in ComfyUI's page: it follows a run, says what the trace says, and is there again after a reload."""
+"""The acceptance map in ComfyUI's page: it follows a run, agrees with the trace, and is there again after a reload."""
 
 import json
 import time
@@ -37,7 +37,8 @@ def painted(tab, node, pane=0) -> list:
         const { canvas, panes, run: { rows, columns } } = panel;
         const box = panes[argument], zoom = canvas.width / canvas.clientWidth, context = canvas.getContext('2d');
         return Array.from({ length: rows * columns }, (_, i) => {
-          const x = box.x + (i % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(i / columns) + 0.5) * box.height / rows;
+          const x = box.x + (i % columns + 0.5) * box.width / columns;
+          const y = box.y + (Math.floor(i / columns) + 0.5) * box.height / rows;
           return Array.from(context.getImageData(Math.floor(x * zoom), Math.floor(y * zoom), 1, 1).data.slice(0, 3));
         });
       })()""",
@@ -46,7 +47,10 @@ def painted(tab, node, pane=0) -> list:
 
 
 def settled(tab, node, pane=0) -> list:
-    """The same once it hasn't changed for a second: the last preview, which is a JPEG, gives way to the picture that the history keeps."""
+    """The same, once it hasn't changed for a second.
+
+    Until then the canvas may show the last preview, a JPEG; the picture that the history keeps replaces it.
+    """
     before, since = painted(tab, node, pane), time.monotonic()
     for _ in range(40):
         time.sleep(0.25)
@@ -63,7 +67,8 @@ def expected(tab, node, figure="acceptance", image=0) -> list:
     return tab.page.evaluate(
         """async ([numbers, figure]) => {
         const folder = '/extensions/ADT-Tree/';
-        const [{ colourOf }, { range }] = await Promise.all([import(folder + 'colours.js'), import(folder + 'map_model.js')]);
+        const { colourOf } = await import(folder + 'colours.js');
+        const { range } = await import(folder + 'map_model.js');
         const [low, high] = range(figure, numbers);
         return numbers.map((value) => colourOf((value - low) / (high - low)));
       }""",
@@ -85,7 +90,8 @@ def point(tab, node, cell: int) -> tuple[float, float]:
         """(() => {
         const { canvas, panes: [box], run: { rows, columns } } = panel;
         const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
-        const x = box.x + (argument % columns + 0.5) * box.width / columns, y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
+        const x = box.x + (argument % columns + 0.5) * box.width / columns;
+        const y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
         return [outer.x + zoom * x, outer.y + zoom * y];
       })()""",
         cell,
@@ -164,7 +170,7 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
 
 
 def test_the_canvas_shows_what_is_chosen(tab, workflow):
-    """Acceptance, depth, width and time; each image of the batch; the map alone, half, or not at all over the picture."""
+    """All four figures; each image of the batch; the map alone, half over the picture, or not at all."""
     sampler = done(tab, workflow.batch(2))
     widget = tab.widget(sampler)
     widget.get_by_label("Opacity").fill("100")
@@ -291,10 +297,8 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.map(sampler, "(app.canvas.copyToClipboard([map.node]), app.canvas.pasteFromClipboard())")
-    (copy,) = tab.page.evaluate(
-        "(id) => app.graph.nodes.filter((n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)).map((n) => n.id)",
-        sampler,
-    )
+    is_copy = "(n) => n.type === 'ADTTreeSampler' && String(n.id) !== String(id)"
+    (copy,) = tab.page.evaluate(f"(id) => app.graph.nodes.filter({is_copy}).map((n) => n.id)", sampler)
     tab.wait(copy, "run?.state === 'done'")
     assert values(tab, copy) == before
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
@@ -322,7 +326,7 @@ def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
 
 
 def test_two_samplers_at_once_side_by_side(tab, workflow):
-    """Each has its own map; one shows both; and plain decoding, once seen, is what the other's speed-up is measured by."""
+    """Each has its own map, and one can show both. The speed-up of one is measured by the other's plain decoding."""
     sampler = workflow.sampler
     plain = workflow.second_sampler("autoregressive")
     tab.load(workflow.data)
@@ -347,7 +351,7 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
 
 
 def test_both_runs_of_a_comparison_form_side_by_side(tab):
-    """The Compare node's A and B, live and afterwards, each over its own picture; and again in a workflow that was saved."""
+    """The Compare node's A and B, each over its own picture: live, afterwards, and in a workflow that was saved."""
     tab.open_template("ADT-Tree", "compare_with_plain")
     tab.page.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeCompare')")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")

@@ -3,10 +3,9 @@
 import subprocess
 
 import numpy as np
+from adt_tree_pack.nodes.colours import scale
 from comfy_server import ROOT
 from playwright._impl._driver import compute_driver_executable
-
-from nodes.colours import scale
 
 
 def node(*arguments: str) -> str:

@@ -1,4 +1,7 @@
-"""Every workflow that runs with what the pack brings, opened from the template browser and run as a user does (text_to_image: in test_map.py)."""
+"""Every workflow that needs nothing but the pack, opened from the template browser and run as a user does.
+
+test_map.py does the same with text_to_image.
+"""
 
 import itertools
 import json
@@ -14,14 +17,18 @@ SEEDS = itertools.count(50)
 RUN = """async () => {
   const shown = [], frames = { maps: 0, previews: 0 };
   const hear = {
-    executed: ({ detail }) => { if (detail.output?.images) shown.push([String(detail.display_node ?? detail.node), detail.output.images.length]); },
+    executed: ({ detail: { node, display_node, output } }) => {
+      if (output?.images) shown.push([String(display_node ?? node), output.images.length]);
+    },
     'adt_tree.map': () => { frames.maps += 1; },
     b_preview_with_metadata: () => { frames.previews += 1; },
   };
   for (const [event, listener] of Object.entries(hear)) app.api.addEventListener(event, listener);
   const end = await new Promise((resolve) => {
-    for (const event of ['execution_success', 'execution_error', 'execution_interrupted'])
-      app.api.addEventListener(event, ({ detail }) => resolve([event, detail.exception_message ?? null]), { once: true });
+    for (const event of ['execution_success', 'execution_error', 'execution_interrupted']) {
+      const stop = ({ detail }) => resolve([event, detail.exception_message ?? null]);
+      app.api.addEventListener(event, stop, { once: true });
+    }
     app.queuePrompt(0);
   });
   for (const [event, listener] of Object.entries(hear)) app.api.removeEventListener(event, listener);
@@ -31,7 +38,10 @@ RUN = """async () => {
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_a_workflow_from_the_template_browser(tab, name):
-    """It opens without a missing node, runs to its end, and every node that shows pictures has some; every sampler's map is finished and painted."""
+    """It opens without a missing node and runs to its end. Every node that shows pictures has some.
+
+    Every sampler's map is finished and painted.
+    """
     tab.open_template("ADT-Tree", name)
     nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
     kinds = sorted(node["type"] for node in nodes)
@@ -41,7 +51,10 @@ def test_a_workflow_from_the_template_browser(tab, name):
     )
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
     tab.page.evaluate(
-        "(seed) => app.graph.nodes.forEach((n) => n.widgets?.filter((w) => w.name === 'seed').forEach((w) => (w.value = seed)))",
+        """(seed) => {
+          const widgets = app.graph.nodes.flatMap((n) => n.widgets ?? []);
+          widgets.filter((w) => w.name === 'seed').forEach((w) => { w.value = seed; });
+        }""",
         next(SEEDS),
     )
     run = tab.page.evaluate(RUN)
@@ -54,9 +67,8 @@ def test_a_workflow_from_the_template_browser(tab, name):
     for node in mapped:
         tab.finished(node)
         tab.wait(node, "map.pictureShown()")
-        assert (
-            tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
-        )  # tokens that were kept have no figure
+        # Tokens that were kept have no figure.
+        assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
     tab.page.evaluate("app.canvas.ds.reset(); app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
     tab.screenshot(f"template_{name}")

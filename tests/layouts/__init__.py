@@ -1,1 +1,1 @@
-"""Small random checkpoints in the published layouts, one module per family. ``tests/tiny.py`` has Chameleon's (Anole)."""
+"""Small random checkpoints in the published layouts, one module per family. Chameleon's (Anole) is in tests/tiny.py."""

@@ -1,9 +1,12 @@
 """Emu3-Gen's layout (``BAAI/Emu3-Gen-hf``), small and random.
 
-Written by transformers' own class, whose ``vocabulary_map`` and tokenizer name the tokens as models/emu3/convert_emu3_weights_to_hf.py takes them from
-github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks, 205 extra tokens, then image tokens. The files of BAAI have
-the names of the first versions of the class (of early 2025: ``text_model.model.``, ``text_model.lm_head.``, ``vqmodel.``, and ``rope_theta`` in
-config.json), which transformers' conversion_mapping.py renames.
+transformers' own class writes the files. The tokens have the names that models/emu3/convert_emu3_weights_to_hf.py of
+transformers takes from github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks,
+205 extra tokens, then image tokens.
+
+BAAI's files have the tensor names of the first versions of the class, of early 2025: ``text_model.model.``,
+``text_model.lm_head.`` and ``vqmodel.``; and ``rope_theta`` stands in config.json itself. transformers'
+conversion_mapping.py renames them.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ def write_emu3(
     shards: int = 2,
     seed: int = 0,
 ) -> Path:
-    """A random target in ``shards`` files. ``names``: "first" or "present" ones of the class. ``scale`` sharpens its distributions."""
+    """A random target in ``shards`` files. ``scale`` sharpens its distributions.
+
+    ``names`` says which tensor names of the class are written: those of its "first" versions or the "present" ones.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,9 +1,11 @@
 """Janus-Pro's two layouts, small and random.
 
-transformers' (``deepseek-community/Janus-Pro-1B``): its own class writes the files. DeepSeek's (``deepseek-ai/Janus-Pro-1B``): a
-``pytorch_model.bin``, or several with an index (7B), whose names are those of the modules in github.com/deepseek-ai/Janus
-(janus/models: modeling_vlm, vq_model, projector, clip_encoder) and stand on the left of the mappings in transformers'
-models/janus/convert_janus_weights_to_hf.py, which also reads the fields of its config.json.
+transformers' layout (``deepseek-community/Janus-Pro-1B``): transformers' own class writes the files.
+
+DeepSeek's layout (``deepseek-ai/Janus-Pro-1B``): one ``pytorch_model.bin``, or several with an index (7B). The tensors
+are named after the modules in github.com/deepseek-ai/Janus (janus/models: modeling_vlm, vq_model, projector,
+clip_encoder). models/janus/convert_janus_weights_to_hf.py of transformers has these names on the left of its mappings,
+and reads the same fields of config.json.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def deepseeks_name(name: str) -> str:
-    """What DeepSeek calls the tensor that transformers calls ``name``; of the vision tower only the beginning is right."""
+    """DeepSeek's name of transformers' tensor ``name``. In the vision tower only its beginning is right."""
     for old, new in _NAMES:
         name = name.replace(old, new) if not old.startswith("lm_head") or name.startswith(old) else name
     return re.sub(r"(conv_blocks\.\d+\.)block\.", r"\1res.", name)

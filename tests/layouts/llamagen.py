@@ -1,10 +1,15 @@
 """LlamaGen's layouts, small and random.
 
-Transformer, authors' layout: the modules of github.com/FoundationVision/LlamaGen, autoregressive/models/gpt.py, under "model" (or "module", as DeepSpeed
-saves; sample_t2i.py reads both); huggingface.co/peizesun/llamagen_t2i holds such files of plain float32 tensors, by the names below. Hugging Face layout:
-github.com/jadohu/LANTERN, models/kv_variants/modeling_llamagen_kv.py, with the fields that it reads of config.json. Codec: the first's
-tokenizer/tokenizer_image/vq_model.py. Text encoder: as transformers saves T5, decoder and head included. Drafter: LANTERN's
-models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json, whose twin lies in the published repository.
+Transformer, the authors' layout: the modules of github.com/FoundationVision/LlamaGen, autoregressive/models/gpt.py,
+below "model", or below "module" as DeepSpeed saves them (sample_t2i.py reads both).
+huggingface.co/peizesun/llamagen_t2i holds such files of plain float32 tensors, by the names below.
+
+Transformer, Hugging Face layout: github.com/jadohu/LANTERN, models/kv_variants/modeling_llamagen_kv.py, with the fields
+that it reads of config.json.
+
+Codec: tokenizer/tokenizer_image/vq_model.py of FoundationVision/LlamaGen. Text encoder: as transformers saves T5, with
+decoder and head. Drafter: LANTERN's models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json, of
+which the published repository has a copy.
 """
 
 from __future__ import annotations

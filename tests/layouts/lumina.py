@@ -1,8 +1,10 @@
 """Lumina-mGPT's layout, small and random.
 
-After the conversion script and the model classes of github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model): Chameleon's names; q and k norms of
-shape [model_parallel_size = 1, head_dim]; the VQGAN without its decoder inside; ``architectures`` of its own and the fields ``z_loss_weight``,
-``mask_image_logits`` and ``dropout`` in config.json. The decoder is in Meta's vqgan.ckpt (``state_dict``, the discriminator's ``loss.*`` included), beside it.
+After the conversion script and the model classes of github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model). The tensors
+have Chameleon's names. The norms of q and k have the shape [model_parallel_size = 1, head_dim]. The VQGAN is inside,
+without its decoder. config.json has ``architectures`` of its own and the fields ``z_loss_weight``,
+``mask_image_logits`` and ``dropout``. The decoder is beside it, in Meta's vqgan.ckpt (``state_dict``, with the
+discriminator's ``loss.*``).
 """
 
 from __future__ import annotations

@@ -46,7 +46,11 @@ def test_decoded_pixels(codecs):
 
 @torch.no_grad()
 def test_encoded_pixels(codecs):
-    """transformers looks the nearest code up among vectors of all lengths, LlamaGen and Janus themselves among those of length 1."""
+    """Pixels get the same vectors and codes.
+
+    transformers looks the nearest code up among vectors of all lengths, LlamaGen and Janus themselves among those of
+    length 1. So the test's codebook has vectors of length 1.
+    """
     ours, theirs = codecs
     side = 4 * ours.config.downsample
     pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(2)) * 2 - 1

@@ -1,4 +1,7 @@
-"""Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration``: prompts, logits of both guidance rows, whole images, codes and pixels."""
+"""Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration``.
+
+Compared are prompts, logits of both guidance rows, whole images, codes and pixels.
+"""
 
 import pytest
 import torch
@@ -59,7 +62,7 @@ def test_logits_of_prompt_and_rows(models, guidance):
 
 @torch.no_grad()
 def test_an_image_is_what_the_reference_draws(models):
-    """``generate``, greedy, with transformers' processor for guidance and the published rule of what may follow what."""
+    """``generate``, greedy, with transformers' guidance processor and the published rule of which token may follow."""
     target, model = models
     prompt, ids = target.encode_prompt("a cat"), target.decoder.image_ids.tolist()
     ours = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=GUIDANCE))

@@ -1,4 +1,4 @@
-"""Janus-Pro equals transformers' ``JanusForConditionalGeneration``: logits of both guidance rows, whole images, pixels."""
+"""Janus-Pro equals transformers' ``JanusForConditionalGeneration``: logits of both guidance rows, images, pixels."""
 
 import pytest
 import torch

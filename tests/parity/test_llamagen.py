@@ -1,6 +1,9 @@
-"""LlamaGen equals a plain re-statement of its formulas, its text encoder transformers' T5, its codec transformers' ``JanusVQVAE``.
+"""LlamaGen equals a plain re-statement of its formulas.
 
-The re-statement has no cache and no code of ours: complex rotations of neighbouring pairs, one row at a time, whole sequences.
+Its text encoder equals transformers' T5, its codec transformers' ``JanusVQVAE``.
+
+The re-statement has no cache and no code of ours. It rotates neighbouring pairs as complex numbers, and takes whole
+sequences, one row at a time.
 """
 
 from copy import deepcopy
@@ -16,7 +19,7 @@ from adt_core import load_drafter, load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import rope_tables
 from adt_core.models.rows import Rows
-from adt_core.policies.shape import Drafting
+from adt_core.policies import Drafting
 from adt_core.rules.sampling import Sampling
 from tests.layouts import llamagen as layout
 
@@ -38,7 +41,10 @@ def target(path):
 
 
 def t5_features(path, text):
-    """The authors' way: padded to 120 on the right, then turned around so that the padding is at the left and 0. Returns [120, d] and the padding's length."""
+    """Features [120, d] and the length of the padding.
+
+    The authors' way: pad to 120 on the right, then move the padding to the left and make it 0.
+    """
     folder = next(path.parent.rglob("flan-t5-xl"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_padding(length=120)
@@ -53,7 +59,10 @@ def t5_features(path, text):
 
 
 def rotation(length, blank, side=16, dim=64):
-    """[length, dim / 2] complex: 0 for what comes before the grid, then one angle for row and column each, half of the pairs for either."""
+    """Rotations [length, dim / 2], complex: 0 for the ``blank`` positions before the grid.
+
+    Within the grid, half of the pairs turn with the row and half with the column.
+    """
     frequency = 10000 ** (-torch.arange(0, dim // 2, 2) / (dim // 2))
     angles = torch.stack(
         [torch.cat([row * frequency, column * frequency]) for row in range(side) for column in range(side)]
@@ -74,7 +83,10 @@ def attention(q, k, v, turn, bias):
 
 
 def reference(tensors, features, hidden, codes):
-    """Final features [120 + n, h] and logits of a row: 120 projected features, then n codes. Nobody but what is hidden sees what is hidden."""
+    """Final features [120 + n, h] and logits of a row of 120 projected features and n codes.
+
+    The first ``hidden`` positions are padding. Only they see each other.
+    """
     project = [tensors[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2)]
     x = torch.cat(
         [F.gelu(features @ project[0].T, approximate="tanh") @ project[1].T, tensors["tok_embeddings.weight"][codes]]
@@ -111,7 +123,7 @@ def our_rows(target):
 
 
 def test_logits_of_prompts_and_codes(path, target):
-    """Captions of different lengths, with and without text: the prompt at once, then codes one by one, across the end of a row of the grid."""
+    """Captions of different lengths, and none: the prompt at once, then codes one by one, beyond a row of the grid."""
     decoder = target.decoder
     codes = torch.randint(layout.CODES, (2, 18), generator=torch.Generator().manual_seed(1))
     expected = expected_rows(path, codes)

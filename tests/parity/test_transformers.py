@@ -29,7 +29,10 @@ def folder(request, tmp_path):
 
 
 def reference_logits(folder, ids, mask=None, positions=None):
-    """transformers' logits of the image codes, from ``model.model`` and ``lm_head`` (its forward masks image tokens)."""
+    """transformers' logits of the image codes.
+
+    They are made with ``model.model`` and ``lm_head``, because the model's own forward masks image tokens.
+    """
     model = ChameleonForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()

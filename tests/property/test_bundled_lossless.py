@@ -1,4 +1,4 @@
-"""A seeded subset of ``python -m benchmarks.lossless``, on the bundled model: every method and drafter, whole images."""
+"""A seeded subset of ``python -m benchmarks.lossless`` on the bundled model: every method and drafter, whole images."""
 
 import pytest
 import torch

@@ -353,7 +353,7 @@ def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(fres
         for share in round.images:
             assert share.position == last.get(share.image, 0)
             last[share.image] = share.position + share.accepted + 1
-    first = [round for round in rounds if set(share.image for share in round.images) <= set(range(together))]
+    first = [round for round in rounds if {share.image for share in round.images} <= set(range(together))]
     assert len({share.position for share in first[-1].images}) == 1 and len(first[-1].images) == together
     assert all(position == target.length - 1 for position in last.values())
 

@@ -93,7 +93,10 @@ def test_no_tokenizer(folder):
 
 @pytest.mark.parametrize("place", ["beside/vqgan.ckpt", "vqgan.ckpt", "anole/vqgan.ckpt"])
 def test_the_image_decoder_may_come_from_metas_file(folder, tmp_path, place):
-    """Conversions of Chameleon have no decoder; Meta's file is found in the folder of the checkpoint or in the one above, and nowhere else."""
+    """Conversions of Chameleon have no decoder: Meta's file has it.
+
+    The file is found in the folder of the checkpoint or in the one above, and nowhere else.
+    """
     whole, tensors = load_target(folder), load_file(folder / "model.safetensors")
     codec = {
         name.removeprefix("model.vqmodel."): value

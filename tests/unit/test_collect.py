@@ -5,9 +5,8 @@ import json
 
 import numpy as np
 import pytest
+from adt_tree_pack.nodes import contact_sheet as collect
 from PIL import Image
-
-from nodes import contact_sheet as collect
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 PICTURES = [Image.new("RGB", (64, 32), color) for color in COLORS]

@@ -167,7 +167,8 @@ def test_cancelling_raises_through_the_loop(models):
 
 @pytest.mark.parametrize("at", [1, 2, 7, 12])
 def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, at):
-    """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had room."""
+    """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had
+    room."""
     target, drafter = models
     prompts, drafting = (
         ("a cat", "three small dogs", "x", "a boat", "no"),

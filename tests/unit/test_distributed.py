@@ -71,7 +71,7 @@ def run(tiny, capsys):
     return run
 
 
-def fragile(module, folder):
+def fragile(module, maker, folder):
     """The engine of a module whose process is killed when it has drawn a prompt and not yet handed it over: the first
     time, of one prompt."""
     name = module.__name__  # sent to the workers, where the module is the real one
@@ -80,11 +80,11 @@ def fragile(module, folder):
         import importlib
         import signal
 
-        engine = importlib.import_module(name).Engine(*arguments)
+        engine = getattr(importlib.import_module(name), maker)(*arguments)
 
         class Fragile(type(engine)):
             def __call__(self, number):
-                found = super().__call__(number)
+                found = list(super().__call__(number))
                 with (folder / "begun").open("a") as file:
                     file.write(f"{number} {os.getpid()}\n")
                 if number == LOST and not (folder / "killed").exists():
@@ -121,7 +121,7 @@ def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
     assert (
         run("generate", "alone/a.png", batch_size=2, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
     )
-    monkeypatch.setattr(generation, "Engine", fragile(generation, folder))
+    monkeypatch.setattr(generation, "Engine", fragile(generation, "Engine", folder))
     code, out, err = run(
         "generate", "spread/a.png", workers=2, batch_size=2, **{name: f"spread/{path}" for name, path in files.items()}
     )
@@ -152,7 +152,7 @@ def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
 def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monkeypatch):
     options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
     assert run("benchmark", "alone", **options)[0] == 0
-    monkeypatch.setattr(benchmark, "Engine", fragile(benchmark, folder))
+    monkeypatch.setattr(benchmark, "load", fragile(benchmark, "load", folder))
     keep, kept = benchmark._keep, []
 
     def interrupted(*arguments):

@@ -1,4 +1,4 @@
-"""Emu3-Gen: lossless with every drafter, prompts and sizes, the codec's manners, what is said of files that are wrong."""
+"""Emu3-Gen: lossless with every drafter; prompts and sizes; the codec; what is said of files that are wrong."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from adt_core import AdtError, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.models.families.emu3 import NEGATIVE
-from adt_core.policies.shape import Drafting
+from adt_core.policies import Drafting
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.emu3 import CODES, read_config, write_emu3
 

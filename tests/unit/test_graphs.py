@@ -1,5 +1,5 @@
-"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph expects
-it, and no result is overwritten."""
+"""Captured forwards, with a recorder that runs again where a GPU would replay: what is read lies where the graph
+expects it, and no result is overwritten."""
 
 import logging
 from copy import deepcopy
@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 
 
 class Recorder:
-    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share it."""
+    """Keeps to a graph's rules: the same memory is read and written every time, and results of other shapes share
+    it."""
 
     def __init__(self):
         self.captured = self.replayed = 0
@@ -66,7 +67,7 @@ def nothing_refused(monkeypatch):
 @pytest.fixture
 def recorder(monkeypatch):
     found = Recorder()
-    for module in ("adt_core.engine.entering", "adt_core.drafters.eagle"):
+    for module in ("adt_core.engine.queue", "adt_core.drafters.eagle"):
         monkeypatch.setattr(f"{module}.graphed", lambda network, device: Graphed(network, found))
     return found
 
@@ -113,7 +114,7 @@ def test_a_wrong_capture_is_noticed_and_given_up(target, monkeypatch, caplog):
         result = forward()
         return (lambda: result.add_(1)), result
 
-    monkeypatch.setattr("adt_core.engine.entering.graphed", lambda network, device: Graphed(network, wrong))
+    monkeypatch.setattr("adt_core.engine.queue.graphed", lambda network, device: Graphed(network, wrong))
     with caplog.at_level(logging.WARNING):
         decoding = run(target)
     monkeypatch.undo()
@@ -126,7 +127,7 @@ def test_a_wrong_capture_is_noticed_and_given_up(target, monkeypatch, caplog):
 def test_a_capture_that_captured_nothing_is_noticed(target, monkeypatch, caplog):
     """As when kernels are launched on another device: the result is right once, and never changes again."""
     monkeypatch.setattr(
-        "adt_core.engine.entering.graphed",
+        "adt_core.engine.queue.graphed",
         lambda network, device: Graphed(network, lambda forward, pool: (lambda: None, forward())),
     )
     decoding = run(target)
@@ -139,7 +140,7 @@ def test_a_refusing_driver_is_no_error(target, monkeypatch, caplog):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
 
     expected = run(target).codes
-    monkeypatch.setattr("adt_core.engine.entering.graphed", lambda network, device: Graphed(network, refuse))
+    monkeypatch.setattr("adt_core.engine.queue.graphed", lambda network, device: Graphed(network, refuse))
     assert run(target).codes.equal(expected)
     assert "not permitted when stream is capturing." in caplog.text and "Compile" not in caplog.text
 

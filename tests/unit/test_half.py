@@ -1,4 +1,4 @@
-"""Half precision, in which models are used on GPUs: every way of drafting, one image and several that come and go, finds its way to the end."""
+"""Half precision, which GPUs use: every way of drafting ends, with one image and with several that come and go."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def half(request, tiny):
     "prompts, at_once", [(("a cat",), None), (("a cat", "three small dogs", "fog"), 2)], ids=["one", "several"]
 )
 def test_every_method(half, name, prompts, at_once):
-    """Near ties may fall differently than in plain decoding, and an image that has left it is another one; the first tokens are the same."""
+    """The first tokens are those of plain decoding. Later a near tie may fall differently, and the image is another."""
     target, drafters = half
     source, options = METHODS[name]
     codes = run(target, drafters[source], prompts, drafting=Drafting(**options), at_once=at_once).codes

@@ -89,7 +89,8 @@ def test_branches_are_single_deviations_in_order_of_their_probability():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
     others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
     tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p, nodes=6)
-    # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), above .06 at slot 1 and .0675 at slot 3.
+    # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), which is above .06
+    # at slot 1 and .0675 at slot 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
     assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]

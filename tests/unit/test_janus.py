@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.inspect import inspect
-from adt_core.policies.shape import Drafting
+from adt_core.policies import Drafting
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.janus import BEGIN_IMAGE, BOS, CODES, PAD, write_janus
 
@@ -61,7 +61,7 @@ def test_relaxed_acceptance_substitutes_codes(folder, target):
 
 
 def test_the_prompt_is_the_published_conversation(target):
-    """User, assistant, begin of image; the other row keeps the first and the last token and has padding between them."""
+    """User, assistant, begin of image. The other row keeps the first and the last token, with padding between."""
     vocabulary, prompt = target.prompter.vocabulary, target.encode_prompt("  a cat\n")
     assert prompt[0] == vocabulary[BOS] and prompt[-1] == vocabulary[BEGIN_IMAGE]
     assert (

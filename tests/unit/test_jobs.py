@@ -17,15 +17,14 @@ def job(models):
     return Job(target, Sampling(seed=3), Drafting(), drafter)
 
 
-@pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_every_image_is_announced_once_when_it_is_whole(job, together, at_once):
+def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
     decoding, announced = job.decoding(PROMPTS, at_once=at_once), []
-    for finished in rounds(decoding, together):
-        for group in finished:
-            assert (decoding.codes[group * together : (group + 1) * together] >= 0).all()
+    for finished in rounds(decoding):
+        for image in finished:
+            assert (decoding.codes[image] >= 0).all()
         announced += finished
-    assert sorted(announced) == list(range(len(PROMPTS) // together))
+    assert sorted(announced) == list(range(len(PROMPTS)))
 
 
 def test_images_that_are_kept_whole_are_announced_without_a_round(job):

@@ -71,7 +71,10 @@ def test_no_more_than_delta_moves_whatever_the_number_of_siblings(seed, codes, w
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
 def test_a_single_child_passes_with_the_published_probability(seed, codes, k, delta):
-    """p(x) + p(A(x)), A(x) the longest prefix of x's neighbours within delta (LANTERN, equation of the relaxed probability)."""
+    """p(x) + p(A(x)): A(x) is the longest prefix of x's neighbours whose mass is within delta.
+
+    This is LANTERN's equation of the relaxed probability.
+    """
     p, (x,), neighbours = random_case(seed, codes, 1, k)
     prefix = list(itertools.takewhile(lambda mass: mass <= delta, p[neighbours.indices[x]].cumsum(0).tolist()))
     law = output_law(p, [x], neighbours, Lantern(k, delta))

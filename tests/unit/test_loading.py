@@ -27,7 +27,10 @@ ANOLE = dict(
 
 
 def write_hollow(folder: Path, shape: dict, shards: int, padding: int = 0) -> int:
-    """A checkpoint in Anole's layout whose weights are holes in its files: zeros that take no room on the disk. Returns its bytes."""
+    """Write a checkpoint in Anole's layout and return its size in bytes.
+
+    Its weights are holes in its files: zeros that take no room on the disk.
+    """
     folder.mkdir()
     h, wide, heads, size = (
         shape["hidden_size"],

@@ -68,7 +68,10 @@ def test_relaxed_acceptance_never_touches_a_row_end(folder, target):
 
 
 def test_the_prompt_names_the_size(target):
-    """``<s>`` request ``<reserved08706> <racm3:break>`` height width, in steps of 32 pixels; the other row has the last three."""
+    """``<s>`` request ``<reserved08706> <racm3:break>`` height width, in steps of 32 pixels.
+
+    The other row has the last three.
+    """
     vocabulary, prompt = target.prompter.vocabulary, target.encode_prompt("a cat")
     header = [vocabulary["<racm3:break>"], vocabulary["<reserved08802>"], vocabulary["<reserved08803>"]]
     assert prompt[0] == vocabulary["<s>"] and prompt[-4:] == [vocabulary["<reserved08706>"], *header]

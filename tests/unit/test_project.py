@@ -42,50 +42,32 @@ def test_changes_are_told_of_this_version():
 def test_the_registry_gets_what_it_asks_for():
     name, comfy = PROJECT["name"], PYPROJECT["tool"]["comfy"]
     assert name.isascii() and len(name) < 100 and name[0].isalpha() and "comfyui" not in name.lower()
-    assert (
-        re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"])
-        and (ROOT / PROJECT["license"]["file"]).is_file()
-        and PROJECT["description"]
-    )
+    assert re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"]) and PROJECT["description"]
+    assert (ROOT / PROJECT["license"]["file"]).is_file()
     assert comfy["PublisherId"] and comfy["DisplayName"] and comfy["requires-comfyui"]
     with Image.open(ROOT / "assets" / "icon.png") as icon, Image.open(ROOT / "assets" / "banner.png") as banner:
         assert icon.width == icon.height <= 400 and banner.width * 9 == banner.height * 21
 
 
 def test_what_users_get_is_whole():
-    """.comfyignore leaves out nothing that the nodes, their help or their workflows need: its folders are those of the root."""
-    lines = [
-        line
-        for line in (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("#")
-    ]
-    anchored = {line.strip("/") for line in lines if line.startswith("/")}
-    assert anchored.isdisjoint(
-        {
-            "__init__.py",
-            "adt_core",
-            "nodes",
-            "js",
-            "locales",
-            "workflows",
-            "requirements.txt",
-            "pyproject.toml",
-            "README.md",
-            "LICENSE",
-        }
-    )
+    """.comfyignore leaves out files of the root, and none that the nodes, their help or their workflows need."""
+    lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line and not line.startswith("#")]
+    left_out = {line.strip("/") for line in lines if line.startswith("/")}
+    needed = "__init__.py adt_core nodes js locales workflows requirements.txt pyproject.toml README.md LICENSE"
+    assert left_out.isdisjoint(needed.split())
     assert {line for line in lines if not line.startswith("/")} == {".*", "__pycache__/", "*.pyc"}
 
 
 def test_our_nodes_are_not_comfyuis():
     spec = importlib.util.find_spec("nodes")
     assert spec is None or not Path(spec.origin).is_relative_to(ROOT / "nodes")
-    assert importlib.util.find_spec("adt_core") and importlib.util.find_spec("training")
+    assert importlib.util.find_spec("adt_core") and importlib.util.find_spec("model_making")
 
 
 @pytest.mark.parametrize("bundled_pip", [True, False])
 def test_the_environment_is_set_up_once(dev, tmp_path, monkeypatch, bundled_pip):
-    """With pip from Python itself, or from outside where Debian has taken ``ensurepip`` away; and later runs run nothing."""
+    """pip comes from Python, or from outside where Debian has taken ``ensurepip`` away. Later runs do nothing."""
     ran = []
 
     def quietly(*arguments, python=sys.executable):
@@ -108,6 +90,37 @@ def test_the_environment_is_set_up_once(dev, tmp_path, monkeypatch, bundled_pip)
     assert len(ran) == done
     dev.environment(["numpy", "scipy"])
     assert len(ran) > done
+
+
+@pytest.fixture
+def steps(dev, monkeypatch):
+    """What the test command runs, in order; the steps whose arguments hold ``steps.fail`` fail."""
+
+    class Steps(list):
+        fail: str | None = None
+
+        def run(self, *arguments, **how):
+            self.append(" ".join(arguments))
+            return int(self.fail in arguments)
+
+    ran = Steps()
+    monkeypatch.setattr(dev, "environment", lambda packages: None)
+    monkeypatch.setattr(dev, "_run", ran.run)
+    return ran
+
+
+@pytest.mark.parametrize("fail", ["format", "check", "mypy", "not alone", "alone"])
+def test_every_check_and_test_runs_whatever_fails(dev, steps, fail, capsys):
+    steps.fail = fail
+    assert dev.main(["test"]) == 1
+    assert [line.split()[1] for line in steps] == ["ruff", "ruff", "mypy", "pytest", "pytest"]
+    said = capsys.readouterr()
+    assert said.out.count("passed: ") == 4 and said.out.count("FAILED: ") == 1 and said.err.startswith("Failed: ")
+
+
+def test_options_go_to_pytest_alone(dev, steps):
+    assert dev.main(["test", "-k", "tree"]) == 0
+    assert steps == ["-m pytest -k tree"]
 
 
 def test_a_failed_set_up_is_one_sentence(dev, monkeypatch, capsys):

@@ -1,7 +1,7 @@
 """The two recipes, followed from outside the package: a policy and a drafter that are a class and a line in a table.
 
-Neither needs anything else in order to be named on the command line, to be lossless, and to be remembered in the PNG and
-in the report.
+Neither needs anything else in order to be named on the command line, to be lossless, and to be remembered in the PNG
+and in the report.
 """
 
 import json

@@ -12,9 +12,9 @@ from adt_core.rules.sampling import guide, keyed_gumbel, noise_table, process_lo
 
 
 def test_noise_of_a_position_does_not_depend_on_what_else_is_drawn():
-    whole = keyed_gumbel(7, 2, range(0, 50), 33)
+    whole = keyed_gumbel(7, 2, range(50), 33)
     assert np.array_equal(keyed_gumbel(7, 2, range(31, 32), 33)[0], whole[31])
-    assert np.array_equal(keyed_gumbel(7, 2, range(0, 50), 12), whole[:, :12])
+    assert np.array_equal(keyed_gumbel(7, 2, range(50), 12), whole[:, :12])
 
 
 def test_noise_differs_between_seeds_images_and_positions():

@@ -15,10 +15,10 @@ from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_targe
 from adt_core.drafter_training import drafter as command
 from adt_core.drafter_training.features import Features
 from adt_core.drafter_training.run import initialise
-from adt_core.drafter_training.save import config_fields, drafter_tensors, write_checkpoint
+from adt_core.drafter_training.save import drafter_tensors, write_checkpoint
 from adt_core.drafter_training.unroll import read, unroll
 from adt_core.drafters.eagle import EagleDrafter
-from adt_core.drafters.eagle_files import load_eagle
+from adt_core.drafters.eagle_files import config_fields, load_eagle
 from adt_core.models.config import DecoderConfig
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
@@ -352,7 +352,7 @@ def test_what_is_written_is_what_was_trained(tmp_path, grid):
     config = replace(DECODER, grid_rope=grid)
     drafter = EagleDrafter(config, input_norm=True)
     initialise(drafter, torch.Generator().manual_seed(1), 1)
-    fields = config_fields(drafter)
+    fields = config_fields(drafter.config)
     tmp_path.joinpath("drafter").mkdir()
     write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
     of_target = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))

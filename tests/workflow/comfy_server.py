@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_CACHE") or ROOT / ".cache") / "comfyui"
 PACKS = {"ADT-Tree": ROOT, "probe": Path(__file__).parent / "probe_nodes"}
 TORCH = "torch==2.13.0"
-# ComfyUI imports these, and their requirements would bring another build of torch. Of torchvision only the Python part
-# is used, so that the wheel of one Python serves all: this version imports without compiled operators, newer ones don't.
+# ComfyUI imports these, and their requirements would bring another build of torch. Only the Python part of torchvision
+# is used, so the wheel for one Python serves all. This version imports without compiled operators; newer ones don't.
 APART = ["spandrel", "torchaudio==2.11.0"]
 TORCHVISION = ["torchvision==0.16.2", "--only-binary=:all:", "--python-version=3.11"]
 
@@ -129,7 +129,7 @@ def _run(command: list) -> None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Neither the pack's root (its ``nodes`` would hide ComfyUI's) nor the user's packages on the path; no downloads."""
+    """Without the pack's root on the path, whose ``nodes`` would hide ComfyUI's, the user's packages, and downloads."""
     kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     return {**kept, "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
 

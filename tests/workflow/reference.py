@@ -1,6 +1,7 @@
 """What the engine gives without ComfyUI: run by the environment's Python in a process of its own.
 
-    python reference.py ROOT OUTPUT.npz '{"prompt": ..., "negative": ..., "sampling": {...}, "drafting": {...}, "lantern": {...}, "count": 1}'
+    python reference.py ROOT OUTPUT.npz '{"prompt": ..., "negative": ..., "sampling": {...}, "drafting": {...},
+    "lantern": {...}, "count": 1}'
 
 writes the codebook vectors (``samples``) and the pixels as uint8 (``images``) of the images that this asks for.
 """
@@ -24,7 +25,7 @@ with torch.inference_mode():
         [target.encode_prompt(request["prompt"])] * count,
         negatives=[target.encode_prompt(negative)] * count if negative else None,
         sampling=adt_core.Sampling(**request.get("sampling", {})),
-        drafting=adt_core.Drafting(**request.get("drafting", {})),
+        drafting=adt_core.Drafting.of(request.get("drafting", {})),
         drafter=adt_core.load_drafter("bundled", target),
         lantern=adt_core.Lantern(**request["lantern"]) if "lantern" in request else None,
         image_indices=list(range(count)),

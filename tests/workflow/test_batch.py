@@ -1,4 +1,5 @@
-"""Lists of prompts in a running ComfyUI: looped over by stock nodes, or made as one batch that can be stopped and goes on."""
+"""Lists of prompts in a running ComfyUI: looped over by stock nodes, or made as one batch that can be stopped and goes
+on."""
 
 import csv
 import io
@@ -7,13 +8,12 @@ import uuid
 
 import numpy as np
 import pytest
+from adt_tree_pack.nodes.contact_sheet import COLUMNS
 from comfy_server import ROOT, Failed
 from convert import Graph, to_prompt
 from PIL import Image
 from test_cancel import LIMIT, interrupt_and_time
 from test_errors import failed, refused
-
-from nodes.contact_sheet import COLUMNS
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 TEXT = 3
@@ -104,7 +104,7 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     )
     assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
 
-    # The first, made before, and the last, made after, are those of the ordinary sampler, in the loop that ComfyUI makes of lists.
+    # The first was made before, the last after. Both are those of the ordinary sampler, in ComfyUI's loop over a list.
     texts = list(captions.values())
     looped = loop(graph, text=f"{texts[0]}\n\n{texts[-1]}", seed=seed)
     outputs = comfy.run(graph.prompt)

@@ -1,4 +1,5 @@
-"""Models of every family, small and random in their published layouts, through the nodes: loader, size, training-free drafter, sampler, VAE Decode."""
+"""Models of every family, small and random in their published layouts, through the nodes: loader, size, training-free
+drafter, sampler, VAE Decode."""
 
 import sys
 

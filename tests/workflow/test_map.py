@@ -1,4 +1,5 @@
-"""What a tab is told for the acceptance map, what the history keeps of it, and the map and its figures as data for other nodes."""
+"""What a tab is told for the acceptance map, what the history keeps of it, and the map and its figures as data for
+other nodes."""
 
 import io
 import json
@@ -22,7 +23,7 @@ def traced(graph):
 
 
 def test_increments_and_history_tell_the_whole_trace(comfy, traced):
-    """Every round once and in order, at most ten messages a second, and all of it again in the history with a picture."""
+    """Every round once and in order, at most ten messages a second; all of it again in the history, with a picture."""
     traced.set("ADTTreeSampler", seed=601)
     with comfy.socket() as browser:
         outputs = comfy.run(traced.prompt, client=browser.id, extra_pnginfo={"workflow": {"id": "a workflow"}})

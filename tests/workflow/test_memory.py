@@ -1,4 +1,5 @@
-"""What a server keeps: nothing of ours when it is told to free its memory, and no more after many runs than after a few."""
+"""What a server keeps: nothing of ours when it is told to free its memory, and no more after many runs than after a
+few."""
 
 import io
 import os

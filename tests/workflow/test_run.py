@@ -154,7 +154,8 @@ def test_trace_says_what_was_drafted(comfy, graph):
 
 
 def test_stock_nodes_round_trip_pixels_and_latents(comfy, graph):
-    """Encode and decode, tiled or not, give the same; decoding a decoded image again stays close to it; alpha is dropped."""
+    """Encode and decode, tiled or not, give the same; decoding a decoded image again stays close to it; alpha is
+    dropped."""
     image, vae = graph.link("VAEDecode"), graph.link("ADTTreeModelLoader", 2)
     plain = graph.add("VAEEncode", pixels=image, vae=vae)
     tiled = graph.add(

@@ -1,4 +1,5 @@
-"""What people read beside the schema itself: help pages and translations cover every node, input and output, and nothing that is gone.
+"""What people read beside the schema itself: help pages and translations cover every node, input and output, and
+nothing that is gone.
 
 English needs no locale: it is what ComfyUI shows of the schema.
 """
@@ -47,6 +48,8 @@ def test_every_node_has_its_page(language, comfy, ours):
         page = comfy.get(f"/extensions/ADT-Tree/docs/{name}/{language}.md").decode()
         if language == "en":
             assert page.startswith(f"# {node['display_name']}\n")
+            for label, (_, options) in inputs(node).items():
+                assert f"| `{label}` | {options['tooltip']} |\n" in page, (name, label)
         ins, outs = (re.findall(r"^\| `([^`]+)`", table, re.M) for table in page.split("\n## ")[-2:])
         assert sorted(ins) == sorted(inputs(node)) and outs == node["output_name"], name
 

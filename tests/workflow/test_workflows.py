@@ -1,4 +1,5 @@
-"""Every workflow that the pack brings: it fits the nodes, is laid out for people, has a picture, and runs if it needs nothing but the pack."""
+"""Every workflow that the pack brings: it fits the nodes, is laid out for people, has a picture, and runs if it needs
+nothing but the pack."""
 
 import copy
 import io
@@ -22,7 +23,7 @@ TO_INSTALL = {
     "llamagen": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
     "upscale_with_model": ("UpscaleModelLoader", "model_name", "RealESRGAN_x4plus.safetensors"),
 }
-"""Workflows that need a model which does not come with the pack: the node that loads it, its input and the value there."""
+"""Workflows that need a model which does not come with the pack: the node that loads it, its input, the value there."""
 
 
 def read(name: str) -> dict:
@@ -132,7 +133,8 @@ def test_upscale(comfy, graph_of):
 
 
 def test_upscale_with_model(comfy, graph_of):
-    """The chain of stock nodes, with the smallest model of a kind that they read (SRVGGNet, here of random weights) in place of a real one."""
+    """The chain of stock nodes, with the smallest model of a kind that they read (SRVGGNet, here of random weights) in
+    place of a real one."""
     folder = comfy.base / "models" / "upscale_models"
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)

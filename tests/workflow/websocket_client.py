@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Message:
-    """One message: JSON (``type`` a name, ``data`` a dict) or binary (``type`` ComfyUI's event number, ``data`` bytes)."""
+    """One message: JSON (``type`` a name, ``data`` a dict) or binary (``type`` ComfyUI's event number, ``data`` bytes).
+
+    at: when it arrived."""
 
     at: float
     type: str | int

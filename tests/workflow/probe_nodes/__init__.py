@@ -1,4 +1,5 @@
-"""Nodes of another pack, for the tests: what a stranger's model, prompt and trace reader look like, and what memory holds."""
+"""Nodes of another pack, for the tests: what a stranger's model, prompt and trace reader look like, and what memory
+holds."""
 
 import gc
 import json

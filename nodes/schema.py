@@ -1,0 +1,35 @@
+"""A node's schema, with the words of its help page: what an input or an output does is said there, and nowhere else.
+
+A page, ``js/docs/<node id>/en.md``, ends in two tables. The rows of "## Inputs" begin with the id of an input, those of
+"## Outputs" with the display name of an output, in backquotes; the second column is the tooltip.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from comfy_api.v0_0_2 import io
+
+CATEGORY = "ADT-Tree"
+_PAGES = Path(__file__).parents[1] / "js" / "docs"
+
+
+def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **more) -> io.Schema:
+    """The schema of a node of this pack. Inputs and outputs without a tooltip get theirs from the node's page.
+
+    more: what else ``io.Schema`` takes. Raises KeyError for an input or an output that the page does not have.
+    """
+    on_page = _tooltips(node_id)
+    for one in inputs:
+        one.tooltip = one.tooltip or on_page["Inputs"][one.id]
+    for one in outputs:
+        one.tooltip = one.tooltip or on_page["Outputs"][one.display_name]
+    return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
+
+
+@cache
+def _tooltips(node_id: str) -> dict[str, dict[str, str]]:
+    """Title of a section of the page -> its rows, by name. Read once: ComfyUI asks for schemas again and again."""
+    page = (_PAGES / node_id / "en.md").read_text(encoding="utf-8")
+    sections = (section.split("\n", 1) for section in page.split("\n## ")[1:])
+    return {title: dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.M)) for title, text in sections}
