@@ -16,7 +16,7 @@ from ..policies import NO_DRAFTS, Drafting, Lane, Shape
 from ..rules.sampling import Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from ..rules.verify import Lantern
-from .lanes import Lanes, Result, plain_round, plain_step, tree_round
+from .lanes import Lanes, Result, check_tree, plain_round, plain_step, read_results, settle
 from .queue import ImageQueue
 from .task import Task, drafters_of, prefix_tokens, rows_of
 
@@ -152,7 +152,9 @@ class Decoding:
         if tree is None:
             results = plain_round(lanes, shapes)
         else:
-            results = tree_round(lanes, tree, shapes, self._allowed(lanes))
+            checked = check_tree(lanes, tree, max(shape.width for shape in shapes), self._allowed(lanes))
+            results = read_results(lanes, checked, shapes)
+            settle(lanes, checked, results)
         shares = self._enter_codes(results)  # last, when no memory is asked for any more: a round counts as a whole
         forwards = (proposer.forwards if proposer is not None else 0) - forwards_before
         seconds = time.perf_counter() - began

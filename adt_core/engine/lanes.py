@@ -144,48 +144,45 @@ def plain_round(lanes: Lanes, shapes: Sequence[Shape]) -> list[Result]:
     return found
 
 
-def tree_round(lanes: Lanes, tree: DraftTree, shapes: Sequence[Shape], allowed: list[int]) -> list[Result]:
-    """Read a whole tree in one forward, go on to the end of its longest path that passes, and let the drafter learn.
-
-    allowed: substitutes that each image may still make; empty without LANTERN.
-    """
-    roots = lanes.roots
-    features = forward(lanes, tree.tokens, lanes.rows.step(roots, 0, tree.depths, tree.ancestors))
-    z = logits(lanes, features, tree.depths)
-    scores = perturbed(lanes, z, tree.depths)
-    emitted, substitutes = scores.argmax(-1), None
-    task, neighbours = lanes.task, lanes.task.neighbours
-    if task.lantern is None or neighbours is None:
-        agrees = exact_agreement(tree, emitted)
-    else:
-        greedy, width = task.sampling.temperature == 0, max(shape.width for shape in shapes)
-        left = torch.tensor(allowed, device=z.device)
-        agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, neighbours, task.lantern, greedy=greedy, width=width, allowed=left
-        )
-    verdict = longest_path(tree, agrees, emitted)
-    results = read_results(lanes, tree, verdict, substitutes, shapes)
-    accepted = [result.share.accepted for result in results]
-    contiguous = all(result.path == list(range(len(result.path))) for result in results)
-    if not contiguous:  # the entries of the accepted paths move together
-        starts = lanes.rows.spread(roots.at) + lanes.rows.first_slot
-        lanes.cache.compact(starts, lanes.rows.spread(verdict.path[:, : max(accepted) + 1]))
-    lanes.go_on(verdict.next_root, verdict.accepted[:, None] + 1, [count + 1 for count in accepted])
-    if lanes.proposer is not None:
-        lanes.proposer.observe(Verified(tree, features, scores, verdict, roots, accepted, contiguous))
-    return results
-
-
-def read_results(
-    lanes: Lanes, tree: DraftTree, verdict: Verdict, substitutes: Tensor | None, shapes: Sequence[Shape]
-) -> list[Result]:
-    """Wait for the device and read what the round has brought: the one synchronisation of a round.
+class Checked(NamedTuple):
+    """A tree that the target has read. features: [R, N + 1, h]. perturbed: z + g after every node, [B, N + 1, V].
 
     substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
     """
+
+    tree: DraftTree
+    features: Tensor
+    perturbed: Tensor
+    verdict: Verdict
+    substitutes: Tensor | None
+
+
+def check_tree(lanes: Lanes, tree: DraftTree, width: int, allowed: Sequence[int]) -> Checked:
+    """Read a whole tree in one forward and find the longest path that passes.
+
+    width: most children of a node. allowed: substitutes that each image may still make; empty without LANTERN.
+    """
+    task, neighbours = lanes.task, lanes.task.neighbours
+    features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors))
+    z = logits(lanes, features, tree.depths)
+    scores = perturbed(lanes, z, tree.depths)
+    emitted, substitutes = scores.argmax(-1), None
+    if task.lantern is None or neighbours is None:
+        agrees = exact_agreement(tree, emitted)
+    else:
+        greedy, left = task.sampling.temperature == 0, torch.tensor(allowed, device=z.device)
+        agrees, substitutes = relaxed_agreement(
+            tree, emitted, z, neighbours, task.lantern, greedy=greedy, width=width, allowed=left
+        )
+    return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
+
+
+def read_results(lanes: Lanes, checked: Checked, shapes: Sequence[Shape]) -> list[Result]:
+    """Wait for the device and read what the round has brought: the one wait of a round with drafts."""
+    tree, verdict = checked.tree, checked.verdict
     depth, width, nodes = tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1
     counts = torch.stack([verdict.accepted, depth, width, nodes, verdict.next_root], 1)
-    along = [tree.tokens, tree.ranks, *([] if substitutes is None else [substitutes.long()])]
+    along = [tree.tokens, tree.ranks, *([] if checked.substitutes is None else [checked.substitutes.long()])]
     read = torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1).tolist()
     columns = verdict.path.shape[1]
     found = []
@@ -196,3 +193,16 @@ def read_results(
         share = ImageRound(image, position, asked.depth, asked.width, *seen)
         found.append(Result(share, path, [*codes[1:], next_root]))
     return found
+
+
+def settle(lanes: Lanes, checked: Checked, results: Sequence[Result]) -> None:
+    """Move the accepted paths together in the cache, go on to the new roots, and let the drafter learn."""
+    tree, features, scores, verdict, _ = checked
+    roots, accepted = lanes.roots, [result.share.accepted for result in results]
+    contiguous = all(result.path == list(range(len(result.path))) for result in results)
+    if not contiguous:
+        starts = lanes.rows.spread(roots.at) + lanes.rows.first_slot
+        lanes.cache.compact(starts, lanes.rows.spread(verdict.path[:, : max(accepted) + 1]))
+    lanes.go_on(verdict.next_root, verdict.accepted[:, None] + 1, [count + 1 for count in accepted])
+    if lanes.proposer is not None:
+        lanes.proposer.observe(Verified(tree, features, scores, verdict, roots, accepted, contiguous))
