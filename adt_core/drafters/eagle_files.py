@@ -31,7 +31,7 @@ def load_eagle(
     checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
-    width, tokens = checkpoint.shape("fc.weight")[0], checkpoint.shape("embed_tokens.weight")[0]
+    width, tokens = checkpoint["fc.weight"].shape[0], checkpoint["embed_tokens.weight"].shape[0]
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
             f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "

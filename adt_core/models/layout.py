@@ -111,7 +111,7 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
 
     def rows(name: str, most: int) -> int:
-        stored = checkpoint.shape(name)[0] if name in checkpoint.names else most
+        stored = checkpoint[name].shape[0] if name in checkpoint.names else most
         return stored if stored and most % stored == 0 else most
 
     def expand(parts: list[Tensor]) -> Tensor:
