@@ -10,7 +10,7 @@ import torch
 from ..errors import AdtError, Check
 from ..models.checkpoint import Checkpoint, Entry, check_entries, fill, read_json, resolve, same
 from ..models.config import DecoderConfig
-from ..models.layout import decoder_config, layer_entries, unpaired
+from ..models.layout import decoder_config, layer_entries
 from ..models.target import Target
 from .eagle import EagleDrafter, Pairing
 
@@ -100,10 +100,5 @@ def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
         same(drafter.embedding, "embed_tokens.weight"),
         same(drafter.fc, "fc.weight", transpose=True),
         same(drafter.fc_bias, "fc.bias"),
-        *layer_entries(
-            drafter.layer,
-            checkpoint,
-            "layers.0",
-            unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None,
-        ),
+        *layer_entries(drafter.layer, checkpoint, "layers.0"),
     ]

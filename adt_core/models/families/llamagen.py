@@ -30,7 +30,7 @@ from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..family import Family, Published
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, load_tokenizer, unpaired
+from ..layout import decoder_config, decoder_entries, load_tokenizer
 from ..prompter import check_length, stripped
 from ..target import Prompt, Prompter, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -122,10 +122,10 @@ class LlamaGenPrompter(Prompter):
         check_length(ids, CAPTION, self.name)
         hidden = CAPTION - len(ids)
         _ = self._nothing  # while the encoder is at hand
-        return _row(F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden)
+        return Prompt([FILLER] * CAPTION, F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden)
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return _row(self._nothing, prompt.hidden)
+        return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
 
     @torch.no_grad()
     def _encode(self, ids: tuple[int, ...]) -> Tensor:
@@ -137,12 +137,6 @@ class LlamaGenPrompter(Prompter):
     def _nothing(self) -> Tensor:
         """[120, width] that stand for no caption, on the CPU."""
         return self.encoder.project(self.encoder.uncond_embedding).cpu()
-
-
-def _row(features: Tensor, hidden: int) -> Prompt:
-    row = Prompt([FILLER] * CAPTION)
-    row.features, row.hidden = features, hidden
-    return row
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
@@ -234,7 +228,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Decoder and caption embedding in either layout, codec and T5 from their own files."""
     encoder, codec = cast(CaptionEncoder, target.text_encoder), cast(VQModel, target.codec)
     prefix = _prefix(checkpoint)
-    decoder = decoder_entries(target.decoder, checkpoint, turn=unpaired(target.decoder.config.head_dim))
+    decoder = decoder_entries(target.decoder, checkpoint)
     embedder = f"{prefix}{EMBEDDER}"
     return [
         *(decoder if prefix else map(_authors_entry, decoder)),
