@@ -159,8 +159,11 @@ class Entry:
     put: Callable[[Tensor], object] | None = None
 
     def renamed(self, changes: Mapping[str, str]) -> Entry:
-        """The same from tensors of other names, as :func:`renamed` makes them."""
-        return replace(self, names=tuple(renamed(name, changes) for name in self.names))
+        """The same from tensors of other names: every key of ``changes`` is replaced by its value, in their order."""
+        names = self.names
+        for old, new in changes.items():
+            names = tuple(name.replace(old, new) for name in names)
+        return replace(self, names=names)
 
 
 def transposed(tensors: list[Tensor]) -> Tensor:
@@ -177,13 +180,6 @@ def same(parameter: Tensor, name: str, transpose: bool = False, put: Callable[[T
 def whole(module: nn.Module, prefix: str, called: Callable[[str], str] = str) -> list[Entry]:
     """Every parameter of ``module`` as it is, under ``prefix`` and what ``called`` makes of its own name."""
     return [same(parameter, prefix + called(name)) for name, parameter in module.named_parameters()]
-
-
-def renamed(name: str, changes: Mapping[str, str]) -> str:
-    """``name`` with every key of ``changes`` replaced by its value, in their order."""
-    for old, new in changes.items():
-        name = name.replace(old, new)
-    return name
 
 
 def missing_tensors(entries: list[Entry], checkpoint: Checkpoint) -> list[str]:

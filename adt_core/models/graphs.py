@@ -29,8 +29,7 @@ from .rows import Step
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
 COLUMNS = 512
-"""Cache columns are read in multiples of this, which keeps graphs few and lets fast attention kernels align the mask.
-"""
+"""Cache columns are read in multiples of this: graphs stay few, and fast attention kernels can align the mask."""
 CAPTURED_AT_USE = 2
 """A shape is captured when it comes up for this time: kernels are warm by then, and it will come again."""
 SWITCH = "ADT_TREE_GRAPHS"
@@ -43,8 +42,7 @@ refused: list[str] = []
 
 
 def record(run: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[Callable[[], object], Tensor]:
-    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor that holds the
-    result.
+    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor of the result.
 
     Other threads may use the device meanwhile. A capture that fails can leave its stream behind as the current one, so
     the stream is set back.

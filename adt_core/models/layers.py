@@ -143,8 +143,7 @@ class Decoder(nn.Module):
     @property
     def weights(self) -> str | None:
         """How the matrices are stored, if not in ``dtype``: "int8" or "fp8"."""
-        stored = self.layers[0].get_parameter("qkv").dtype
-        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(stored)
+        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].get_parameter("qkv").dtype)
 
     @property
     def wide_dtype(self) -> torch.dtype:

@@ -90,10 +90,8 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     ]
     if layer.input_norm is not None:
         entries.append(same(layer.input_norm, f"{prefix}.input_layernorm.weight"))
-    for parameter, kind in ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias")):
-        if parameter is not None:
-            entries.append(_qk_norm(parameter, c, checkpoint, attention, kind))
-    return entries
+    norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
+    return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in norms if norm is not None]
 
 
 def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
@@ -104,15 +102,13 @@ def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
     """Norms of q and k [heads, head dim]. Lumina-mGPT has fewer rows; each then is for several heads in a row."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
-
-    def rows(name: str, most: int) -> int:
-        stored = checkpoint[name].shape[0] if name in checkpoint.names else most
-        return stored if stored and most % stored == 0 else most
+    stored = [checkpoint[name].shape[0] if name in checkpoint.names else n for name, n in zip(names, heads)]
+    shapes = tuple((rows if rows and n % rows == 0 else n, c.head_dim) for rows, n in zip(stored, heads))
 
     def expand(parts: list[Tensor]) -> Tensor:
         return torch.cat([part.repeat_interleave(n // len(part), 0) for part, n in zip(parts, heads)])
 
-    return Entry(parameter, names, tuple((rows(name, n), c.head_dim) for name, n in zip(names, heads)), expand)
+    return Entry(parameter, names, shapes, expand)
 
 
 def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[Entry]:

@@ -35,8 +35,7 @@ class Step:
 
 @dataclass
 class Roots:
-    """The last decided token of every image. It is the root of the image's next tree, and the target has not read it
-    yet.
+    """The last decided token of every image: the root of its next tree, which the target has not read yet.
 
     codes: [B] int64. at: [B, 1] int64 raster positions, on the same device. positions: the same on the host.
     """

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from pathlib import Path
+from itertools import count
 from typing import cast
 
 import torch
@@ -42,7 +42,7 @@ FILLER = 0
 """Id that a drafter pairs the features of the caption with."""
 CODEC, T5, EMBEDDER = "codec.", "t5.", "cls_embedding."
 _CODEC_FILES = ("vq_ds16_t2i.pt", "vq_ds16_t2i.safetensors")
-_T5_FOLDERS = ("flan-t5-xl", "google--flan-t5-xl", "google/flan-t5-xl", "t5-ckpt/flan-t5-xl", "t5/flan-t5-xl")
+_T5_FILES = tuple(f"{folder}flan-t5-xl/config.json" for folder in ("", "google--", "google/", "t5-ckpt/", "t5/"))
 _FLAN_T5_XL = {
     "d_model": 2048,
     "d_kv": 64,
@@ -98,18 +98,14 @@ class CaptionEncoder(nn.Module):
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
 
 
-@dataclass
 class LlamaGenPrompter(Prompter):
     """Rows of 120 features. The caption's are the last; those before them are hidden, in the unconditional row too.
 
     What was encoded once is remembered, since the encoder may have left the GPU to the decoder by the next time.
     """
 
-    name: str
-    tokenizer: Tokenizer
-    encoder: CaptionEncoder
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer, encoder: CaptionEncoder):
+        self.name, self.tokenizer, self.encoder = name, tokenizer, encoder
         self._features = lru_cache(_REMEMBERED)(self._encode)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
@@ -146,7 +142,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         raise AdtError(f"{checkpoint.path} {problem}; use one of its text-to-image models.")
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
-    codec, t5 = checkpoint.beside(_CODEC_FILES), _t5_config(checkpoint)
+    codec, t5 = checkpoint.beside(_CODEC_FILES), checkpoint.beside(_T5_FILES)
     if codec is not None:
         checkpoint.add(codec, CODEC)
     if t5 is not None:
@@ -161,11 +157,6 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 def _prefix(checkpoint: Checkpoint) -> str:
     """What the names of the transformer's tensors begin with: nothing in the authors' layout."""
     return "model." if "model.embed_tokens.weight" in checkpoint.names else ""
-
-
-def _t5_config(checkpoint: Checkpoint) -> Path | None:
-    """T5's config.json, if its folder is beside the checkpoint."""
-    return checkpoint.beside(tuple(f"{folder}/config.json" for folder in _T5_FOLDERS))
 
 
 def _side(checkpoint: Checkpoint) -> int:
@@ -218,23 +209,18 @@ def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
 
 def _count(checkpoint: Checkpoint, name: str) -> int:
     """How many tensors of a numbered name there are."""
-    number = 0
-    while name.format(number) in checkpoint.names:
-        number += 1
-    return number
+    return next(number for number in count() if name.format(number) not in checkpoint.names)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Decoder and caption embedding in either layout, codec and T5 from their own files."""
     encoder, codec = cast(CaptionEncoder, target.text_encoder), cast(VQModel, target.codec)
-    prefix = _prefix(checkpoint)
-    decoder = decoder_entries(target.decoder, checkpoint)
-    embedder = f"{prefix}{EMBEDDER}"
+    prefix, decoder = _prefix(checkpoint), decoder_entries(target.decoder, checkpoint)
     return [
         *(decoder if prefix else map(_authors_entry, decoder)),
-        same(encoder.fc1.weight, f"{embedder}cap_proj.fc1.weight"),
-        same(encoder.fc2.weight, f"{embedder}cap_proj.fc2.weight"),
-        same(encoder.uncond_embedding, f"{embedder}uncond_embedding"),
+        same(encoder.fc1.weight, f"{prefix}{EMBEDDER}cap_proj.fc1.weight"),
+        same(encoder.fc2.weight, f"{prefix}{EMBEDDER}cap_proj.fc2.weight"),
+        same(encoder.uncond_embedding, f"{prefix}{EMBEDDER}uncond_embedding"),
         *(entry.renamed(AUTHORS_NAMES) for entry in codec.entries(CODEC)),
         *whole(encoder.t5, T5),
     ]
@@ -254,7 +240,7 @@ def _authors_entry(entry: Entry) -> Entry:
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     """What reads the prompts of a target. AdtError if T5, or what cleans captions, is missing."""
-    t5 = _t5_config(checkpoint)
+    t5 = checkpoint.beside(_T5_FILES)
     if t5 is None:
         raise AdtError(f"{checkpoint.path} has no text encoder; {_REMEDIES[T5]}.")
     captions.libraries()
@@ -268,6 +254,14 @@ _REMEDIES = {
     CODEC: "download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it",
     T5: "download google/flan-t5-xl and put its folder, flan-t5-xl, beside it",
 }
+_PUBLISHED = Published(
+    "LlamaGen, stage 1 and 2",
+    "`peizesun/llamagen_t2i` (`t2i_XL_stage1_256.pt`, `t2i_XL_stage2_512.pt`), or `jadohu/LlamaGen-T2I`, `-T2I-2`",
+    "the file or folder, with `vq_ds16_t2i.pt` and the folder `flan-t5-xl` (`google/flan-t5-xl`) beside it; "
+    "needs `pip install ftfy beautifulsoup4`",
+    "256, 512",
+    "4.1, 4.4 GiB / 3.4, 3.7 GiB",
+)
 FAMILY = Family(
     "llamagen",
     "LlamaGen",
@@ -279,15 +273,5 @@ FAMILY = Family(
     _REMEDIES,
     single_files=("t2i_*.pt",),
     search=("llamagen",),
-    published=(
-        Published(
-            "LlamaGen, stage 1 and 2",
-            "`peizesun/llamagen_t2i` (`t2i_XL_stage1_256.pt`, `t2i_XL_stage2_512.pt`), "
-            "or `jadohu/LlamaGen-T2I`, `-T2I-2`",
-            "the file or folder, with `vq_ds16_t2i.pt` and the folder `flan-t5-xl` (`google/flan-t5-xl`) beside it; "
-            "needs `pip install ftfy beautifulsoup4`",
-            "256, 512",
-            "4.1, 4.4 GiB / 3.4, 3.7 GiB",
-        ),
-    ),
+    published=(_PUBLISHED,),
 )
