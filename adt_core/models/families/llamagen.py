@@ -185,8 +185,8 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_key_value_heads": (fused - hidden) // 2 // _HEAD_DIM,
         }
-    found = decoder_config(config, checkpoint.path, qk_norm=False, grid_rope=(CAPTION, side), max_positions=_POSITIONS)
-    return replace(found, rope_theta=float(config.get("rope_base", 10000)))
+    stated = {"rope_theta": float(config.get("rope_base", 10000)), "max_positions": _POSITIONS}
+    return decoder_config(config, checkpoint.path, qk_norm=False, grid_rope=(CAPTION, side), **stated)
 
 
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
@@ -228,14 +228,13 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 def _authors_entry(entry: Entry) -> Entry:
     """The same parameter from the authors' layout, which has one tensor for q, k and v."""
-    fused = re.sub(r"model\.(.*)\.self_attn\.q_proj\.", r"\1.attention.wqkv.", entry.names[0])
-    if fused == entry.names[0]:
-        return entry.renamed(_AUTHORS)
+    theirs = entry.renamed(_AUTHORS)
+    if "self_attn.q_proj" not in entry.names[0]:
+        return theirs
+    name, make = theirs.names[0].replace("self_attn.q_proj", "attention.wqkv"), entry.make
     rows, width = [shape[0] for shape in entry.shapes], entry.shapes[0][1]
-    make = entry.make
-    return replace(
-        entry, names=(fused,), shapes=((sum(rows), width),), make=lambda parts: make(list(parts[0].split(rows)))
-    )
+    shape = (sum(rows), width)
+    return replace(entry, names=(name,), shapes=(shape,), make=lambda parts: make(list(parts[0].split(rows))))
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
