@@ -59,7 +59,7 @@ def drafters(folders, target):
 
 @pytest.fixture(autouse=True)
 def nothing_refused(monkeypatch):
-    monkeypatch.setattr(graphs, "_refused", [])
+    monkeypatch.setattr(graphs, "refused", [])
 
 
 @pytest.fixture

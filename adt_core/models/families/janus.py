@@ -103,11 +103,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Text rows of the embedding as they are, image rows computed; layers, head and codec."""
-    decoder, codec, is_deepseeks = (
-        target.decoder,
-        cast(VQModel, target.codec),
-        model_type(checkpoint.config) == _DEEPSEEK,
-    )
+    decoder, codec = target.decoder, cast(VQModel, target.codec)
+    is_deepseeks = model_type(checkpoint.config) == _DEEPSEEK
     codes, width = target.num_codes, decoder.config.hidden_size
     words, vector = decoder.config.vocab_size - codes, codec.config.embed_dim
     depth = whole_number(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
