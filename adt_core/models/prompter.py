@@ -48,12 +48,12 @@ class TokenPrompter(Prompter):
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
         tokenizer = load_tokenizer(checkpoint.folder)
-        vocabulary = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
-        missing = ", ".join(name for name, number in vocabulary.items() if number is None)
+        found = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
+        missing = ", ".join(name for name, number in found.items() if number is None)
         if missing:
             problem = f"tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json"
             raise AdtError(f"{checkpoint.folder}: {problem}.")
-        vocabulary = vocabulary or checkpoint.config["vocabulary_map"]
+        vocabulary: dict = found or checkpoint.config["vocabulary_map"]
         return cls(target.name, tokenizer, vocabulary, target.decoder.config.max_positions, target.row_end)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:

@@ -9,7 +9,7 @@ vectors of length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -139,12 +139,15 @@ class Level(nn.Module):
         self.downsample: nn.Module = nn.Identity()
         self.upsample: nn.Module = nn.Identity()
 
-    def stages(self) -> list[nn.Module]:
-        """Its modules in their order.
 
-        There is no ``forward``: whoever called it would keep its input alive, which at full resolution is large.
-        """
-        return [*chain(*zip(self.block, self.attn)), self.downsample, self.upsample]
+def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
+    """The modules of levels in the order in which they run.
+
+    Levels have no ``forward``: whoever called it would keep its input alive, which at full resolution is large.
+    """
+    for level in levels:
+        yield from chain(*zip(level.block, level.attn))
+        yield from (level.downsample, level.upsample)
 
 
 class Encoder(nn.Module):
@@ -165,7 +168,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
-        for stage in chain(*(level.stages() for level in self.down)):
+        for stage in _stages(self.down):
             x = stage(x)
         return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
@@ -190,7 +193,7 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mid(self.conv_in(x))
-        for stage in chain(*(level.stages() for level in reversed(self.up))):
+        for stage in _stages(reversed(self.up)):
             x = stage(x)
         return self.conv_out(F.silu(self.norm_out(x)))
 
