@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
 from typing import cast
@@ -98,14 +98,18 @@ class CaptionEncoder(nn.Module):
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
 
 
+@dataclass
 class LlamaGenPrompter(Prompter):
     """Rows of 120 features. The caption's are the last; those before them are hidden, in the unconditional row too.
 
     What was encoded once is remembered, since the encoder may have left the GPU to the decoder by the next time.
     """
 
-    def __init__(self, name: str, tokenizer: Tokenizer, encoder: CaptionEncoder):
-        self.name, self.tokenizer, self.encoder = name, tokenizer, encoder
+    name: str
+    tokenizer: Tokenizer
+    encoder: CaptionEncoder
+
+    def __post_init__(self) -> None:
         self._features = lru_cache(_REMEMBERED)(self._encode)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
