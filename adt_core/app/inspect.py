@@ -30,13 +30,13 @@ def _describe(checkpoint: Checkpoint) -> dict:
     names = set(checkpoint.names)
     figures, entries, unneeded = _drafter(checkpoint) if "fc.weight" in names else _target(checkpoint)
     shapes = {name: shape for entry in entries for name, shape in zip(entry.names, entry.shapes)}
-    found = {name: checkpoint.shape(name) for name in names}
+    found = {name: checkpoint[name].shape for name in names}
     wrong = [(name, shape) for name, shape in shapes.items() if name in names and found[name] != shape]
     return {
         "path": str(checkpoint.path),
         **figures,
         "parameters": sum(map(math.prod, found.values())),
-        "dtype": ", ".join(sorted({checkpoint.dtype(name) for name in names})),
+        "dtype": ", ".join(sorted({checkpoint[name].dtype for name in names})),
         "bytes": sum(file.stat().st_size for file in checkpoint.files),
         "files": [file.name for file in checkpoint.files],
         "missing": sorted(missing_tensors(entries, checkpoint)),

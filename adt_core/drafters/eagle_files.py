@@ -9,7 +9,7 @@ import torch
 from ..errors import AdtError, Check
 from ..models.checkpoint import Checkpoint, Entry, check_entries, fill, read_json, resolve, same
 from ..models.config import DecoderConfig
-from ..models.layout import decoder_config, layer_entries, unpaired
+from ..models.layout import decoder_config, layer_entries
 from ..models.target import Target
 from .eagle import EagleDrafter, Pairing
 
@@ -29,7 +29,7 @@ def load_eagle(
     checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
-    width, tokens = checkpoint.shape("fc.weight")[0], checkpoint.shape("embed_tokens.weight")[0]
+    width, tokens = checkpoint["fc.weight"].shape[0], checkpoint["embed_tokens.weight"].shape[0]
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
             f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
@@ -95,10 +95,9 @@ def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
 
 
 def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
-    turn = unpaired(drafter.config.head_dim) if drafter.config.grid_rope else None
     return [
         same(drafter.embedding, "embed_tokens.weight"),
         same(drafter.fc, "fc.weight", transpose=True),
         same(drafter.fc_bias, "fc.bias"),
-        *layer_entries(drafter.layer, checkpoint, "layers.0", turn),
+        *layer_entries(drafter.layer, checkpoint, "layers.0"),
     ]

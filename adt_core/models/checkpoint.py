@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..errors import AdtError
+from ..errors import AdtError, Check
 
-Check = Callable[[], None]
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -53,31 +53,26 @@ class Stored(NamedTuple):
 
 def _read_safetensors(file: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file. Only its header is read."""
-    with _open(file) as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}
-        return {
-            name: Stored(tuple(one.get_shape()), one.get_dtype(), partial(_read_one, file, name))
-            for name, one in slices.items()
-        }
 
+    def read(name: str) -> Tensor:
+        with safe_open(file, "pt") as again:  # so that no more than one tensor is mapped into memory
+            return again.get_tensor(name)
 
-def _read_one(file: Path, name: str) -> Tensor:
-    """One tensor. The file is opened anew for each, so that no more than that one is mapped into memory."""
-    with _open(file) as opened:
-        return opened.get_tensor(name)
-
-
-def _open(file: Path) -> safe_open:
     try:
-        return safe_open(file, "pt")
+        with safe_open(file, "pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}
+            return {
+                name: Stored(tuple(one.get_shape()), one.get_dtype(), partial(read, name))
+                for name, one in slices.items()
+            }
     except (SafetensorError, OSError) as error:
         raise AdtError(f"{file} is not a complete safetensors file ({error}); download it again.") from error
 
 
 def _read_pickle(file: Path) -> dict[str, Stored]:
     """The tensors of a file written by ``torch.save``. AdtError if it holds anything else."""
-    try:
-        loaded = _unpickle(file)
+    try:  # files of before torch 1.6 are no zip files, and can't be mapped
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
     except Exception as error:  # torch raises many types; none of them may run what the file asks for
         raise AdtError(
             f"{file} holds more than tensors or is damaged, and was refused; use a safetensors version of it."
@@ -90,15 +85,6 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
         name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach)
         for name, value in loaded.items()
     }
-
-
-def _unpickle(file: Path) -> object:
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):  # files of before torch 1.6 can only be read whole
-            raise
-        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 class Checkpoint:
@@ -138,19 +124,8 @@ class Checkpoint:
     def names(self) -> KeysView[str]:
         return self._tensors.keys()
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, without reading the tensor."""
-        return self._find(name).shape
-
-    def dtype(self, name: str) -> str:
-        """Stored dtype of a tensor, such as "F16" or "BF16"."""
-        return self._find(name).dtype
-
-    def get(self, name: str) -> Tensor:
-        """One tensor, on the CPU and as stored."""
-        return self._find(name).read()
-
-    def _find(self, name: str) -> Stored:
+    def __getitem__(self, name: str) -> Stored:
+        """A tensor, not read yet. AdtError if it is missing."""
         if name not in self._tensors:
             raise AdtError(f"{self.path} lacks the tensor {name!r}; it is incomplete or of another architecture.")
         return self._tensors[name]
@@ -167,7 +142,7 @@ class Checkpoint:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # a large tensor is not copied
 
 
 @dataclass(frozen=True)
@@ -184,8 +159,11 @@ class Entry:
     put: Callable[[Tensor], object] | None = None
 
     def renamed(self, changes: Mapping[str, str]) -> Entry:
-        """The same from tensors of other names, as :func:`renamed` makes them."""
-        return replace(self, names=tuple(renamed(name, changes) for name in self.names))
+        """The same from tensors of other names: every key of ``changes`` is replaced by its value, in their order."""
+        names = self.names
+        for old, new in changes.items():
+            names = tuple(name.replace(old, new) for name in names)
+        return replace(self, names=names)
 
 
 def transposed(tensors: list[Tensor]) -> Tensor:
@@ -202,13 +180,6 @@ def same(parameter: Tensor, name: str, transpose: bool = False, put: Callable[[T
 def whole(module: nn.Module, prefix: str, called: Callable[[str], str] = str) -> list[Entry]:
     """Every parameter of ``module`` as it is, under ``prefix`` and what ``called`` makes of its own name."""
     return [same(parameter, prefix + called(name)) for name, parameter in module.named_parameters()]
-
-
-def renamed(name: str, changes: Mapping[str, str]) -> str:
-    """``name`` with every key of ``changes`` replaced by its value, in their order."""
-    for old, new in changes.items():
-        name = name.replace(old, new)
-    return name
 
 
 def missing_tensors(entries: list[Entry], checkpoint: Checkpoint) -> list[str]:
@@ -230,7 +201,7 @@ def check_entries(
         remedy = next(known, "it is incomplete or of another architecture")
         raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
     for name, shape in ((name, shape) for entry in entries for name, shape in zip(entry.names, entry.shapes)):
-        found = checkpoint.shape(name)
+        found = checkpoint[name].shape
         if found != shape:
             problem = f"{name} has shape {found}, but {shape} was expected"
             raise AdtError(f"{checkpoint.path}: {problem}; the file belongs to another model.")
@@ -242,5 +213,5 @@ def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = Non
     for entry in entries:
         if check is not None:
             check()
-        value = entry.make([checkpoint.get(name) for name in entry.names])
+        value = entry.make([checkpoint[name].read() for name in entry.names])
         (entry.put or entry.parameter.copy_)(value)

@@ -11,7 +11,8 @@ class DecoderConfig:
 
     qk_norm: LayerNorm on the queries and keys of every head (Chameleon). grid_rope: positions are rotated by their row
     and column of the grid, not by their number; (positions before the grid, which are blanked out; columns of the grid)
-    (LlamaGen). head_width: units of the hidden layer between features and codes; 0 for a linear head (Janus has one).
+    (LlamaGen; its checkpoints store the two elements of a rotated pair side by side). head_width: units of the hidden
+    layer between features and codes; 0 for a linear head (Janus has one).
     """
 
     vocab_size: int

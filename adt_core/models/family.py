@@ -10,6 +10,11 @@ from .checkpoint import Checkpoint, Entry
 from .target import Prompter, Target
 
 
+def model_type(config: dict) -> str:
+    """The architecture that a config.json names, in lower case; "none" if it names none."""
+    return str(config.get("model_type")).lower()
+
+
 class Published(NamedTuple):
     """A published checkpoint, or several alike: a row of the table in docs/models.md, in Markdown.
 

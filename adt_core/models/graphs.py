@@ -16,20 +16,20 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import Check
 from .cache import KVCache
+from .layers import Rope
 from .rows import Step
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 """Tokens of a captured forward; longer ones, such as prompts, are run eagerly."""
 COLUMNS = 512
-"""Cache columns are read in multiples of this, which keeps graphs few and lets fast attention kernels align the mask.
-"""
+"""Cache columns are read in multiples of this: graphs stay few, and fast attention kernels can align the mask."""
 CAPTURED_AT_USE = 2
 """A shape is captured when it comes up for this time: kernels are warm by then, and it will come again."""
 SWITCH = "ADT_TREE_GRAPHS"
@@ -42,8 +42,7 @@ refused: list[str] = []
 
 
 def record(run: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[Callable[[], object], Tensor]:
-    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor that holds the
-    result.
+    """Capture the kernels that ``run`` launches. Returns what launches them again, and the tensor of the result.
 
     Other threads may use the device meanwhile. A capture that fails can leave its stream behind as the current one, so
     the stream is set back.
@@ -70,9 +69,9 @@ def wanted(device: torch.device) -> bool:
 
 def graphed(network: nn.Module, device: torch.device) -> nn.Module | Graphed:
     """A decoder or drafter as it is to be called on this device."""
-    return (
-        Graphed(network, partial(record, device=device), torch.cuda.graph_pool_handle()) if wanted(device) else network
-    )
+    if not wanted(device):
+        return network
+    return Graphed(network, partial(record, device=device), torch.cuda.graph_pool_handle())
 
 
 def stretched(step: Step, count: int, end: int, spare: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,6 +95,21 @@ def repeat_first(values: Tensor, count: int) -> Tensor:
     return torch.cat([values, values[:, :1].expand(-1, count - values.shape[1], *values.shape[2:])], 1)
 
 
+class _Graph(NamedTuple):
+    """A captured forward: the memory that it reads, what launches it, and where its result is."""
+
+    inputs: list[Tensor]
+    replay: Callable[[], object]
+    result: Tensor
+
+    def __call__(self, inputs: list[Tensor]) -> Tensor:
+        """The result, until the next call of any graph of the same pool."""
+        for mine, theirs in zip(self.inputs, inputs):
+            mine.copy_(theirs)
+        self.replay()
+        return self.result
+
+
 class Graphed:
     """Called as the network is, for one decoding: graphs hold on to its cache and know where the weights were."""
 
@@ -104,9 +118,7 @@ class Graphed:
         self._graphs: dict[tuple, _Graph] = {}
         self._met: Counter[tuple] = Counter()
 
-    def __call__(
-        self, *tokens: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor], check: Check | None = None
-    ) -> Tensor:
+    def __call__(self, *tokens: Tensor, step: Step, cache: KVCache, rope: Rope, check: Check | None = None) -> Tensor:
         """tokens: what the network reads of them, [R, n, ...] each: ids, and for a drafter features."""
         if check is not None:
             check()
@@ -125,51 +137,22 @@ class Graphed:
             return eager()
         return self._graphs[key](inputs)[:, :n].clone()  # the next replay writes over it
 
-    def _capture(self, key: tuple, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor]) -> bool:
+    def _forward(self, inputs: list[Tensor], cache: KVCache, rope: Rope) -> Tensor:
+        return self.network(*inputs[:-3], step=Step(*inputs[-3:]), cache=cache, rope=rope)
+
+    def _capture(self, key: tuple, inputs: list[Tensor], cache: KVCache, rope: Rope) -> bool:
         """Capture a shape; False if that doesn't work, and then nothing is captured any more."""
         try:
-            eager = _forward(self.network, inputs, cache, rope)
-            graph = _Graph(self.network, inputs, cache, rope, self._recorder, self._pool)
-            graph.forget()
+            eager, read = self._forward(inputs, cache, rope), [values.clone() for values in inputs]
+            graph = _Graph(read, *self._recorder(partial(self._forward, read, cache, rope), self._pool))
+            graph.result.fill_(torch.nan)  # only a replay brings it back
             if not torch.allclose(graph(inputs), eager, rtol=1e-3, atol=1e-3 * float(eager.abs().max())):
                 raise RuntimeError("its result is not that of the eager forward")
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
             refused.append(str(error).split("\n")[0].rstrip("."))
             self._graphs.clear()
-            logging.getLogger(__name__).warning(
-                "No CUDA graphs, which costs speed but changes nothing else: %s.", refused[0]
-            )
+            warning = "No CUDA graphs, which costs speed but changes nothing else: %s."
+            logging.getLogger(__name__).warning(warning, refused[0])
             return False
         self._graphs[key] = graph
         return True
-
-
-def _forward(network: nn.Module, inputs: list[Tensor], cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
-    return network(*inputs[:-3], step=Step(*inputs[-3:]), cache=cache, rope=rope)
-
-
-class _Graph:
-    """One captured forward and the memory that it reads."""
-
-    def __init__(
-        self,
-        network: nn.Module,
-        inputs: list[Tensor],
-        cache: KVCache,
-        rope: tuple[Tensor, Tensor],
-        recorder: Recorder,
-        pool: Any,
-    ):
-        self._inputs = [values.clone() for values in inputs]
-        self._replay, self._result = recorder(partial(_forward, network, self._inputs, cache, rope), pool)
-
-    def forget(self) -> None:
-        """Spoil the result: only a replay brings it back."""
-        self._result.fill_(torch.nan)
-
-    def __call__(self, inputs: list[Tensor]) -> Tensor:
-        """The result, until the next call of any graph of the same pool."""
-        for mine, theirs in zip(self._inputs, inputs):
-            mine.copy_(theirs)
-        self._replay()
-        return self._result

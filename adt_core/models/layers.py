@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +12,11 @@ from .cache import KVCache
 from .config import DecoderConfig
 from .rows import Step
 
+Rope = tuple[Tensor, Tensor]
+"""What :func:`rope_tables` makes."""
 
-def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+
+def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
     """cos and sign-folded sin, [max_positions, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
 
     With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
@@ -39,15 +40,8 @@ def rope_tables(config: DecoderConfig, like: Tensor) -> tuple[Tensor, Tensor]:
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices: nearly all of a model's weights."""
 
-
-def _find_onednn() -> Callable[..., Tensor] | None:
-    """oneDNN's product. torch.compile lives on it, but torch offers it under no public name."""
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return torch.ops.mkldnn._linear_pointwise.default
-    return None
-
-
-_ONEDNN = _find_onednn()
+_ONEDNN = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""oneDNN's product. torch.compile lives on it, but torch offers it under no public name."""
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -59,8 +53,8 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     """
     weight = weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype)
     on_cpu = x.dtype == torch.float32 and x.device.type == "cpu" and torch.is_inference_mode_enabled()
-    if _ONEDNN is not None and on_cpu:
-        return _ONEDNN(x, weight.t(), None, "none", [], "")
+    if _ONEDNN and on_cpu:
+        return _ONEDNN.default(x, weight.t(), None, "none", [], "")
     return x @ weight
 
 
@@ -78,11 +72,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, input_norm: bool = True):
         super().__init__()
-        h, kv = config.hidden_size, config.num_kv_heads * config.head_dim
-        self.config = config
-        heads = config.num_heads + config.num_kv_heads
+        self.config, h, heads = config, config.hidden_size, config.num_heads + config.num_kv_heads
         self.input_norm = nn.Parameter(torch.ones(h)) if input_norm else None
-        self.qkv = nn.Parameter(torch.empty(h, h + 2 * kv))
+        self.qkv = nn.Parameter(torch.empty(h, (heads + config.num_kv_heads) * config.head_dim))
         self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
         self.qk_norm_bias = nn.Parameter(torch.zeros(heads, config.head_dim)) if config.qk_norm else None
         self.out = nn.Parameter(torch.empty(h, h))
@@ -109,8 +101,7 @@ class Layer(nn.Module):
             else:
                 table.scatter_(2, step.slots[:, None, :, None].expand_as(new), new)
         keys, values = cache[0].narrow(2, 0, step.end), cache[1].narrow(2, 0, step.end)
-        grouped = config.num_kv_heads != config.num_heads
-        y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=grouped)
+        y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=heads[0] != heads[1])
         return y.transpose(1, 2).reshape(rows, n, -1)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
@@ -152,8 +143,7 @@ class Decoder(nn.Module):
     @property
     def weights(self) -> str | None:
         """How the matrices are stored, if not in ``dtype``: "int8" or "fp8"."""
-        stored = self.layers[0].get_parameter("qkv").dtype
-        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(stored)
+        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].get_parameter("qkv").dtype)
 
     @property
     def wide_dtype(self) -> torch.dtype:
@@ -165,7 +155,7 @@ class Decoder(nn.Module):
         ids: Tensor,
         step: Step,
         cache: KVCache,
-        rope: tuple[Tensor, Tensor],
+        rope: Rope,
         check: Check | None = None,
         inputs: Tensor | None = None,
     ) -> Tensor:

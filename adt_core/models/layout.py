@@ -17,9 +17,6 @@ from .config import DecoderConfig
 from .layers import Decoder, Layer
 from .quantised import store
 
-Turn = Callable[[Tensor], Tensor]
-"""Reorders the rows of the weights of q and k [rows, h]."""
-
 
 def section(config: dict, name: str, source: Path | str) -> dict:
     """The part ``name`` of a ``config.json``. AdtError if it has none."""
@@ -63,19 +60,22 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     return DecoderConfig(**found | changes)
 
 
-def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Turn | None = None) -> list[Entry]:
+def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
     """Where the parameters of a layer come from; matrices with the same input are fused.
 
-    turn: for a model whose rotary pairs are laid out in another way than ours.
+    Models with a ``grid_rope`` rotate neighbouring elements of a head together; ours rotates its two halves together.
     """
     c = layer.config
     h, kv, wide = c.hidden_size, c.num_kv_heads * c.head_dim, c.intermediate_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv, gate_up = (f"{attention}.{x}_proj.weight" for x in "qkv"), (f"{mlp}.{x}_proj.weight" for x in ("gate", "up"))
 
+    def unpaired(weight: Tensor) -> Tensor:
+        return weight.view(-1, c.head_dim // 2, 2, h).transpose(1, 2).reshape_as(weight)
+
     def fused_qkv(parts: list[Tensor]) -> Tensor:
         q, k, v = parts
-        return torch.cat([q, k, v] if turn is None else [turn(q), turn(k), v]).T
+        return torch.cat([unpaired(q), unpaired(k), v] if c.grid_rope else parts).T
 
     def put(name: str) -> Callable[[Tensor], None] | None:
         scale = getattr(layer, f"{name}_scale")
@@ -90,57 +90,44 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str, turn: Turn 
     ]
     if layer.input_norm is not None:
         entries.append(same(layer.input_norm, f"{prefix}.input_layernorm.weight"))
-    for parameter, kind in ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias")):
-        if parameter is not None:
-            entries.append(_qk_norm(parameter, c, checkpoint, attention, kind))
-    return entries
+    norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
+    return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in norms if norm is not None]
 
 
-def unpaired(head_dim: int) -> Turn:
-    """For models that rotate neighbouring elements of a head together; ours rotates its two halves together."""
-    return lambda weight: weight.view(-1, head_dim // 2, 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
-
-
-def paired(head_dim: int) -> Turn:
-    """The inverse of :func:`unpaired`."""
+def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
+    """Puts rows of the weights of q and k [rows, h] back as models with a ``grid_rope`` store them."""
     return lambda weight: weight.reshape(-1, 2, head_dim // 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
 
 
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
     """Norms of q and k [heads, head dim]. Lumina-mGPT has fewer rows; each then is for several heads in a row."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
-
-    def rows(name: str, most: int) -> int:
-        stored = checkpoint.shape(name)[0] if name in checkpoint.names else most
-        return stored if stored and most % stored == 0 else most
+    stored = [checkpoint[name].shape[0] if name in checkpoint.names else n for name, n in zip(names, heads)]
+    shapes = tuple((rows if rows and n % rows == 0 else n, c.head_dim) for rows, n in zip(stored, heads))
 
     def expand(parts: list[Tensor]) -> Tensor:
         return torch.cat([part.repeat_interleave(n // len(part), 0) for part, n in zip(parts, heads)])
 
-    return Entry(parameter, names, tuple((rows(name, n), c.head_dim) for name, n in zip(names, heads)), expand)
+    return Entry(parameter, names, shapes, expand)
 
 
-def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str, turn: Turn | None = None) -> list[Entry]:
-    """Layers and final norm under ``prefix``; ``turn`` as for :func:`layer_entries`."""
+def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
+    """Layers and final norm under ``prefix``."""
     entries = [same(decoder.norm, f"{prefix}norm.weight")]
     for i, layer in enumerate(decoder.layers):
-        entries += layer_entries(cast(Layer, layer), checkpoint, f"{prefix}layers.{i}", turn)
+        entries += layer_entries(cast(Layer, layer), checkpoint, f"{prefix}layers.{i}")
     return entries
 
 
 def decoder_entries(
-    decoder: Decoder,
-    checkpoint: Checkpoint,
-    prefix: str = "model.",
-    head: str = "lm_head.weight",
-    turn: Turn | None = None,
+    decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight"
 ) -> list[Entry]:
     """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens."""
-    c, codes = decoder.config, decoder.get_buffer("image_ids")[: decoder.head.shape[1]].cpu()
+    c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
     return [
         same(decoder.embedding, f"{prefix}embed_tokens.weight"),
         Entry(decoder.head, (head,), ((c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
-        *body_entries(decoder, checkpoint, prefix, turn),
+        *body_entries(decoder, checkpoint, prefix),
     ]
 
 
@@ -173,21 +160,11 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint folder. AdtError if there is none."""
-    file = next(
-        (folder / name for name in ("text_tokenizer.json", "tokenizer.json") if (folder / name).is_file()), None
-    )
+    files = [folder / "text_tokenizer.json", folder / "tokenizer.json"]
+    file = next(filter(Path.is_file, files), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the tokenizers library raises bare Exception
         raise AdtError(f"{file} is not a readable tokenizer ({error}); download it again.") from error
-
-
-def named_tokens(tokenizer: Tokenizer, names: tuple[str, ...], folder: Path) -> dict[str, int]:
-    """Ids of the tokens ``names``. AdtError if the tokenizer lacks one."""
-    ids = {name: number for name in names if (number := tokenizer.token_to_id(name)) is not None}
-    missing = ", ".join(name for name in names if name not in ids)
-    if missing:
-        raise AdtError(f"{folder}: tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json.")
-    return ids

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from ..errors import AdtError
 from .checkpoint import Checkpoint
-from .layout import load_tokenizer, named_tokens
+from .layout import load_tokenizer
 from .target import Prompt, Prompter, Target
 
 
@@ -47,8 +47,13 @@ class TokenPrompter(Prompter):
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
-        tokenizer, names = load_tokenizer(checkpoint.folder), cls.IN_TOKENIZER
-        vocabulary = named_tokens(tokenizer, names, checkpoint.folder) if names else checkpoint.config["vocabulary_map"]
+        tokenizer = load_tokenizer(checkpoint.folder)
+        found = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
+        missing = ", ".join(name for name, number in found.items() if number is None)
+        if missing:
+            problem = f"tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json"
+            raise AdtError(f"{checkpoint.folder}: {problem}.")
+        vocabulary: dict = found or checkpoint.config["vocabulary_map"]
         return cls(target.name, tokenizer, vocabulary, target.decoder.config.max_positions, target.row_end)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:

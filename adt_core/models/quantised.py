@@ -21,9 +21,8 @@ def quantise(decoder: Decoder, kind: str) -> None:
         for name in MATRICES:
             weight = getattr(layer, name)
             setattr(layer, name, nn.Parameter(torch.empty_like(weight, dtype=dtype), requires_grad=False))
-            setattr(
-                layer, f"{name}_scale", torch.empty(weight.shape[1], dtype=decoder.wide_dtype, device=weight.device)
-            )
+            scale = torch.empty(weight.shape[1], dtype=decoder.wide_dtype, device=weight.device)
+            setattr(layer, f"{name}_scale", scale)
 
 
 def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +35,7 @@ class Step:
 
 @dataclass
 class Roots:
-    """The last decided token of every image. It is the root of the image's next tree, and the target has not read it
-    yet.
+    """The last decided token of every image: the root of its next tree, which the target has not read yet.
 
     codes: [B] int64. at: [B, 1] int64 raster positions, on the same device. positions: the same on the host.
     """
@@ -63,12 +61,10 @@ class Roots:
 
     def admit(self, images: Tensor, others: Roots) -> None:
         """Put ``others`` in the place of these images."""
-        self.codes, self.at = (
-            old.index_copy(0, images, new) for old, new in ((self.codes, others.codes), (self.at, others.at))
-        )
-        self.positions = list(self.positions)
-        for image, position in zip(images.tolist(), others.positions):
-            self.positions[image] = position
+        self.codes = self.codes.index_copy(0, images, others.codes)
+        self.at = self.at.index_copy(0, images, others.at)
+        changed = dict(zip(images.tolist(), others.positions))
+        self.positions = [changed.get(image, position) for image, position in enumerate(self.positions)]
 
 
 class Rows:
@@ -80,14 +76,7 @@ class Rows:
     _BY_ROW = ("pads", "_blind", "_prompt_mask")
 
     def __init__(
-        self,
-        prompts: Sequence[list[int]],
-        slots: int,
-        like: Tensor,
-        *,
-        images: int | None = None,
-        length: int = 0,
-        kept: int = 0,
+        self, prompts: Sequence[list[int]], slots: int, like: Tensor, images: int = 0, length: int = 0, kept: int = 0
     ):
         """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
 
@@ -141,10 +130,8 @@ class Rows:
 
     def spread(self, values: Tensor) -> Tensor:
         """Per-image values [B, ...] -> per-row values [R, ...]."""
-        repeat = self.count // len(values)
-        if len(values) == 1:
-            return values.expand(repeat, *values.shape[1:])
-        return values.repeat(repeat, *[1] * (values.ndim - 1))
+        repeat, one = self.count // len(values), [1] * (values.ndim - 1)
+        return values.expand(repeat, *values.shape[1:]) if len(values) == 1 else values.repeat(repeat, *one)
 
     def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
         """Features [R, n, h] at ``nodes`` [B, m] of each image -> [R, m, h]."""
@@ -186,35 +173,23 @@ class Rows:
         """A forward of n successive tokens for each image, the root's slot the first."""
         if n == 1:
             return self.step(roots, 0, 0, None)
-        images = len(roots.positions)
-        own = _lower_triangle(n, self.device).expand(images, -1, -1)
-        return self.step(roots, 0, self.columns[:n].expand(images, -1), own)
+        at = self.columns[:n].expand(len(roots.positions), -1)
+        return self.step(roots, 0, at, at[..., None] >= at[:, None])
 
     def _ragged_step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
-        """The same when images have advanced unequally."""
-        start = self.spread(roots.at) + self.first_slot  # [R, 1]
-        last = max(roots.positions) + self.first_slot
-        offsets = self.spread(offsets) if isinstance(offsets, Tensor) else offsets
+        """The same when images have advanced unequally. It takes three times as long to make, 0.1 ms on a CPU."""
         if own is None:
-            columns, slots = self.columns[: last + first + 1], start + first
-            visible = (columns <= slots)[:, None, None]
-            mask = torch.where(visible, self._prompt_mask[..., : len(columns)], self._shut)
-            return Step(start + offsets - self.pads[:, None], slots, mask)
+            own = self.columns.new_ones(len(roots.positions), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
-        positions = (start + offsets - self.pads[:, None]).expand(-1, n)
-        slots = start + first + torch.arange(n, device=self.device)
-        columns = self.columns[: last + width]
+        start = self.spread(roots.at) + self.first_slot  # [R, 1]
+        positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self.pads[:, None]
+        columns = self.columns[: max(roots.positions) + self.first_slot + width]
         distance = columns - start
-        inside = (distance >= 0) & (distance < width)
-        index = distance.clamp(0, width - 1)[:, None].expand(-1, n, -1)
-        uncommitted = self.spread(own).gather(2, index) & inside[:, None]
         committed = (distance < 0) & (columns >= self._blind[:, None])
-        return Step(positions, slots, self._additive(uncommitted | committed[:, None])[:, None])
-
-
-@lru_cache(maxsize=64)
-def _lower_triangle(n: int, device: torch.device) -> Tensor:
-    return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+        index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)
+        uncommitted = self.spread(F.pad(own, (1, 1))).gather(2, index)  # padded: nothing is seen outside of ``own``
+        mask = self._additive(uncommitted | committed[:, None])[:, None]
+        return Step(positions.expand(-1, n), start + first + self.columns[:n], mask)
 
 
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -22,16 +23,16 @@ class Prompt(list[int]):
     hidden: how many tokens at the beginning nothing attends to.
     """
 
-    features: Tensor | None = None
-    hidden: int = 0
+    def __init__(self, ids: Iterable[int] = (), features: Tensor | None = None, hidden: int = 0):
+        super().__init__(ids)
+        self.features, self.hidden = features, hidden
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> Prompt:
         """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""
-        longer = Prompt([*self, *ids])
-        longer.hidden = self.hidden
-        if self.features is not None:
-            longer.features = torch.cat([self.features.to(embedding), embedding[ids]])
-        return longer
+        features = self.features
+        if features is not None:
+            features = torch.cat([features.to(embedding), embedding[ids]])
+        return Prompt([*self, *ids], features, self.hidden)
 
 
 def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ vectors of length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -125,14 +126,6 @@ def _middle(width: int) -> nn.Module:
     return _sequence(block_1=ResBlock(width, width), attn_1=AttnBlock(width), block_2=ResBlock(width, width))
 
 
-def _downsample(width: int) -> nn.Module:
-    return _sequence(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(width, width, 3, stride=2))
-
-
-def _upsample(width: int) -> nn.Module:
-    return _sequence(nearest=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(width, width, 3, padding=1))
-
-
 class Level(nn.Module):
     """Residual blocks of one resolution, each followed by attention if there is any, then the change of resolution.
 
@@ -146,10 +139,15 @@ class Level(nn.Module):
         self.downsample: nn.Module = nn.Identity()
         self.upsample: nn.Module = nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block, attn in zip(self.block, self.attn):
-            x = attn(block(x))
-        return self.upsample(self.downsample(x))
+
+def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
+    """The modules of levels in the order in which they run.
+
+    Levels have no ``forward``: whoever called it would keep its input alive, which at full resolution is large.
+    """
+    for level in levels:
+        yield from chain(*zip(level.block, level.attn))
+        yield from (level.downsample, level.upsample)
 
 
 class Encoder(nn.Module):
@@ -162,7 +160,7 @@ class Encoder(nn.Module):
         for i, width in enumerate(config.widths):
             level = Level(channels, width, config.num_res_blocks, config.attention and i == last)
             if i < last:
-                level.downsample = _downsample(width)
+                level.downsample = _sequence(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(width, width, 3, stride=2))
             self.down.append(level)
             channels = width
         self.mid = _middle(channels)
@@ -170,8 +168,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
-        for level in self.down:
-            x = level(x)
+        for stage in _stages(self.down):
+            x = stage(x)
         return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
 
@@ -186,7 +184,8 @@ class Decoder(nn.Module):
         for i, width in reversed(list(enumerate(config.widths))):
             level = Level(channels, width, config.num_res_blocks + 1, config.attention and not levels)
             if i > 0:
-                level.upsample = _upsample(width)
+                conv = nn.Conv2d(width, width, 3, padding=1)
+                level.upsample = _sequence(nearest=nn.Upsample(scale_factor=2.0), conv=conv)
             levels.append(level)
             channels = width
         self.up = nn.ModuleList(reversed(levels))
@@ -194,8 +193,8 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mid(self.conv_in(x))
-        for level in reversed(self.up):
-            x = level(x)
+        for stage in _stages(reversed(self.up)):
+            x = stage(x)
         return self.conv_out(F.silu(self.norm_out(x)))
 
 

@@ -10,7 +10,7 @@ from transformers import Emu3ForConditionalGeneration, UnbatchedClassifierFreeGu
 from adt_core import Sampling, load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import rope_tables
-from adt_core.models.rows import Rows
+from adt_core.models.rows import Roots, Rows
 from tests.drafted import run
 from tests.layouts.emu3 import CODES, write_emu3
 
@@ -48,9 +48,8 @@ def test_logits_of_prompt_and_rows(models, guidance):
         rope_tables(decoder.config, decoder.embedding),
     )
     first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
-    rest = decoder.logits(
-        decoder(ids.expand(len(rows_of), -1), rows.causal_step([rows.length] * 2, 12), cache, rope), guidance
-    )
+    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), 12)
+    rest = decoder.logits(decoder(ids.expand(len(rows_of), -1), step, cache, rope), guidance)
     for image, prompt in enumerate(prompts):
         logits = [
             model(input_ids=torch.tensor([[*row, *ids.tolist()]])).logits[0, -13:, decoder.image_ids[:CODES]]

@@ -7,7 +7,7 @@ from transformers import JanusForConditionalGeneration
 from adt_core import Sampling, load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import rope_tables
-from adt_core.models.rows import Rows
+from adt_core.models.rows import Roots, Rows
 from tests.drafted import run
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD, deepseeks_name, random_model, write_janus
 
@@ -51,7 +51,7 @@ def test_logits_of_prompt_and_image(models, guidance):
         rope_tables(decoder.config, decoder.embedding),
     )
     first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
-    step = rows.causal_step([rows.length] * 2, 5)
+    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), 5)
     rest = decoder.logits(decoder(decoder.image_ids[codes].expand(len(rows_of), -1), step, cache, rope), guidance)
     for image, prompt in enumerate(prompts):
         expected = reference_logits(model, prompt, codes.tolist())[-6:]

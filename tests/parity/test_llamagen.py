@@ -18,7 +18,7 @@ from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 from adt_core import load_drafter, load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import rope_tables
-from adt_core.models.rows import Rows
+from adt_core.models.rows import Roots, Rows
 from adt_core.policies import Drafting
 from adt_core.rules.sampling import Sampling
 from tests.layouts import llamagen as layout
@@ -130,9 +130,8 @@ def test_logits_of_prompts_and_codes(path, target):
     rows = Rows(our_rows(target), 140, decoder.embedding)
     cache, rope = KVCache(decoder.config, 4, 140, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     features = [decoder(rows.ids, rows.prefill(), cache, rope, inputs=rows.features)]
-    features += [
-        decoder(codes[:, i : i + 1].repeat(2, 1), rows.step([120 + i] * 2, 0, 0, None), cache, rope) for i in range(18)
-    ]
+    steps = [rows.step(Roots.all_at(torch.zeros(2, dtype=torch.long), i), 0, 0, None) for i in range(18)]
+    features += [decoder(codes[:, i : i + 1].repeat(2, 1), step, cache, rope) for i, step in enumerate(steps)]
     features = torch.cat(features, 1)
     for ours, (states, logits) in zip(features, expected):
         assert (ours - states).abs().max() < TOLERANCE, "hidden places included, which the drafter sees"

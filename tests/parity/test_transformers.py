@@ -8,9 +8,15 @@ from adt_core import load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.checkpoint import resolve
 from adt_core.models.layers import rope_tables
-from adt_core.models.rows import Rows
+from adt_core.models.rows import Roots, Rows
 from adt_core.rules.tree import ancestor_matrix
 from tests.tiny import write_tiny_checkpoint
+
+
+def roots(*positions: int) -> Roots:
+    """Of images that have come to these raster positions."""
+    return Roots(torch.zeros(len(positions), dtype=torch.long), torch.tensor(positions)[:, None], [*positions])
+
 
 TOLERANCE = 1e-4
 SHAPES = [
@@ -68,7 +74,7 @@ def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
     rows = Rows(prompts, 9 + 8, decoder.embedding)
     cache, rope = KVCache(decoder.config, 2, 9 + 8, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
-    features = decoder(tokens.expand(2, -1), rows.step([9], 0, depths, ancestors), cache, rope)
+    features = decoder(tokens.expand(2, -1), rows.step(roots(0), 0, depths, ancestors), cache, rope)
     logits = decoder.logits(features)
     for row, prompt in enumerate(prompts):
         for node in range(8):
@@ -88,11 +94,11 @@ def test_compacted_cache_equals_plain_prefill(folder):
     rows, rope = Rows([prompt], 16, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
     cache = KVCache(decoder.config, 1, 16, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
-    decoder(tree_tokens[None], rows.step([5], 0, depths, ancestor_matrix(parents, 3)), cache, rope)
+    decoder(tree_tokens[None], rows.step(roots(0), 0, depths, ancestor_matrix(parents, 3)), cache, rope)
     path = torch.tensor([[0, 2, 4, 5]])
-    cache.compact(torch.tensor([5]), path)
+    cache.compact(torch.tensor([[5]]), path)
     last = tokens[11:12]
-    features = decoder(last[None], rows.step([9], 0, 0, None), cache, rope)
+    features = decoder(last[None], rows.step(roots(4), 0, 0, None), cache, rope)
     whole = torch.cat([tokens[:5], tree_tokens[path[0]], last])[None]
     assert (
         decoder.logits(features)[0, -1] - reference_logits(folder, whole)[0, -1, decoder.image_ids]
@@ -109,7 +115,7 @@ def test_unequal_starts_equal_separate_forwards(folder):
 
     def forward(rows, cache, starts, pick):
         return decoder.logits(
-            decoder(tokens[pick, 6:], rows.step(starts, 0, depths[pick], ancestors[pick]), cache, rope)
+            decoder(tokens[pick, 6:], rows.step(roots(*starts), 0, depths[pick], ancestors[pick]), cache, rope)
         )
 
     rows, cache = (
@@ -117,8 +123,8 @@ def test_unequal_starts_equal_separate_forwards(folder):
         KVCache(decoder.config, 2, 12, decoder.embedding),
     )
     decoder(rows.ids, rows.prefill(), cache, rope)
-    together = forward(rows, cache, [6, 4], [0, 1])
-    for i, start in enumerate((6, 4)):
+    together = forward(rows, cache, [0, -2], [0, 1])
+    for i, start in enumerate((0, -2)):
         rows, cache = (
             Rows([tokens[i, :6].tolist()], 12, decoder.embedding),
             KVCache(decoder.config, 1, 12, decoder.embedding),

@@ -160,7 +160,7 @@ def test_weights_that_have_moved_are_captured_anew(target):
     """ComfyUI may move a model between two runs; a graph remembers addresses."""
     decoder, recorder = deepcopy(target.decoder), Recorder()
     one = forward_of(decoder, recorder, target.encode_prompt("a cat"))
-    expected = [one() for _ in range(graphs.WORTH + 2)][-1]
+    expected = [one() for _ in range(graphs.CAPTURED_AT_USE + 2)][-1]
     assert recorder.captured == 1 and recorder.replayed == 1 + 3  # once to see whether it is right
     decoder.embedding.data = decoder.embedding.data.clone()
     for _ in range(3):

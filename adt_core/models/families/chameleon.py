@@ -12,7 +12,7 @@ import torch
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, whole
-from ..family import Family, Published
+from ..family import Family, Published, model_type
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, section
 from ..prompter import TokenPrompter
@@ -26,7 +26,7 @@ _CODEC_FILES = ("vqgan.ckpt", "vqgan.safetensors", "*vqvae*/model.safetensors", 
 
 def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
     """Is it Chameleon's architecture, which Lumina-mGPT has too?"""
-    return str(config.get("model_type")).lower() == "chameleon"
+    return model_type(config) == "chameleon"
 
 
 def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
@@ -84,9 +84,10 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 UNNEEDED = (f"{CODEC}loss.",)
 REMEDIES = {CODEC: "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it"}
-_ANOLE_FILES = (
-    "the folder; if it holds no image decoder, `vqgan.ckpt` of Chameleon or the folder `Anole-7b-v0.1-vqvae-hf` "
-    "beside it"
+_BESIDE = "if it holds no image decoder, `vqgan.ckpt` of Chameleon or the folder `Anole-7b-v0.1-vqvae-hf` beside it"
+_PUBLISHED = (
+    Published("bundled", "comes with the pack", "", "128", "0.1 GB in float32"),
+    Published("Anole-7B", "`leloy/Anole-7b-v0.1-hf`", f"the folder; {_BESIDE}", "512", "14.0 / 8.0 GiB"),
 )
 FAMILY = Family(
     "chameleon",
@@ -98,8 +99,5 @@ FAMILY = Family(
     UNNEEDED,
     REMEDIES,
     search=("anole", "chameleon"),
-    published=(
-        Published("bundled", "comes with the pack", "", "128", "0.1 GB in float32"),
-        Published("Anole-7B", "`leloy/Anole-7b-v0.1-hf`", _ANOLE_FILES, "512", "14.0 / 8.0 GiB"),
-    ),
+    published=_PUBLISHED,
 )

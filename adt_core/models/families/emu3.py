@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, same
-from ..family import Family, Published
+from ..family import Family, Published, model_type
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, section
 from ..prompter import TokenPrompter
@@ -46,10 +46,6 @@ _CODEC_FIELDS = (
     "base_channels channel_multiplier num_res_blocks attn_resolutions hidden_size num_attention_heads"
 )
 """Fields of a ``vq_config`` that say the codec's shape; the others are not used."""
-
-
-def _recognises(config: dict, names: Collection[str]) -> bool:
-    return str(config.get("model_type")).lower() == "emu3"
 
 
 class Emu3Prompter(TokenPrompter):
@@ -117,8 +113,8 @@ class Emu3Codec(Codec):
 
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
-    text, source = section(checkpoint.config, "text_config", checkpoint.path), checkpoint.path
-    config = decoder_config(_TEXT | text, source, qk_norm=False)
+    source = checkpoint.path
+    config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source))
     codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
@@ -143,17 +139,12 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder + [same(stored[name], name) for name in wanted]
 
 
+def _recognises(config: dict, names: Collection[str]) -> bool:
+    return model_type(config) == "emu3"
+
+
+_SIZE = "720, or as many in another shape"
+_GEN = Published("Emu3-Gen", "`BAAI/Emu3-Gen-hf`", "the folder", _SIZE, "17.7 / 11.2 GiB")
 FAMILY = Family(
-    "emu3",
-    "Emu3-Gen",
-    _recognises,
-    skeleton,
-    entries,
-    Emu3Prompter.of,
-    search=("emu3",),
-    published=(
-        Published(
-            "Emu3-Gen", "`BAAI/Emu3-Gen-hf`", "the folder", "720, or as many in another shape", "17.7 / 11.2 GiB"
-        ),
-    ),
+    "emu3", "Emu3-Gen", _recognises, skeleton, entries, Emu3Prompter.of, search=("emu3",), published=(_GEN,)
 )

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, Entry, same
-from ..family import Family, Published
+from ..family import Family, Published, model_type
 from ..layers import Decoder
 from ..layout import body_entries, decoder_config, section, whole_number
 from ..prompter import TokenPrompter
@@ -35,6 +35,7 @@ _LLAMA = {
     "max_position_embeddings": 2048,
 }
 _VQ_16 = {"embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "attention": True, "normalised": True}
+_DEEPSEEK = "multi_modality"  # the model_type of deepseek-ai/Janus-Pro-1B
 # From transformers' names to DeepSeek's.
 _DEEPSEEKS = {
     "model.language_model.": "language_model.model.",
@@ -47,12 +48,7 @@ _DEEPSEEKS = {
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    return str(config.get("model_type")).lower() == "janus" or _is_deepseeks(config)
-
-
-def _is_deepseeks(config: dict) -> bool:
-    """Is it in the layout of deepseek-ai/Janus-Pro-1B?"""
-    return str(config.get("model_type")).lower() == "multi_modality"
+    return model_type(config) in ("janus", _DEEPSEEK)
 
 
 class JanusPrompter(TokenPrompter):
@@ -73,7 +69,7 @@ class JanusPrompter(TokenPrompter):
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
     """Configuration of the decoder and of what draws, by transformers' names; pixels per side. AdtError if missing."""
     config, source = checkpoint.config, checkpoint.path
-    if _is_deepseeks(config):
+    if model_type(config) == _DEEPSEEK:
         text = section(config, "language_config", source)
         vision, codes, aligner, head = (
             section(section(config, f"{name}_config", source), "params", source)
@@ -85,7 +81,7 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
             "num_embeddings": codes.get("image_token_size"),
             "num_hidden_layers": aligner.get("depth"),
             "projection_dim": head.get("image_token_embed"),
-            "base_channels": checkpoint.shape(first)[0] if first in checkpoint.names else 128,
+            "base_channels": checkpoint[first].shape[0] if first in checkpoint.names else 128,
         }
         drawing = {name: value for name, value in stated.items() if value}
     else:
@@ -107,7 +103,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Text rows of the embedding as they are, image rows computed; layers, head and codec."""
-    decoder, codec, is_deepseeks = target.decoder, cast(VQModel, target.codec), _is_deepseeks(checkpoint.config)
+    decoder, codec = target.decoder, cast(VQModel, target.codec)
+    is_deepseeks = model_type(checkpoint.config) == _DEEPSEEK
     codes, width = target.num_codes, decoder.config.hidden_size
     words, vector = decoder.config.vocab_size - codes, codec.config.embed_dim
     depth = whole_number(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
@@ -147,6 +144,8 @@ _UNDERSTANDING = (
     "language_model.lm_head.",
     "gen_vision_model.quantize.codebook_used",
 )
+_SOURCE = "`deepseek-community/Janus-Pro-1B`, or `deepseek-ai/Janus-Pro-1B`; `-7B`"
+_PRO = Published("Janus-Pro-1B, -7B", _SOURCE, "the folder", "384", "3.3, 13.3 / 2.2, 7.6 GiB")
 FAMILY = Family(
     "janus",
     "Janus-Pro",
@@ -154,15 +153,7 @@ FAMILY = Family(
     skeleton,
     entries,
     JanusPrompter.of,
-    unneeded=_UNDERSTANDING,
+    _UNDERSTANDING,
     search=("janus",),
-    published=(
-        Published(
-            "Janus-Pro-1B, -7B",
-            "`deepseek-community/Janus-Pro-1B`, or `deepseek-ai/Janus-Pro-1B`; `-7B`",
-            "the folder",
-            "384",
-            "3.3, 13.3 / 2.2, 7.6 GiB",
-        ),
-    ),
+    published=(_PRO,),
 )

@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
+from itertools import count
 from typing import cast
 
 import torch
@@ -30,7 +30,7 @@ from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..family import Family, Published
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, load_tokenizer, unpaired
+from ..layout import decoder_config, decoder_entries, load_tokenizer
 from ..prompter import check_length, stripped
 from ..target import Prompt, Prompter, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -42,7 +42,7 @@ FILLER = 0
 """Id that a drafter pairs the features of the caption with."""
 CODEC, T5, EMBEDDER = "codec.", "t5.", "cls_embedding."
 _CODEC_FILES = ("vq_ds16_t2i.pt", "vq_ds16_t2i.safetensors")
-_T5_FOLDERS = ("flan-t5-xl", "google--flan-t5-xl", "google/flan-t5-xl", "t5-ckpt/flan-t5-xl", "t5/flan-t5-xl")
+_T5_FILES = tuple(f"{folder}flan-t5-xl/config.json" for folder in ("", "google--", "google/", "t5-ckpt/", "t5/"))
 _FLAN_T5_XL = {
     "d_model": 2048,
     "d_kv": 64,
@@ -122,10 +122,10 @@ class LlamaGenPrompter(Prompter):
         check_length(ids, CAPTION, self.name)
         hidden = CAPTION - len(ids)
         _ = self._nothing  # while the encoder is at hand
-        return _row(F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden)
+        return Prompt([FILLER] * CAPTION, F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden)
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return _row(self._nothing, prompt.hidden)
+        return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
 
     @torch.no_grad()
     def _encode(self, ids: tuple[int, ...]) -> Tensor:
@@ -139,12 +139,6 @@ class LlamaGenPrompter(Prompter):
         return self.encoder.project(self.encoder.uncond_embedding).cpu()
 
 
-def _row(features: Tensor, hidden: int) -> Prompt:
-    row = Prompt([FILLER] * CAPTION)
-    row.features, row.hidden = features, hidden
-    return row
-
-
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family. The codec and T5 are added to the checkpoint from the files beside it."""
     if f"{_prefix(checkpoint)}{EMBEDDER}embedding_table.weight" in checkpoint.names:
@@ -152,7 +146,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         raise AdtError(f"{checkpoint.path} {problem}; use one of its text-to-image models.")
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
-    codec, t5 = checkpoint.beside(_CODEC_FILES), _t5_config(checkpoint)
+    codec, t5 = checkpoint.beside(_CODEC_FILES), checkpoint.beside(_T5_FILES)
     if codec is not None:
         checkpoint.add(codec, CODEC)
     if t5 is not None:
@@ -167,11 +161,6 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 def _prefix(checkpoint: Checkpoint) -> str:
     """What the names of the transformer's tensors begin with: nothing in the authors' layout."""
     return "model." if "model.embed_tokens.weight" in checkpoint.names else ""
-
-
-def _t5_config(checkpoint: Checkpoint) -> Path | None:
-    """T5's config.json, if its folder is beside the checkpoint."""
-    return checkpoint.beside(tuple(f"{folder}/config.json" for folder in _T5_FOLDERS))
 
 
 def _side(checkpoint: Checkpoint) -> int:
@@ -190,18 +179,18 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
     """The decoder's shape, in the authors' layout from the shapes of its tensors."""
     config = checkpoint.config
     if not _prefix(checkpoint):
-        vocabulary, hidden = checkpoint.shape("tok_embeddings.weight")
-        fused = checkpoint.shape("layers.0.attention.wqkv.weight")[0]
+        vocabulary, hidden = checkpoint["tok_embeddings.weight"].shape
+        fused = checkpoint["layers.0.attention.wqkv.weight"].shape[0]
         config = {
             "vocab_size": vocabulary,
             "hidden_size": hidden,
-            "intermediate_size": checkpoint.shape("layers.0.feed_forward.w1.weight")[0],
+            "intermediate_size": checkpoint["layers.0.feed_forward.w1.weight"].shape[0],
             "num_hidden_layers": _count(checkpoint, "layers.{}.attention_norm.weight"),
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_key_value_heads": (fused - hidden) // 2 // _HEAD_DIM,
         }
-    found = decoder_config(config, checkpoint.path, qk_norm=False, grid_rope=(CAPTION, side), max_positions=_POSITIONS)
-    return replace(found, rope_theta=float(config.get("rope_base", 10000)))
+    stated = {"rope_theta": float(config.get("rope_base", 10000)), "max_positions": _POSITIONS}
+    return decoder_config(config, checkpoint.path, qk_norm=False, grid_rope=(CAPTION, side), **stated)
 
 
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
@@ -209,8 +198,8 @@ def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
     shape = VQConfig(embed_dim=8, num_embeddings=codes, attention=True, normalised=True)
     first, level = f"{CODEC}encoder.conv_in.weight", f"{CODEC}encoder.conv_blocks.{{}}.res.0.conv1.weight"
     if first in checkpoint.names:
-        base, (width, latent, *_) = checkpoint.shape(first)[0], checkpoint.shape(f"{CODEC}quant_conv.weight")
-        widths = [checkpoint.shape(level.format(i))[0] for i in range(_count(checkpoint, level))]
+        base, (width, latent, *_) = checkpoint[first].shape[0], checkpoint[f"{CODEC}quant_conv.weight"].shape
+        widths = [checkpoint[level.format(i)].shape[0] for i in range(_count(checkpoint, level))]
         shape = replace(
             shape,
             embed_dim=width,
@@ -224,23 +213,18 @@ def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
 
 def _count(checkpoint: Checkpoint, name: str) -> int:
     """How many tensors of a numbered name there are."""
-    number = 0
-    while name.format(number) in checkpoint.names:
-        number += 1
-    return number
+    return next(number for number in count() if name.format(number) not in checkpoint.names)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Decoder and caption embedding in either layout, codec and T5 from their own files."""
     encoder, codec = cast(CaptionEncoder, target.text_encoder), cast(VQModel, target.codec)
-    prefix = _prefix(checkpoint)
-    decoder = decoder_entries(target.decoder, checkpoint, turn=unpaired(target.decoder.config.head_dim))
-    embedder = f"{prefix}{EMBEDDER}"
+    prefix, decoder = _prefix(checkpoint), decoder_entries(target.decoder, checkpoint)
     return [
         *(decoder if prefix else map(_authors_entry, decoder)),
-        same(encoder.fc1.weight, f"{embedder}cap_proj.fc1.weight"),
-        same(encoder.fc2.weight, f"{embedder}cap_proj.fc2.weight"),
-        same(encoder.uncond_embedding, f"{embedder}uncond_embedding"),
+        same(encoder.fc1.weight, f"{prefix}{EMBEDDER}cap_proj.fc1.weight"),
+        same(encoder.fc2.weight, f"{prefix}{EMBEDDER}cap_proj.fc2.weight"),
+        same(encoder.uncond_embedding, f"{prefix}{EMBEDDER}uncond_embedding"),
         *(entry.renamed(AUTHORS_NAMES) for entry in codec.entries(CODEC)),
         *whole(encoder.t5, T5),
     ]
@@ -248,19 +232,18 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 def _authors_entry(entry: Entry) -> Entry:
     """The same parameter from the authors' layout, which has one tensor for q, k and v."""
-    fused = re.sub(r"model\.(.*)\.self_attn\.q_proj\.", r"\1.attention.wqkv.", entry.names[0])
-    if fused == entry.names[0]:
-        return entry.renamed(_AUTHORS)
+    theirs = entry.renamed(_AUTHORS)
+    if "self_attn.q_proj" not in entry.names[0]:
+        return theirs
+    name, make = theirs.names[0].replace("self_attn.q_proj", "attention.wqkv"), entry.make
     rows, width = [shape[0] for shape in entry.shapes], entry.shapes[0][1]
-    make = entry.make
-    return replace(
-        entry, names=(fused,), shapes=((sum(rows), width),), make=lambda parts: make(list(parts[0].split(rows)))
-    )
+    shape = (sum(rows), width)
+    return replace(entry, names=(name,), shapes=(shape,), make=lambda parts: make(list(parts[0].split(rows))))
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     """What reads the prompts of a target. AdtError if T5, or what cleans captions, is missing."""
-    t5 = _t5_config(checkpoint)
+    t5 = checkpoint.beside(_T5_FILES)
     if t5 is None:
         raise AdtError(f"{checkpoint.path} has no text encoder; {_REMEDIES[T5]}.")
     captions.libraries()
@@ -274,6 +257,14 @@ _REMEDIES = {
     CODEC: "download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it",
     T5: "download google/flan-t5-xl and put its folder, flan-t5-xl, beside it",
 }
+_PUBLISHED = Published(
+    "LlamaGen, stage 1 and 2",
+    "`peizesun/llamagen_t2i` (`t2i_XL_stage1_256.pt`, `t2i_XL_stage2_512.pt`), or `jadohu/LlamaGen-T2I`, `-T2I-2`",
+    "the file or folder, with `vq_ds16_t2i.pt` and the folder `flan-t5-xl` (`google/flan-t5-xl`) beside it; "
+    "needs `pip install ftfy beautifulsoup4`",
+    "256, 512",
+    "4.1, 4.4 GiB / 3.4, 3.7 GiB",
+)
 FAMILY = Family(
     "llamagen",
     "LlamaGen",
@@ -285,15 +276,5 @@ FAMILY = Family(
     _REMEDIES,
     single_files=("t2i_*.pt",),
     search=("llamagen",),
-    published=(
-        Published(
-            "LlamaGen, stage 1 and 2",
-            "`peizesun/llamagen_t2i` (`t2i_XL_stage1_256.pt`, `t2i_XL_stage2_512.pt`), "
-            "or `jadohu/LlamaGen-T2I`, `-T2I-2`",
-            "the file or folder, with `vq_ds16_t2i.pt` and the folder `flan-t5-xl` (`google/flan-t5-xl`) beside it; "
-            "needs `pip install ftfy beautifulsoup4`",
-            "256, 512",
-            "4.1, 4.4 GiB / 3.4, 3.7 GiB",
-        ),
-    ),
+    published=(_PUBLISHED,),
 )

@@ -20,21 +20,14 @@ _DASHES = (
     "\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
 )
 
-Rules = tuple[tuple[re.Pattern, str], ...]
-
-
-def _rules(*pairs: tuple[str, str]) -> Rules:
-    return tuple((re.compile(pattern), instead) for pattern, instead in pairs)
-
-
-_LINKS = _rules(
+_LINKS = (
     ("<person>", "person"),
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
 )
 """While markup is still there."""
 
-_TYPOGRAPHY = _rules(
+_TYPOGRAPHY = (
     (r"@\w+\b", ""),  # nicknames
     ("[\u31c0-\u9fff]+", ""),  # CJK strokes, phonetic extensions, enclosed letters, ideographs, hexagrams
     (f"[{_DASHES}]+", "-"),
@@ -56,7 +49,7 @@ _TYPOGRAPHY = _rules(
 )
 """On plain text."""
 
-_JUNK = _rules(
+_JUNK = (
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers, of several kinds
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
     (r"\b\d+[a-zA-Z]+\d+\b", ""),
@@ -77,7 +70,6 @@ _JUNK = _rules(
 )
 """When garbled characters have been mended."""
 
-_WORD_JOINTS = re.compile("[-_]")
 _FEW_JOINTS = 3  # with more of them, a caption is taken for words-joined-in-this-way
 
 
@@ -90,15 +82,15 @@ def _once(text: str) -> str:
     ftfy, soup = libraries()
     text = _apply(_LINKS, unquote_plus(text).strip().lower())
     text = _apply(_TYPOGRAPHY, soup.BeautifulSoup(text, features="html.parser").text)
-    if len(_WORD_JOINTS.findall(text)) > _FEW_JOINTS:
-        text = _WORD_JOINTS.sub(" ", text)
+    if len(re.findall("[-_]", text)) > _FEW_JOINTS:
+        text = re.sub("[-_]", " ", text)
     text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
     return _apply(_JUNK, text).strip()
 
 
-def _apply(rules: Rules, text: str) -> str:
+def _apply(rules: tuple[tuple[str, str], ...], text: str) -> str:
     for pattern, instead in rules:
-        text = pattern.sub(instead, text)
+        text = re.sub(pattern, instead, text)
     return text
 
 

@@ -66,8 +66,13 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, _size_token(steps)))
 
 
+_SOURCE, _OTHERS = "`Alpha-VLLM/Lumina-mGPT-7B", "or as many in another shape"
 _FILES = (
     "the folder, with `vqgan.ckpt` of Chameleon beside it; the Omni folder lacks `tokenizer.json`: copy the other's"
+)
+_PUBLISHED = (
+    Published("Lumina-mGPT-7B-768, -768-Omni", f"{_SOURCE}-768`", _FILES, f"768, {_OTHERS}", "15.3 / 9.3 GiB"),
+    Published("Lumina-mGPT-7B-1024", f"{_SOURCE}-1024`", "the same", f"1024, {_OTHERS}", "17.1 / 11.0 GiB"),
 )
 FAMILY = Family(
     "lumina-mgpt",
@@ -79,20 +84,5 @@ FAMILY = Family(
     UNNEEDED,
     REMEDIES,
     search=("lumina",),
-    published=(
-        Published(
-            "Lumina-mGPT-7B-768, -768-Omni",
-            "`Alpha-VLLM/Lumina-mGPT-7B-768`",
-            _FILES,
-            "768, or as many in another shape",
-            "15.3 / 9.3 GiB",
-        ),
-        Published(
-            "Lumina-mGPT-7B-1024",
-            "`Alpha-VLLM/Lumina-mGPT-7B-1024`",
-            "the same",
-            "1024, or as many in another shape",
-            "17.1 / 11.0 GiB",
-        ),
-    ),
+    published=_PUBLISHED,
 )
