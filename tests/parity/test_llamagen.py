@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 
 from adt_core import load_drafter, load_target
+from adt_core.drafters import Prefill, Session
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import rope_tables
 from adt_core.models.rows import Roots, Rows
@@ -160,13 +161,15 @@ def test_drafter(path, target, tmp_path):
     codes = torch.randint(layout.CODES, (2, 3), generator=torch.Generator().manual_seed(2))
     states = [features for features, _ in expected_rows(path, codes)]
     ids, turn = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1), rotation(122, 119)
-    rows, decoder = Rows(our_rows(target), 140, target.decoder.embedding), target.decoder
-    proposer = drafter.proposer(target, rows, 2, Sampling(), Drafting(), None)
-    features = torch.stack([state[:120] for state in states])
-    proposer.begin(features, ids[:, :120].repeat(2, 1), rows.prefill(), torch.zeros(2, 1, layout.CODES), 0)
+    rows, decoder = Rows(our_rows(target), 140, target.decoder.embedding, images=2), target.decoder
+    drafting = Drafting()
+    largest = drafting.policy.largest(drafting.settings)
+    proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))
+    features, z = torch.stack([state[:120] for state in states]), torch.zeros(2, 1, layout.CODES)
+    proposer.begin(Prefill(features, ids[:, :120].repeat(2, 1), rows.prefill(), z, 0))
     first = proposer.catch_up()
     further = torch.stack([state[120:122] for state in states])
-    ahead = proposer.read_ahead(codes, further, [120, 120])
+    ahead = proposer.read_ahead(codes, further, Roots.all_at(codes[:, 0], 0))
     for row in range(4):
         x = (
             torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T
