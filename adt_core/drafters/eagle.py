@@ -180,6 +180,8 @@ class EagleProposer(Proposer):
         noise = self.noise_ahead(roots, shapes.depth)
         by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
         out = self.catch_up()
+        if shapes.depth == 0:
+            return chain(roots.codes[:, None], out.new_zeros(len(roots.codes), 0))
         if shapes.tree:
             return self._grow_tree(roots, by_level, out, PublishedTree(shapes, out.device), shapes)
         limits = Limits(shapes, self.session.settings, out.device)

@@ -78,6 +78,8 @@ class MergedProposer(Proposer):
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         window = self._window.open(roots, shapes)
+        if window.depth == 0:
+            return self._window.close(window, shapes)
         noise = self._network.noise_ahead(roots, window.depth)
         forecasts = self._refine(window, 0, self._root, noise)
         if window.depth > 1:

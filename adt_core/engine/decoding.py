@@ -146,7 +146,7 @@ class Decoding:
         shapes = self._shapes(lanes)
         forwards_before = proposer.forwards if proposer is not None else 0
         tree = None
-        if proposer is not None and any(shape.depth for shape in shapes):
+        if proposer is not None and min(lanes.roots.positions) < self.length - 2:  # there is room for a draft
             tree = proposer.propose(lanes.roots, Shapes(shapes, lanes.rows.device))
         drafting = time.perf_counter() - started
         if tree is None:

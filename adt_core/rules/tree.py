@@ -44,7 +44,9 @@ class DraftTree:
     def realised_width(self) -> Tensor:
         """Drafts on the widest level of each image's tree, [B]."""
         levels = torch.zeros(len(self.depths), self.height + 1, dtype=torch.long, device=self.depths.device)
-        return levels.scatter_add_(1, self.depths * self.valid, self.valid.long())[:, 1:].amax(1)
+        levels.scatter_add_(1, self.depths * self.valid, self.valid.long())
+        levels[:, 0] = 0  # the root and padding are no drafts
+        return levels.amax(1)
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:

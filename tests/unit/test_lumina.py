@@ -45,9 +45,9 @@ def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, name, t
     drafter = load_drafter(source.replace("network", str(folder / "network")), target)
     drafted = run(target, drafter, sampling=sampling, drafting=Drafting(**drafting))
     assert torch.equal(drafted.codes, run(target, sampling=sampling).codes)
-    assert "auto" in name or any(
-        share.accepted for round in drafted.trace.rounds for share in round.images
-    )  # auto may find that drafts don't pay here
+    # "auto" may find that drafts don't pay here, and "repeat" guesses what such noise of an image seldom is.
+    accepted = any(share.accepted for round in drafted.trace.rounds for share in round.images)
+    assert accepted or name.startswith(("auto", "repeat"))
 
 
 def test_every_row_ends_with_the_forced_token_and_only_there(target):
