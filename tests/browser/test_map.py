@@ -9,7 +9,10 @@ FIGURES = ("acceptance", "depth", "width", "time")
 
 
 def trace_of(comfy) -> dict:
-    """The trace of the last prompt, as the probe node showed it."""
+    """The trace of the last prompt, as the probe node showed it. The history has it when the whole prompt has ended."""
+    deadline = time.monotonic() + 30
+    while any(comfy.get("/queue").values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
     (entry,) = comfy.get("/history", max_items=1).values()
     return json.loads(
         next(
@@ -146,7 +149,6 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
     """Every figure of every token of every image, in the widget's data and in the colours on its canvas."""
     sampler = done(tab, workflow.batch(2).reading_the_trace())
     tab.wait(sampler, "run.reference")
-    time.sleep(0.5)  # the history is written when the whole prompt has ended
     trace = trace_of(comfy)
     for image in range(2):
         assert values(tab, sampler, image=image) == flat(trace["acceptance"][image])
@@ -195,7 +197,6 @@ def test_the_canvas_shows_what_is_chosen(tab, workflow):
 
 def test_hovering_tells_about_the_round(tab, comfy, workflow):
     sampler = done(tab, workflow.reading_the_trace())
-    time.sleep(0.5)
     trace = trace_of(comfy)
     index, share = next((i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["nodes"] > 1)
     cell = share["position"] + 1
