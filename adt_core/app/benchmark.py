@@ -18,14 +18,23 @@ from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, load_drafter, with_window
+from ..drafters import (
+    DRAFTERS,
+    JACOBI,
+    WITH_WINDOW,
+    Drafter,
+    drafter_defaults,
+    load_drafter,
+    with_window,
+    without_window,
+)
 from ..errors import AdtError, Check
 from ..models.checkpoint import BUNDLED
 from ..models.target import Target
@@ -93,8 +102,8 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 def sources(drafter: Drafter | None) -> dict[str, Drafter]:
     """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
     found = {name: make() for name, make in DRAFTERS.items()}
-    if drafter is not None and drafter.network is not None:
-        network = cast(Drafter, drafter.network)
+    network = without_window(drafter) if drafter is not None else None
+    if network is not None:
         found |= {NETWORK: network, NETWORK + WITH_WINDOW: with_window(network)}
     return found
 

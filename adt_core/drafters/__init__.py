@@ -1,9 +1,18 @@
 """Where drafts come from. :mod:`.repeat` is the worked example; :mod:`.table` knows them all."""
 
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
-from .table import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_network, load_drafter, with_window
+from .table import (
+    DRAFTERS,
+    JACOBI,
+    WITH_WINDOW,
+    drafter_defaults,
+    is_network,
+    load_drafter,
+    with_window,
+    without_window,
+)
 
 __all__ = [
     "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "Session", "Shapes", "Verified",
-    "drafter_defaults", "is_network", "load_drafter", "with_window",
+    "drafter_defaults", "is_network", "load_drafter", "with_window", "without_window",
 ]  # fmt: skip

@@ -43,7 +43,7 @@ class Prefill:
 
     features: [R, n, h] of all these tokens. ids: [R, n], the id that follows each, that of the first drawn token at
     last. step: of the forward. z: processed logits [B, m, V] of the m image tokens up to the first drawn one, which is
-    at raster ``position``; m is a row of the image, or as many as there are.
+    at raster ``position``; m is a raster row, or as many as there are.
     """
 
     features: Tensor
@@ -153,25 +153,25 @@ class Proposer:
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
 
-    def keep(self, images: Tensor, rows: Rows, noise: Tensor | None) -> None:
-        """Go on with these images alone. rows, noise: theirs."""
-        for name, index in self._state(images, self.rows):
+    def keep(self, lanes: Tensor, rows: Rows, noise: Tensor | None) -> None:
+        """Go on with the images of these lanes alone. rows, noise: theirs."""
+        for name, index in self._state(lanes, self.rows):
             setattr(self, name, _kept(getattr(self, name), index, rows, noise))
         self.sees(rows, noise)
 
-    def admit(self, images: Tensor, others: Any, rows: Rows) -> None:
-        """Put the images of ``others``, a proposer of the same class, in the place of these.
+    def admit(self, lanes: Tensor, others: Any, rows: Rows) -> None:
+        """Put the images of ``others``, a proposer of the same class, into these lanes.
 
-        rows: of all images from now on. The table of the noise has been changed in its place.
+        rows: of all lanes from now on. The table of the noise has been changed in its place.
         """
-        for name, index in self._state(images, rows):
+        for name, index in self._state(lanes, rows):
             setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
         self.sees(rows, self.noise)
 
-    def _state(self, images: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
-        """The names of the state, each with the places of these images in it."""
-        numbers = rows.of(images)
-        return [(name, images) for name in self.by_image] + [(name, numbers) for name in self.by_row]
+    def _state(self, lanes: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
+        """The names of the state, each with the places of these lanes in it."""
+        numbers = rows.of(lanes)
+        return [(name, lanes) for name in self.by_image] + [(name, numbers) for name in self.by_row]
 
 
 def _kept(value: Any, index: Tensor, rows: Rows, noise: Tensor | None) -> Any:

@@ -55,6 +55,13 @@ def with_window(drafter: Drafter) -> Drafter:
     return MergedDrafter(drafter) if isinstance(drafter, EagleDrafter) else drafter
 
 
+def without_window(drafter: Drafter) -> Drafter | None:
+    """The network alone, of a network with or without a window; None for a drafter that has none."""
+    if isinstance(drafter, MergedDrafter):
+        return drafter.eagle
+    return drafter if drafter.network is not None else None
+
+
 def sources(drafter: Drafter) -> tuple[Drafter, ...]:
     """What a policy may choose from: chains, which lose least on an unknown device, drafter and window, the window."""
     chain, window = JacobiDrafter(most_candidates=1), JacobiDrafter()

@@ -18,7 +18,7 @@ from ..rules.trace import ImageRound, Round, Trace
 from ..rules.verify import Lantern
 from .lanes import Lanes, Result, check_tree, plain_round, plain_step, read_results, settle
 from .queue import ImageQueue
-from .task import Task, drafters_of, prefix_tokens, rows_of
+from .task import Task, prefix_tokens, rows_of
 
 
 class Decoding:
@@ -54,13 +54,13 @@ class Decoding:
             raise AdtError("batch size is 0; ask for at least one image.")
         if at_once is not None and at_once < 1:
             raise AdtError(f"at_once is {at_once}; let at least one image be in the making.")
-        self.images, self.length, self.lantern = len(prompts), target.length, lantern
+        self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
+        self.images, self.length = len(prompts), target.length
         self.at_once = min(at_once or self.images, self.images)
         rows = rows_of(prompts, negatives, target) if sampling.guidance != 1 else prompts
         indices = image_indices if image_indices is not None else [0] * self.images
-        kept, drafters = prefix_tokens(prefix, self.images, target), drafters_of(drafting, drafter)
-        self._task = Task(target, rows, indices, kept, sampling, drafting, drafters, lantern, check)
-        self._policy = self._task.policy(owner=drafter)
+        kept = prefix_tokens(prefix, self.images, target)
+        self._task = Task(target, rows, indices, kept, sampling, drafting, drafter, lantern, check)
         self.start = self._task.start
         self.codes = torch.full((self.images, self.length), -1)
         self.codes[:, : self.start] = kept
@@ -86,7 +86,7 @@ class Decoding:
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
-        return self._task.target.cells(self.codes)
+        return self.target.cells(self.codes)
 
     def memory_required(self) -> int:
         """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
@@ -98,6 +98,7 @@ class Decoding:
         if self.start == self.length:
             return
         self.trace.settings |= self._task.settings()  # ComfyUI may have moved the weights since
+        self._policy = self._task.policy()
         self._queue = queue = ImageQueue(self._task, self._policy, self._entered)
         queue.begin(list(range(self.images)), self.at_once)
         try:

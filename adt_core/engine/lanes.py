@@ -1,6 +1,6 @@
 """The images at work, and the stages of a round: functions over their state.
 
-A stage never waits for the device. :func:`read_results` is where a round waits, once.
+A round waits for the device once: in :func:`read_results`, or in :func:`plain_round`. No other stage does.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Lanes:
     def admit(self, lanes: list[int], others: Lanes) -> None:
         """Put the images of ``others``, whose first token is drawn, in the place of those of ``lanes``."""
         index = torch.tensor(lanes, device=self.rows.device)
-        self.rows = self.rows.with_images(index, others.rows)
+        self.rows = self.rows.with_lanes(index, others.rows)
         self.cache.admit(self.rows.of(index), others.cache)
         if self.noise is not None and others.noise is not None:
             self.noise[index] = others.noise

@@ -26,7 +26,7 @@ class Task:
     """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
 
     prompts: of all rows, the conditional ones of all images first. kept: [B, P] tokens that every image begins with.
-    drafters: what the policy may choose from. Raises AdtError for prompts that are too long.
+    Raises AdtError for prompts that are too long, and for a method that needs a drafter where there is none.
     """
 
     target: Target
@@ -35,7 +35,7 @@ class Task:
     kept: Tensor
     sampling: Sampling
     drafting: Drafting
-    drafters: Sequence[Drafter]
+    drafter: Drafter | None
     lantern: Lantern | None
     check: Check | None
 
@@ -44,6 +44,9 @@ class Task:
         if self.longest > room:
             name = self.target.name
             raise AdtError(f"prompt is {self.longest} tokens long, and {name} has room for {room}; shorten it.")
+        if self.drafting.policy.needs_drafter and self.drafter is None:
+            method = self.drafting.method
+            raise AdtError(f"method {method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
 
     @property
     def images(self) -> int:
@@ -63,6 +66,14 @@ class Task:
     def longest(self) -> int:
         """Tokens of the longest prompt: the slot of raster position 0."""
         return max(map(len, self.prompts))
+
+    @cached_property
+    def drafters(self) -> Sequence[Drafter]:
+        """What the policy may choose from."""
+        policy = self.drafting.policy
+        if self.drafter is None or not policy.needs_drafter:
+            return ()
+        return sources(self.drafter) if policy.many_sources else (self.drafter,)
 
     @cached_property
     def rope(self) -> tuple[Tensor, Tensor]:
@@ -93,14 +104,14 @@ class Task:
         tree = max(self.largest.nodes + 1, *(drafter.slots(self.largest) for drafter in self.drafters), 1)
         return self.longest + self.target.length + tree + 1
 
-    def policy(self, owner: object) -> Policy:
-        """A fresh policy. owner: the drafter that was given, under which a policy keeps what it learns."""
+    def policy(self) -> Policy:
+        """A fresh policy, for images that begin where the weights are now."""
         embedding, length = self.target.decoder.embedding, self.target.length - self.start
         how = (replace(self.sampling, seed=0), self.drafting.proposal, self.lantern)
         conditions = (self.groups, *how, self.start, embedding.device, embedding.dtype)
         widths = [drafter.most_candidates for drafter in self.drafters]
         seed, indices = self.sampling.seed, self.image_indices
-        scene = Scene(self.target.columns, length, seed, indices, widths, owner, conditions)
+        scene = Scene(self.target.columns, length, seed, indices, widths, self.drafter, conditions)
         return self.drafting.policy(self.drafting.settings, scene)
 
     def settings(self) -> dict:
@@ -143,16 +154,6 @@ def rows_of(prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None, targe
         given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
         raise AdtError(f"{given}; give one for each, or none.")
     return [*prompts, *(map(target.unconditional, prompts) if negatives is None else negatives)]
-
-
-def drafters_of(drafting: Drafting, drafter: Drafter | None) -> Sequence[Drafter]:
-    """What the policy may choose from. AdtError if it needs a drafter and there is none."""
-    policy = drafting.policy
-    if policy.needs_drafter and drafter is None:
-        raise AdtError(f"method {drafting.method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
-    if drafter is None or not policy.needs_drafter:
-        return ()
-    return sources(drafter) if policy.many_sources else (drafter,)
 
 
 def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:

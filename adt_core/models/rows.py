@@ -54,17 +54,17 @@ class Roots:
         """Are all images at the same position?"""
         return min(self.positions) == max(self.positions)
 
-    def keep(self, images: Tensor) -> None:
-        """Go on with these images alone."""
-        self.codes, self.at = self.codes[images], self.at[images]
-        self.positions = [self.positions[image] for image in images.tolist()]
+    def keep(self, lanes: Tensor) -> None:
+        """Go on with the images of these lanes alone."""
+        self.codes, self.at = self.codes[lanes], self.at[lanes]
+        self.positions = [self.positions[lane] for lane in lanes.tolist()]
 
-    def admit(self, images: Tensor, others: Roots) -> None:
-        """Put ``others`` in the place of these images."""
-        self.codes = self.codes.index_copy(0, images, others.codes)
-        self.at = self.at.index_copy(0, images, others.at)
-        changed = dict(zip(images.tolist(), others.positions))
-        self.positions = [changed.get(image, position) for image, position in enumerate(self.positions)]
+    def admit(self, lanes: Tensor, others: Roots) -> None:
+        """Put ``others`` into these lanes."""
+        self.codes = self.codes.index_copy(0, lanes, others.codes)
+        self.at = self.at.index_copy(0, lanes, others.at)
+        changed = dict(zip(lanes.tolist(), others.positions))
+        self.positions = [changed.get(lane, position) for lane, position in enumerate(self.positions)]
 
 
 class Rows:
@@ -102,21 +102,21 @@ class Rows:
 
     # ---- which rows -------------------------------------------------------------------------
 
-    def of(self, images: Tensor) -> Tensor:
-        """Numbers of the rows of some images."""
-        return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + images).flatten()
+    def of(self, lanes: Tensor) -> Tensor:
+        """Numbers of the rows of some lanes."""
+        return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + lanes).flatten()
 
-    def select(self, images: Tensor) -> Rows:
-        """The rows of these images alone."""
-        chosen, numbers = copy(self), self.of(images)
-        chosen.count, chosen.images = len(numbers), len(images)
+    def select(self, lanes: Tensor) -> Rows:
+        """The rows of these lanes alone."""
+        chosen, numbers = copy(self), self.of(lanes)
+        chosen.count, chosen.images = len(numbers), len(lanes)
         for name in self._BY_ROW:
             setattr(chosen, name, getattr(self, name)[numbers])
         return chosen
 
-    def with_images(self, images: Tensor, others: Rows) -> Rows:
-        """The same with ``others``, of the same length and slots, in the place of these images' rows."""
-        changed, numbers = copy(self), self.of(images)
+    def with_lanes(self, lanes: Tensor, others: Rows) -> Rows:
+        """The same with ``others``, of the same length and slots, in these lanes."""
+        changed, numbers = copy(self), self.of(lanes)
         for name in self._BY_ROW:
             setattr(changed, name, getattr(self, name).index_copy(0, numbers, getattr(others, name)))
         return changed

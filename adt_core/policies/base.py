@@ -99,7 +99,7 @@ class Settings:
 
 
 class Lane(NamedTuple):
-    """An image at work. image: its number in the decoding. position: raster position of its last decided token."""
+    """A lane, as a policy sees it. image: number of the image in it. position: of the image's last decided token."""
 
     image: int
     position: int
