@@ -1,5 +1,7 @@
 """The round loop on tiny random models: stub drafters that always, never and sometimes agree; batches; cancelling."""
 
+import copy
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_
 from adt_core.drafters import Proposer
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.drafters.repeat import RepeatDrafter
+from adt_core.policies import POLICIES
 from adt_core.rules.tree import chain
 from tests.tiny import write_tiny_checkpoint
 
@@ -284,3 +287,21 @@ def test_auto_times_no_more_positions_than_the_model_has(tmp_path):
     assert run(
         target, ("a cat",), drafter=load_drafter("jacobi", target), drafting=Drafting(method="auto")
     ).codes.equal(expected.codes)
+
+
+def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkeypatch):
+    """ComfyUI brings the weights to the GPU after a node has made its decoding; here they change their dtype."""
+    target, told = copy.deepcopy(models[0]), []
+
+    class Listening(POLICIES["eagle2"]):
+        def __init__(self, settings, scene):
+            super().__init__(settings, scene)
+            told.append(scene.conditions)
+
+    monkeypatch.setitem(POLICIES, "listening", Listening)
+    prompt = target.encode_prompt("a cat")
+    decoding = Decoding(target, [prompt], drafting=Drafting("listening"), drafter=load_drafter("jacobi", target))
+    before = target.decoder.dtype
+    target.decoder.to(torch.bfloat16)
+    next(iter(decoding))
+    assert before != torch.bfloat16 and torch.bfloat16 in told[-1] and before not in told[-1]
