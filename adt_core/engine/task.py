@@ -13,12 +13,28 @@ from ..drafters import Drafter
 from ..drafters.table import sources
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
-from ..models.graphs import wanted
-from ..models.layers import rope_tables
+from ..models.layers import Rope, rope_tables
 from ..models.target import Prompt, Target
 from ..policies import Drafting, Policy, Scene, Shape
-from ..rules.sampling import NOISE_VERSION, Sampling
+from ..rules.noise import NOISE_VERSION, Noise
+from ..rules.sampling import Sampling
 from ..rules.verify import Lantern, Neighbours
+
+
+PROMPT_STEP = 64
+"""Where sizes are fixed, prompts are padded to a multiple of this, so that the next decoding has the same sizes."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What forwards look up. rope: rotary tables of the decoder. grammar: of :meth:`Target.grammar`.
+
+    neighbours: of every token, for LANTERN.
+    """
+
+    rope: Rope
+    grammar: Tensor | None
+    neighbours: Neighbours | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +78,20 @@ class Task:
         """Raster position of the first token that is drawn."""
         return self.kept.shape[1]
 
+    @property
+    def fixed(self) -> bool:
+        """Is every round as large as it may get, so that a GPU can replay it? On a CPU it is cut to what is there."""
+        return self.target.decoder.embedding.device.type != "cpu"
+
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest prompt: the slot of raster position 0."""
+        """Tokens of the longest prompt."""
         return max(map(len, self.prompts))
+
+    @cached_property
+    def padded(self) -> int:
+        """Tokens that all prompts are padded to: the slot of raster position 0."""
+        return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.fixed else self.longest
 
     @cached_property
     def drafters(self) -> Sequence[Drafter]:
@@ -75,34 +101,34 @@ class Task:
             return ()
         return sources(self.drafter) if policy.many_sources else (self.drafter,)
 
-    @cached_property
-    def rope(self) -> tuple[Tensor, Tensor]:
-        """Rotary tables of the target's decoder."""
-        return rope_tables(self.target.decoder.config, self.target.decoder.embedding)
-
-    @cached_property
-    def grammar(self) -> Tensor | None:
-        """Of :meth:`Target.grammar`."""
-        decoder = self.target.decoder
-        return self.target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device))
-
-    @cached_property
-    def neighbours(self) -> Neighbours | None:
-        """Of every token, for LANTERN."""
-        if self.lantern is None:
-            return None
-        found = self.target.codec.neighbours(self.lantern.neighbours)
-        return found.padded(self.target.num_tokens).to(self.target.decoder.embedding.device)
+    def tables(self) -> Tables:
+        """Where the weights are now."""
+        decoder, target = self.target.decoder, self.target
+        grammar = target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device))
+        found = None
+        if self.lantern is not None:
+            nearest = target.codec.neighbours(self.lantern.neighbours).padded(target.num_tokens)
+            found = nearest.to(decoder.embedding.device)
+        return Tables(rope_tables(decoder.config, decoder.embedding), grammar, found)
 
     @property
     def largest(self) -> Shape:
         return self.drafting.policy.largest(self.drafting.settings)
 
     @property
+    def uncommitted(self) -> int:
+        """Slots of a KV cache that a round may need from its root on."""
+        return max(self.largest.nodes + 1, *(drafter.slots(self.largest) for drafter in self.drafters), 1)
+
+    @property
     def slots(self) -> int:
-        """Of the KV caches: the longest prompt, an image, a tree, and one to spare."""
-        tree = max(self.largest.nodes + 1, *(drafter.slots(self.largest) for drafter in self.drafters), 1)
-        return self.longest + self.target.length + tree + 1
+        """Of the KV caches: the longest prompt, an image, a tree, and one to spare; a multiple of 8 suits GPUs."""
+        return -(-(self.padded + self.target.length + self.uncommitted + 1) // 8) * 8
+
+    @property
+    def noise_ahead(self) -> int:
+        """Positions beyond a root whose noise this round or the next may read."""
+        return 2 * self.largest.depth + 4
 
     def policy(self) -> Policy:
         """A fresh policy, for images that begin where the weights are now."""
@@ -137,12 +163,12 @@ class Task:
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
         drafting = (drafter.cache_bytes(self.groups * held, slots, itemsize) for drafter in self.drafters)
         caches = KVCache.num_bytes(config, rows, slots, itemsize) + max(drafting, default=0)
-        noise = held * target.length * target.num_tokens * 4
-        tokens = max(self.longest + self.start, self.largest.nodes + 1)
+        noise = Noise.num_bytes(held, target.length, target.num_tokens, self.noise_ahead, 4)
+        tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
         matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
         forward = 4 * rows * tokens * numbers + 4 * decoder.head.numel() * (itemsize < 4) + 6 * matrix
-        if wanted(decoder.embedding.device):
+        if self.fixed:
             forward *= 2  # graphs have activations of their own
         pixels = target.grid[0] * target.grid[1] * target.downsample**2
         return caches + noise + forward + target.codec.working_bytes(pixels)

@@ -37,12 +37,16 @@ class Step:
 class Roots:
     """The last decided token of every image: the root of its next tree, which the target has not read yet.
 
-    codes: [B] int64. at: [B, 1] int64 raster positions, on the same device. positions: the same on the host.
+    codes: [B] int64. at: [B, 1] int64 raster positions, on the same device.
+
+    positions: the same on the host, so that a forward can be cut to what is there. None where a GPU replays what was
+    launched once: then nothing may depend on them, and forwards read a fixed number of ``columns`` of the KV cache.
     """
 
     codes: Tensor
     at: Tensor
-    positions: list[int]
+    positions: list[int] | None = None
+    columns: int = 0
 
     @classmethod
     def all_at(cls, codes: Tensor, position: int) -> Roots:
@@ -50,21 +54,16 @@ class Roots:
         return cls(codes, torch.full_like(codes, position)[:, None], [position] * len(codes))
 
     @property
-    def in_step(self) -> bool:
-        """Are all images at the same position?"""
-        return min(self.positions) == max(self.positions)
+    def common_position(self) -> int | None:
+        """Where all images are; None if they are not at one position, or if the host may not know."""
+        if self.positions is None or min(self.positions) != max(self.positions):
+            return None
+        return self.positions[0]
 
-    def keep(self, lanes: Tensor) -> None:
-        """Go on with the images of these lanes alone."""
-        self.codes, self.at = self.codes[lanes], self.at[lanes]
-        self.positions = [self.positions[lane] for lane in lanes.tolist()]
-
-    def admit(self, lanes: Tensor, others: Roots) -> None:
-        """Put ``others`` into these lanes."""
-        self.codes = self.codes.index_copy(0, lanes, others.codes)
-        self.at = self.at.index_copy(0, lanes, others.at)
-        changed = dict(zip(lanes.tolist(), others.positions))
-        self.positions = [changed.get(lane, position) for lane, position in enumerate(self.positions)]
+    def advance(self, codes: Tensor, steps: Tensor) -> None:
+        """Go on to roots with the codes [B], ``steps`` [B, 1] tokens further on, in the same memory."""
+        self.codes.copy_(codes)
+        self.at.add_(steps)
 
 
 class Rows:
@@ -114,12 +113,10 @@ class Rows:
             setattr(chosen, name, getattr(self, name)[numbers])
         return chosen
 
-    def with_lanes(self, lanes: Tensor, others: Rows) -> Rows:
-        """The same with ``others``, of the same length and slots, in these lanes."""
-        changed, numbers = copy(self), self.of(lanes)
+    def admit(self, lanes: Tensor, others: Rows) -> None:
+        """Put ``others``, of the same length and slots, into these lanes, in the same memory."""
         for name in self._BY_ROW:
-            setattr(changed, name, getattr(self, name).index_copy(0, numbers, getattr(others, name)))
-        return changed
+            getattr(self, name).index_copy_(0, self.of(lanes), getattr(others, name))
 
     def unhidden(self) -> Rows:
         """The same rows with every token of the prompts in sight, ``Prompt.hidden`` or not."""
@@ -158,9 +155,9 @@ class Rows:
         root, [B, n], or one number for all. own: [B, n, w] bool, which of the w uncommitted slots each token sees,
         itself included; None for a single token that sees them all.
         """
-        if not roots.in_step:
+        if roots.common_position is None:
             return self._ragged_step(roots, first, offsets, own)
-        start, n = self.first_slot + roots.positions[0], 1 if own is None else own.shape[1]
+        start, n = self.first_slot + roots.common_position, 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         slots = slice(start + first, start + first + n)
         if own is None:
@@ -173,17 +170,21 @@ class Rows:
         """A forward of n successive tokens for each image, the root's slot the first."""
         if n == 1:
             return self.step(roots, 0, 0, None)
-        at = self.columns[:n].expand(len(roots.positions), -1)
+        at = self.columns[:n].expand(len(roots.at), -1)
         return self.step(roots, 0, at, at[..., None] >= at[:, None])
 
     def _ragged_step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
-        """The same when images have advanced unequally. It takes three times as long to make, 0.1 ms on a CPU."""
+        """The same where the device alone knows where its images are, or where these have advanced unequally.
+
+        It takes three times as long to make, 0.1 ms on a CPU.
+        """
         if own is None:
-            own = self.columns.new_ones(len(roots.positions), 1, first + 1, dtype=torch.bool)
+            own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
         start = self.spread(roots.at) + self.first_slot  # [R, 1]
         positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self.pads[:, None]
-        columns = self.columns[: max(roots.positions) + self.first_slot + width]
+        read = roots.columns if roots.positions is None else max(roots.positions) + self.first_slot + width
+        columns = self.columns[:read]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._blind[:, None])
         index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)

@@ -1,0 +1,153 @@
+"""Whole rounds that a GPU replays, as CUDA graphs.
+
+A round launches some hundreds of kernels, and Python takes longer to launch many of them than the GPU takes to run
+them. A captured round is launched at once. It needs no Triton, but fixed sizes and fixed memory: all that a round reads
+and changes stays in its place (:mod:`.lanes`), and what the host decides reaches it as numbers in that memory.
+
+A round of a new size is launched the usual way. The second of its kind is captured, and its replay is compared with the
+usual way. If that differs, or the driver refuses, all goes on the usual way for the rest of the process, and a log line
+says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CAPTURED_AT_USE = 2
+"""A round is captured when its like comes up for this time: kernels are loaded by then, and it will come again."""
+SWITCH = "ADT_TREE_GRAPHS"
+"""Environment variable; "0" switches graphs off."""
+
+Launch = Callable[[], tuple[Tensor, Any]]
+"""Launches a round. Returns what the host reads of it, and whatever else the host wants to know of its like."""
+Recorder = Callable[[Callable[[], object]], Callable[[], object]]
+"""Captures what is launched by the function that it is given. Returns what launches the same again."""
+
+refused: list[str] = []
+"""Why graphs were given up in this process; empty while they were not."""
+_log = logging.getLogger(__name__)
+
+
+def cuda_recorder(device: torch.device) -> Recorder:
+    """Captures on a stream of its own; all its graphs share one pool of memory, since they never run at once.
+
+    Other threads may use the device meanwhile.
+    """
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def record(run: Callable[[], object]) -> Callable[[], object]:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    run()
+                except BaseException:
+                    with suppress(RuntimeError):  # the first error says more
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        finally:
+            current.wait_stream(stream)
+        return graph.replay
+
+    return record
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """What captures rounds on this device; None where none are captured."""
+    if device.type != "cuda" or os.environ.get(SWITCH) == "0" or refused:
+        return None
+    return cuda_recorder(device)
+
+
+class _Graph(NamedTuple):
+    """A captured round: what launches it, where the host reads it, and what else there is to know of it."""
+
+    replay: Callable[[], object]
+    report: Tensor
+    known: Any
+
+
+class Graphs:
+    """Captured rounds over one set of lanes."""
+
+    def __init__(self, recorder: Recorder | None):
+        self._recorder = recorder
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._met: Counter[Hashable] = Counter()
+        self.captured = 0
+
+    @property
+    def wanted(self) -> bool:
+        return self._recorder is not None and not refused
+
+    def __call__(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
+
+        state: what a round changes and the next one reads, but for KV caches, which a round may write twice. Returns
+        what ``launch`` returns.
+        """
+        if key in self._graphs and self.wanted:
+            graph = self._graphs[key]
+            graph.replay()
+            return graph.report, graph.known
+        self._met[key] += 1
+        if self._met[key] != CAPTURED_AT_USE or not self.wanted:
+            return launch()
+        return self._capture(key, launch, state)
+
+    def is_ready(self, key: Hashable) -> bool:
+        """Is a round with this key as fast as it gets?"""
+        return key in self._graphs or self._met[key] >= CAPTURED_AT_USE
+
+    def _capture(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """Launch a round the usual way, capture it, and see whether its replay does the same."""
+        assert self._recorder is not None
+        before = [part.clone() for part in state]
+        report, known = launch()
+        expected, after = report.clone(), [part.clone() for part in state]
+        report = torch.full_like(report, -1)  # outside of the graph's memory
+        try:
+            replay = self._recorder(lambda: report.copy_(launch()[0]))
+            _write(state, before)
+            replay()
+            if not (report.equal(expected) and all(map(_alike, state, after))):
+                raise RuntimeError("a replayed round is not the round that was launched")
+        except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
+            _write(state, after)
+            self._give_up(error)
+            return expected, known
+        self._graphs[key] = _Graph(replay, report, known)
+        self.captured += 1
+        return report, known
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Go on without graphs; only for this kind of round if there was no memory for it."""
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return
+        refused.append(str(error).split("\n")[0].rstrip("."))
+        self._graphs.clear()
+        _log.warning("No CUDA graphs, which costs speed but changes nothing else: %s.", refused[0])
+
+
+def _write(state: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for part, value in zip(state, values):
+        part.copy_(value)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """The same but for rounding, which may differ where a library takes another way in a capture."""
+    if not one.is_floating_point():
+        return one.equal(other)
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)

@@ -1,0 +1,141 @@
+"""How a round is launched and read: cut to what is there, or whole and of fixed size.
+
+Both ways the host waits for the device once, to read what a round has brought. On a CPU that costs nothing, so it reads
+in the middle of the round and cuts what follows to what was accepted. A GPU would run dry meanwhile. There all sizes
+are the largest possible, the whole round is launched at once, and it is replayed as a CUDA graph when it comes again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..drafters import Shapes
+from ..policies import Shape
+from ..rules.trace import ImageRound
+from .lanes import Lanes
+from .stages import check_tree, plain_round, plain_step, propose, settle, summary
+
+WAIT_SHARE = 0.05
+"""A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
+at one position are cheaper by about as much."""
+
+
+class Result(NamedTuple):
+    """What a round brought an image. path: accepted nodes, root first. codes: emitted, the new root at last."""
+
+    share: ImageRound
+    path: list[int]
+    codes: list[int]
+
+
+class Outcome(NamedTuple):
+    """What a round brought. drafting: seconds of the drafter, where the host can tell. forwards: the drafter's."""
+
+    results: list[Result]
+    drafting: float = 0.0
+    forwards: int = 0
+
+
+def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
+    """One round with trees of these shapes at most. allowed: substitutes that each image may still take."""
+    room = lanes.task.target.length - 2
+    drafts = lanes.proposer is not None and any(
+        position < room for position, at_work in zip(lanes.positions, lanes.at_work) if at_work
+    )
+    moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
+    lanes.begin_round()
+    lanes.order(shapes, moves, allowed)
+    if not drafts:
+        return Outcome(_plain(lanes, shapes, moves))
+    asked = Shapes(shapes, lanes.limits, fixed=lanes.task.fixed)
+    return (_whole if lanes.task.fixed else _cut)(lanes, asked)
+
+
+def timed_plain_step(lanes: Lanes) -> float:
+    """Seconds of a plain step that decides nothing: the round that comes reads the roots again."""
+    lanes.begin_round()
+    key = "step", lanes.roots.columns
+    while True:
+        ready = lanes.graphs.is_ready(key)
+        started = time.perf_counter()
+        lanes.graphs(key, lambda: (plain_step(lanes), None), lanes.state())[0].tolist()
+        if ready:
+            return time.perf_counter() - started
+
+
+# ---- without drafts -----------------------------------------------------------------------------
+
+
+def _plain_moves(lanes: Lanes) -> list[int]:
+    """Which images take a step: all at work, or those behind, while the others wait until all are at one position."""
+    positions = [position for position, at_work in zip(lanes.positions, lanes.at_work) if at_work]
+    first, last = min(positions), max(positions)
+    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (lanes.task.target.length - last)
+    return [int(at_work and not (waits and at == last)) for at, at_work in zip(lanes.positions, lanes.at_work)]
+
+
+def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int]) -> list[Result]:
+    """One token for every image that moves."""
+    key = "plain", lanes.roots.columns
+    codes, _ = lanes.graphs(key, lambda: (plain_round(lanes), None), lanes.state())
+    lanes.prepare_noise()
+    found = []
+    for image, at, shape, code, moved in zip(lanes.images, lanes.positions, shapes, codes.tolist(), moves):
+        if moved:
+            found.append(Result(ImageRound(image, at, shape.depth, shape.width, 0, 0, 0, ()), [0], [code]))
+    lanes.positions = [position + moved for position, moved in zip(lanes.positions, moves)]
+    return found
+
+
+# ---- with drafts --------------------------------------------------------------------------------
+
+
+def _cut(lanes: Lanes, shapes: Shapes) -> Outcome:
+    """A round that is read in the middle."""
+    assert lanes.proposer is not None
+    started, before = time.perf_counter(), lanes.proposer.forwards
+    tree = propose(lanes, shapes)
+    drafting = time.perf_counter() - started
+    checked = check_tree(lanes, tree, shapes.width)
+    results = _read(lanes, summary(checked), shapes)
+    contiguous = all(result.path == list(range(len(result.path))) for result in results)
+    settle(lanes, checked, max(result.share.accepted for result in results), contiguous)
+    lanes.prepare_noise()
+    return Outcome(results, drafting, lanes.proposer.forwards - before)
+
+
+def _whole(lanes: Lanes, shapes: Shapes) -> Outcome:
+    """A round that is launched at once and read at its end."""
+
+    def launch() -> tuple[Tensor, int]:
+        assert lanes.proposer is not None
+        before = lanes.proposer.forwards
+        tree = propose(lanes, shapes)
+        checked = check_tree(lanes, tree, shapes.width)
+        report = summary(checked)
+        settle(lanes, checked, tree.height)
+        return report, lanes.proposer.forwards - before
+
+    report, forwards = lanes.graphs((shapes.key, lanes.roots.columns), launch, lanes.state())
+    lanes.prepare_noise()
+    return Outcome(_read(lanes, report, shapes), forwards=forwards)
+
+
+def _read(lanes: Lanes, report: Tensor, shapes: Shapes) -> list[Result]:
+    """Wait for the device and read what the round has brought. report: of :func:`.stages.summary`."""
+    columns = (report.shape[1] - 5) // (4 if lanes.task.lantern else 3)
+    found = []
+    for lane, (row, asked) in enumerate(zip(report.tolist(), shapes.each, strict=True)):
+        if not lanes.at_work[lane]:
+            continue
+        accepted, depth, width, nodes, next_root = row[:5]
+        path, codes, ranks, *rest = (row[i : i + 1 + accepted] for i in range(5, len(row), columns))
+        seen = (depth, nodes, accepted, tuple(ranks[1:]), sum(map(sum, rest)), width)
+        share = ImageRound(lanes.images[lane], lanes.positions[lane], asked.depth, asked.width, *seen)
+        found.append(Result(share, path, [*codes[1:], next_root]))
+        lanes.positions[lane] += accepted + 1
+    return found

@@ -1,0 +1,120 @@
+"""The stages of a round: functions over the lanes, which launch work and never wait for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..drafters import Shapes, Verified
+from ..models.rows import Step
+from ..models.target import with_grammar
+from ..rules.sampling import process_logits
+from ..rules.tree import DraftTree
+from ..rules.verify import Verdict, exact_agreement, longest_path, relaxed_agreement
+from .lanes import Lanes
+
+# ---- the target's forward ---------------------------------------------------------------------
+
+
+def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
+    """Codes [B, n] through the target: features [R, n, h]."""
+    decoder = lanes.task.target.decoder
+    ids = lanes.rows.spread(decoder.image_ids[codes])
+    return decoder(ids, step, lanes.cache, lanes.tables.rope, lanes.task.check)
+
+
+def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
+    """Features [R, n, h] of nodes -> processed logits z [B, n, V] of the tokens after them.
+
+    depths: [B, n], of the nodes below their roots, or one number for all.
+    """
+    task, grammar = lanes.task, lanes.tables.grammar
+    z = process_logits(task.target.decoder.logits(features, task.sampling.guidance), task.sampling)
+    return z if grammar is None else with_grammar(z, grammar, lanes.roots.at + 1 + depths)
+
+
+def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
+    """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
+    return z if lanes.noise is None else z + lanes.noise.at(lanes.roots.at + 1 + depths)
+
+
+# ---- a round without drafts -------------------------------------------------------------------
+
+
+def plain_step(lanes: Lanes) -> Tensor:
+    """Read the roots alone. Returns the codes [B] that follow them."""
+    features = forward(lanes, lanes.roots.codes[:, None], lanes.rows.step(lanes.roots, 0, 0, None))
+    return perturbed(lanes, logits(lanes, features, 0), 0).argmax(-1)[:, 0]
+
+
+def plain_round(lanes: Lanes) -> Tensor:
+    """One token for every image that moves. Returns the codes [B]."""
+    following = torch.where(lanes.moves[:, 0] > 0, plain_step(lanes), lanes.roots.codes)
+    lanes.roots.advance(following, lanes.moves)
+    return following
+
+
+# ---- a round with drafts ----------------------------------------------------------------------
+
+
+class Checked(NamedTuple):
+    """A tree that the target has read. features: [R, N + 1, h]. perturbed: z + g after every node, [B, N + 1, V].
+
+    substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
+    """
+
+    tree: DraftTree
+    features: Tensor
+    perturbed: Tensor
+    verdict: Verdict
+    substitutes: Tensor | None
+
+
+def propose(lanes: Lanes, shapes: Shapes) -> DraftTree:
+    """The drafter's trees."""
+    assert lanes.proposer is not None
+    return lanes.proposer.propose(lanes.roots, shapes)
+
+
+def check_tree(lanes: Lanes, tree: DraftTree, width: int) -> Checked:
+    """Read a whole tree in one forward and find the longest path that passes. width: most children of a node."""
+    task, neighbours = lanes.task, lanes.tables.neighbours
+    features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors))
+    z = logits(lanes, features, tree.depths)
+    scores = perturbed(lanes, z, tree.depths)
+    emitted, substitutes = scores.argmax(-1), None
+    if task.lantern is None or neighbours is None:
+        agrees = exact_agreement(tree, emitted)
+    else:
+        greedy = task.sampling.temperature == 0
+        agrees, substitutes = relaxed_agreement(
+            tree, emitted, z, neighbours, task.lantern, greedy=greedy, width=width, allowed=lanes.allowed
+        )
+    return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
+
+
+def summary(checked: Checked) -> Tensor:
+    """All that the host reads of a round, [B, k] int64: counts, and what stands along the accepted path."""
+    tree, verdict = checked.tree, checked.verdict
+    depth, width, nodes = tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1
+    counts = torch.stack([verdict.accepted, depth, width, nodes, verdict.next_root], 1)
+    along = [tree.tokens, tree.ranks, *([] if checked.substitutes is None else [checked.substitutes.long()])]
+    return torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1)
+
+
+def settle(lanes: Lanes, checked: Checked, longest: int, contiguous: bool = False) -> None:
+    """Move the accepted paths together in the cache, let the drafter learn, and go on to the new roots.
+
+    longest: drafts on the longest accepted path, or a bound on them. contiguous: every accepted path is 0, 1, 2, ...
+    """
+    tree, features, scores, verdict, _ = checked
+    if not contiguous:
+        starts = lanes.rows.spread(lanes.roots.at) + lanes.rows.first_slot
+        lanes.cache.compact(starts, lanes.rows.spread(verdict.path[:, : longest + 1]))
+    if lanes.proposer is not None:
+        lanes.proposer.observe(Verified(tree, features, scores, verdict, lanes.roots, longest, contiguous))
+    moves = lanes.moves
+    following = torch.where(moves[:, 0] > 0, verdict.next_root, lanes.roots.codes)
+    lanes.roots.advance(following, (verdict.accepted[:, None] + 1) * moves)
