@@ -344,7 +344,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _saved(path: Path) -> dict[str, object]:
     """What a PNG says of the options that make an image what it is. AdtError if it can't be made again."""
     from .app.images import read_settings
-    from .rules.sampling import NOISE_VERSION
+    from .rules.noise import NOISE_VERSION
 
     saved = read_settings(path)
     if saved.get("noise_version") != NOISE_VERSION:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
-from ..rules.sampling import NOISE_VERSION
+from ..rules.noise import NOISE_VERSION
 from .images import digest, is_whole, read_settings, save_png
 from .jobs import Job
 from .prompts import slug

@@ -19,7 +19,8 @@ from ..errors import Check
 from ..models.checkpoint import BUNDLED
 from ..models.target import Target
 from ..policies import Drafting
-from ..rules.sampling import NOISE_VERSION, Sampling
+from ..rules.noise import NOISE_VERSION
+from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
 

@@ -1,4 +1,4 @@
-"""The logit pipeline and keyed noise: which token a position gets.
+"""The logit pipeline: which token a position gets.
 
 The token of position t is ``argmax_v [z_t(v) + g_t(v)]``: ``z`` are the processed logits, and ``g`` is a Gumbel(0, 1)
 table that depends on (seed, image index, t, v) alone. That is an exact sample of softmax(z) (Gumbel-max), and it makes
@@ -11,15 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import AdtError, Check
+from .noise import NOISE_VERSION as NOISE_VERSION
+from .noise import keyed_gumbel
 
 _POSITIONS_AT_ONCE = 64  # are made in float64 before they go into the table
-NOISE_VERSION = 1
-"""Format of the keyed noise; written into metadata, raised if the bits ever change."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,6 @@ class Sampling:
             raise AdtError(f"top_k is {self.top_k}; it must be 0 (off) or a positive whole number.")
         if not 0 < self.top_p <= 1:
             raise AdtError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off).")
-
-
-def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int) -> np.ndarray:
-    """Gumbel(0, 1) noise, float64 [len(positions), vocabulary].
-
-    Counter-based (Philox 4x64): key (seed, image_index), counter word 1 = position. So any position can be made alone,
-    and nothing depends on what was drawn before.
-    """
-    key = np.array([seed, image_index], dtype=np.uint64)
-    table = np.empty((len(positions), vocabulary))
-    for row, position in enumerate(positions):
-        bits = np.random.Philox(key=key, counter=[0, position, 0, 0]).random_raw(vocabulary)
-        uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        table[row] = -np.log(-np.log(uniform))
-    return table
 
 
 def noise_table(

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adt_core.rules.sampling import keyed_gumbel
+from adt_core.rules.noise import keyed_gumbel
 from adt_core.rules.tree import DraftTree, ancestor_matrix
 from adt_core.rules.verify import exact_agreement, longest_path
 
