@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..models.rows import Roots, Rows, Step
 from ..models.target import Target
 from ..policies import Settings, Shape
+from ..rules.noise import Noise
 from ..rules.sampling import Sampling
 from ..rules.tree import DraftTree
 from ..rules.verify import Verdict
@@ -25,16 +26,18 @@ from ..rules.verify import Verdict
 class Session:
     """What a proposer works for.
 
-    rows: of the images at work. noise: [B, T, V], the very table that the target is sampled with; None at temperature
-    0. settings: of the method. largest: the largest shape that it will be asked for.
+    rows: of the images at work. noise: the very noise that the target is sampled with; None at temperature
+    0. settings: of the method. largest: the largest shape that it will be asked for. fixed: rounds are of fixed sizes,
+    so that a GPU can replay them.
     """
 
     target: Target
     rows: Rows
-    noise: Tensor | None
+    noise: Noise | None
     sampling: Sampling
     settings: Settings
     largest: Shape
+    fixed: bool = False
 
 
 @dataclass
@@ -54,21 +57,32 @@ class Prefill:
 
 
 class Shapes:
-    """The shapes of a round, one for each image (``each``), and the largest of them in each direction."""
+    """The shapes of a round, one for each image (``each``), and the largest of them in each direction.
 
-    def __init__(self, shapes: Sequence[Shape], device: torch.device):
-        self.each, self._device = shapes, device
+    fixed: nothing here depends on how the images' shapes differ, but for the numbers in ``limits``.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
+        """limits: depth, width and nodes of every image, [B, 3] int64."""
+        self.each, self._limits, self.fixed = shapes, limits, fixed
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
         # Policies that set these have one shape for all images, but for those that have no room left for drafts.
         self.tree, self.menu = max(shapes, key=lambda shape: shape.depth)[3:]
-        self.mixed = len(set(shapes)) > 1
+        together = fixed and len(shapes) > 1
+        self.mixed = together or len(set(shapes)) > 1
+        self._budgeted = together or any(shape.nodes < self.nodes for shape in shapes)
 
-    @cached_property
-    def _limits(self) -> Tensor:
-        """Depth, width and nodes of every image, [B, 3]."""
-        return torch.tensor([shape[:3] for shape in self.each], device=self._device)
+    @classmethod
+    def of(cls, shapes: Sequence[Shape]) -> Shapes:
+        """The same on a CPU."""
+        return cls(shapes, torch.tensor([shape[:3] for shape in shapes]))
+
+    @property
+    def key(self) -> Hashable:
+        """Rounds with the same key launch the same work."""
+        return self.depth, self.width, self.nodes, self.tree, self.mixed, self._budgeted
 
     @property
     def depths(self) -> Tensor:
@@ -88,7 +102,7 @@ class Shapes:
     @property
     def budgets(self) -> Tensor | None:
         """``nodes`` of every image, [B, 1]; None where all have the same."""
-        return self._limits[:, 2:] if any(shape.nodes < self.nodes for shape in self.each) else None
+        return self._limits[:, 2:] if self._budgeted else None
 
 
 @dataclass
@@ -96,8 +110,8 @@ class Verified:
     """What one target forward over a tree found.
 
     features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the
-    target emits there). roots: of the tree. accepted: drafts accepted of each image. contiguous: every accepted path is
-    0, 1, 2, ...
+    target emits there). roots: of the tree. longest: drafts on the longest accepted path, or the tree's height where
+    nobody has read it yet. contiguous: every accepted path is known to be 0, 1, 2, ...
     """
 
     tree: DraftTree
@@ -105,13 +119,8 @@ class Verified:
     perturbed: Tensor
     verdict: Verdict
     roots: Roots
-    accepted: list[int]
+    longest: int
     contiguous: bool
-
-    @property
-    def longest(self) -> int:
-        """Drafts on the longest accepted path."""
-        return max(self.accepted)
 
     @cached_property
     def following(self) -> Tensor:
@@ -119,27 +128,30 @@ class Verified:
         verdict = self.verdict
         drafts = self.tree.tokens.gather(1, verdict.path[:, 1 : self.longest + 1])
         codes = torch.cat([drafts, verdict.next_root[:, None]], 1)
-        if len(set(self.accepted)) > 1:
-            codes.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
-        return codes
+        return codes.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
 
 
 class Proposer:
     """Drafts for the images at work. ``forwards`` counts the calls of the drafter's own network.
 
     A subclass names the attributes of its state that have an entry for every image (``by_image``) or for every row
-    (``by_row``): tensors, lists, KV caches, roots, or other proposers. They follow the images as these enter and leave.
+    (``by_row``): tensors, lists, KV caches, or other proposers. They follow the images as these enter and leave.
+    ``shared`` names what all images learn together: something with a ``state``.
+
+    Where ``session.fixed`` is set, a GPU replays rounds. Then ``propose`` and ``observe`` must launch work whose sizes
+    depend on nothing but the shapes, must not wait for the device, and must change the tensors of their state in place.
     """
 
     by_image: ClassVar[tuple[str, ...]] = ()
     by_row: ClassVar[tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ()
     forwards: int = 0
 
     def __init__(self, session: Session):
         self.session = session
         self.sees(session.rows, session.noise)
 
-    def sees(self, rows: Rows, noise: Tensor | None) -> None:
+    def sees(self, rows: Rows, noise: Noise | None) -> None:
         """These are the rows and the noise from now on."""
         self.rows, self.noise = rows, noise
 
@@ -153,7 +165,7 @@ class Proposer:
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
 
-    def keep(self, lanes: Tensor, rows: Rows, noise: Tensor | None) -> None:
+    def keep(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
         """Go on with the images of these lanes alone. rows, noise: theirs."""
         for name, index in self._state(lanes, self.rows):
             setattr(self, name, _kept(getattr(self, name), index, rows, noise))
@@ -162,11 +174,31 @@ class Proposer:
     def admit(self, lanes: Tensor, others: Any, rows: Rows) -> None:
         """Put the images of ``others``, a proposer of the same class, into these lanes.
 
-        rows: of all lanes from now on. The table of the noise has been changed in its place.
+        rows: of all lanes. They and the noise have been changed in their places.
         """
         for name, index in self._state(lanes, rows):
             setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
         self.sees(rows, self.noise)
+
+    def restart(self, others: Any) -> None:
+        """Forget what earlier images have taught: what is ``shared`` begins as that of ``others``."""
+        for name in self.shared:
+            for mine, fresh in zip(getattr(self, name).state(), getattr(others, name).state()):
+                mine.copy_(fresh)
+        for mine, fresh in zip(self._parts(), others._parts()):
+            mine.restart(fresh)
+
+    def state(self) -> list[Tensor]:
+        """All tensors that a round changes and the next one reads, but for KV caches."""
+        named = [getattr(self, name) for name in self.by_image + self.by_row]
+        found = [value for value in named if isinstance(value, Tensor)]
+        found += [tensor for name in self.shared for tensor in getattr(self, name).state()]
+        return found + [tensor for part in self._parts() for tensor in part.state()]
+
+    def _parts(self) -> list[Proposer]:
+        """Proposers that this one is made of."""
+        named = (getattr(self, name) for name in self.by_image + self.by_row)
+        return [value for value in named if isinstance(value, Proposer)]
 
     def _state(self, lanes: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
         """The names of the state, each with the places of these lanes in it."""
@@ -174,12 +206,14 @@ class Proposer:
         return [(name, lanes) for name in self.by_image] + [(name, numbers) for name in self.by_row]
 
 
-def _kept(value: Any, index: Tensor, rows: Rows, noise: Tensor | None) -> Any:
+def _kept(value: Any, index: Tensor, rows: Rows, noise: Noise | None) -> Any:
     """A part of a proposer's state for some images alone."""
     if isinstance(value, Tensor):
         return value[index]
     if isinstance(value, list):
         return [value[i] for i in index.tolist()]
+    if value is None:
+        return None
     value.keep(index, rows, noise) if isinstance(value, Proposer) else value.keep(index)
     return value
 
@@ -192,7 +226,7 @@ def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
     elif isinstance(value, list):
         new = dict(zip(index.tolist(), others))
         value = [new.get(i, old) for i, old in enumerate(value)]
-    else:
+    elif value is not None:
         value.admit(index, others, rows) if isinstance(value, Proposer) else value.admit(index, others)
     return value
 
@@ -211,6 +245,11 @@ class Drafter:
     def network(self) -> nn.Module | None:
         """Its weights."""
         return None
+
+    @property
+    def kind(self) -> Hashable:
+        """Drafters of the same kind make the same drafts."""
+        return self
 
     def proposer(self, session: Session) -> Proposer:
         """A fresh proposer. Raises AdtError if it can't draft what the session asks for."""

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
-from ..models.graphs import graphed
 from ..models.layers import Layer, product, rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
+from ..rules.noise import Noise
 from ..rules.tree import CandidatePool, DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .limits import Limits, PublishedTree
@@ -82,28 +82,32 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 class EagleProposer(Proposer):
     """Grows one draft tree per round and image: EAGLE-2's expansion (arXiv 2406.16858) over keyed noise.
 
-    ``_features`` [R, m, h] and ``_ids`` [R, m] are pairs that the network has not read yet: of the tokens that the last
-    round accepted. They begin at the slots of ``_roots``; ``_last`` is the index of each image's last pair.
+    The first ``_waiting`` columns of ``_features`` [R, D + 1, h] and ``_ids`` [R, D + 1], where D is the depth of the
+    deepest tree, are pairs that the network has not read yet: of the tokens that the last round accepted. They begin at
+    the raster positions ``_at`` [B, 1], on the host ``_positions``. ``_last`` [B, 1] is the index of each image's last
+    pair; what stands behind it means nothing.
     """
 
-    by_image = ("_roots", "_last")
+    by_image = ("_at", "_positions", "_last")
     by_row = ("_features", "_ids", "_cache")
 
     def __init__(self, drafter: EagleDrafter, session: Session):
         self._drafter, self._decoder = drafter, session.target.decoder
         self._sees_padding = drafter.config.grid_rope is not None
         super().__init__(session)
-        self._read = graphed(drafter, drafter.embedding.device)
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
         self._grammar, self._length = session.target.grammar(like), session.target.length
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        self._features: Tensor
-        self._ids: Tensor
-        self._roots: Roots
-        self._last: list[int]
+        pairs = self.rows.count, session.largest.depth + 1
+        self._features = like.new_zeros(*pairs, drafter.config.hidden_size)
+        self._ids = torch.zeros(pairs, dtype=torch.long, device=like.device)
+        self._at = self._ids.new_zeros(self.rows.images, 1)
+        self._last = torch.zeros_like(self._at)
+        self._positions: list[int] | None = None
+        self._waiting = 1
 
-    def sees(self, rows: Rows, noise: Tensor | None) -> None:
+    def sees(self, rows: Rows, noise: Noise | None) -> None:
         coupled = self.session.settings.proposal == "coupled"
         super().sees(rows.unhidden() if self._sees_padding else rows, noise if coupled else None)
 
@@ -118,18 +122,19 @@ class EagleProposer(Proposer):
         if last > 0:
             before = Step(step.positions[:, :last], slice(0, last), step.mask[..., :last, :last])
             self._run(ids[:, :last], prefill.features[:, :last], before)
-        self._features, self._ids = prefill.features[:, last:], ids[:, last:]
-        images = len(prefill.z)
-        self._roots = Roots.all_at(ids.new_zeros(images), prefill.position - 1)
-        self._last = [0] * images
+        self._features[:, :1], self._ids[:, :1] = prefill.features[:, last:], ids[:, last:]
+        self._at.fill_(prefill.position - 1)
+        self._positions = [prefill.position - 1] * self.rows.images
 
     def observe(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them. They are fed in the next round."""
         features, path = verified.features, verified.verdict.path[:, : verified.longest + 1]
-        self._features = features[:, : path.shape[1]] if verified.contiguous else self.rows.gather(features, path)
-        following = verified.following
-        self._ids = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
-        self._roots, self._last = verified.roots, verified.accepted
+        count, following = path.shape[1], verified.following
+        self._features[:, :count] = features[:, :count] if verified.contiguous else self.rows.gather(features, path)
+        self._ids[:, :count] = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
+        self._at.copy_(verified.roots.at)
+        self._last.copy_(verified.verdict.accepted[:, None])
+        self._positions, self._waiting = verified.roots.positions, count
 
     def _fed(self, codes: Tensor, before: Tensor) -> Tensor:
         """Ids [R, n] that features are fed with: the ``codes`` [B, n] after them, or their own, those ``before``."""
@@ -138,14 +143,17 @@ class EagleProposer(Proposer):
 
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
-        return self._read(ids, features, step=step, cache=self._cache, rope=self._rope)
+        return self._drafter(ids, features, step, self._cache, self._rope)
 
-    def catch_up(self) -> Tensor:
-        """Feed the pairs that are waiting. Returns the output of each image's last pair, [R, 1, h]."""
-        out = self._run(self._ids, self._features, self.rows.causal_step(self._roots, self._ids.shape[1]))
-        if len(set(self._last)) == 1:
-            return out.narrow(1, self._last[0], 1)
-        return self.rows.gather(out, torch.tensor(self._last, device=out.device)[:, None])
+    def catch_up(self, columns: int = 0) -> Tensor:
+        """Feed the pairs that are waiting. Returns the output of each image's last pair, [R, 1, h].
+
+        columns: of the KV cache to be read, where sizes are fixed.
+        """
+        count = self._ids.shape[1] if self.session.fixed else self._waiting
+        step = self.rows.causal_step(Roots(self._at, self._at, self._positions, columns), count)
+        out = self._run(self._ids[:, :count], self._features[:, :count], step)
+        return self.rows.gather(out, self._last)
 
     # ---- growing a tree ---------------------------------------------------------------------
 
@@ -168,23 +176,19 @@ class EagleProposer(Proposer):
         """Noise and grammar of the ``depth`` positions after each root, [B, depth, V], to be added to logits."""
         if self._grammar is None and self.noise is None:
             return None
-        if self._grammar is None and roots.in_step and roots.positions[0] + depth < self._length:
-            assert self.noise is not None
-            return self.noise[:, roots.positions[0] + 1 : roots.positions[0] + 1 + depth]
         at = (roots.at + 1 + torch.arange(depth, device=roots.at.device)).clamp_max(self._length - 1)
-        images = torch.arange(len(at), device=at.device)[:, None]
-        noise = torch.zeros((), device=at.device) if self.noise is None else self.noise[images, at]
+        noise = torch.zeros((), device=at.device) if self.noise is None else self.noise.at(at)
         return noise if self._grammar is None else noise + self._grammar[at % len(self._grammar)]
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         noise = self.noise_ahead(roots, shapes.depth)
         by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
-        out = self.catch_up()
+        out = self.catch_up(roots.columns)
         if shapes.depth == 0:
             return chain(roots.codes[:, None], out.new_zeros(len(roots.codes), 0))
         if shapes.tree:
             return self._grow_tree(roots, by_level, out, PublishedTree(shapes, out.device), shapes)
-        limits = Limits(shapes, self.session.settings, out.device)
+        limits = Limits(shapes, self.session.settings)
         if shapes.width == 1 and shapes.budgets is None:
             return self._grow_chain(roots, by_level[: shapes.nodes], out, limits)
         return self._grow_tree(roots, by_level, out, limits, shapes)
@@ -228,7 +232,7 @@ class EagleProposer(Proposer):
             step = self.rows.step(roots, seen.shape[-1] - count, level - 1, seen)
             before, fed = fed.gather(1, parent), tokens.flatten(1).gather(1, beam)
             out = self._run(self._fed(fed, before), self.rows.gather(out, parent), step)
-        return pool.rerank(roots.codes, shapes.nodes, shapes.budgets)
+        return pool.rerank(roots.codes, shapes.nodes, shapes.budgets, cut=not shapes.fixed)
 
     # ---- reading a whole window or tree, for network and window in one tree -----------------
 

@@ -13,6 +13,7 @@ change: another candidate at one position, then the spine's own tokens again.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -40,6 +41,10 @@ class JacobiDrafter(Drafter):
     def __init__(self, most_candidates: int = 256):
         self.most_candidates = most_candidates
 
+    @property
+    def kind(self) -> Hashable:
+        return type(self), self.most_candidates
+
     def proposer(self, session: Session) -> JacobiProposer:
         return JacobiProposer(session, min(session.largest.width, self.most_candidates))
 
@@ -49,12 +54,12 @@ class JacobiProposer(Proposer):
 
     ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best
     codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_above`` [B, columns +
-    1, V] the logits z of the last decided cell of every column; ``_filled`` the last position of each image that has a
-    guess. Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes``
+    1, V] the logits z of the last decided cell of every column; ``_filled`` [B, 1] the last position that has a guess. Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes``
     the budget of spine and branches together.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled")
+    shared = ("calibration",)
 
     def __init__(self, session: Session, width: int):
         """width: candidates that are kept for a position. AdtError for a published tree."""
@@ -71,7 +76,7 @@ class JacobiProposer(Proposer):
         self._scores = torch.zeros(self._candidates.shape, dtype=target.decoder.wide_dtype, device=device)
         self._distance = torch.full_like(self._codes, NEVER)
         self._above: Tensor
-        self._filled = [0] * images
+        self._filled = self._codes.new_zeros(images, 1)
         self.calibration = Calibration(self._scores)
         self.forecasts: list[Forecast] = []  # of the round's positions
 
@@ -91,7 +96,7 @@ class JacobiProposer(Proposer):
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""
         if self.noise is None:
             return perturbed
-        return perturbed - self.noise[self._images, at.clamp_max(self.length - 1)]
+        return perturbed - self.noise.at(at)
 
     def _best(self, perturbed: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, K] that go to the positions ``at``."""
@@ -168,7 +173,7 @@ class JacobiProposer(Proposer):
     def open(self, roots: Roots, shapes: Shapes) -> Window:
         """The positions that the trees of this round may reach."""
         depth, device = min(shapes.depth, shapes.nodes), roots.at.device
-        self._fill(roots, [min(shape.depth, depth) for shape in shapes.each])
+        self._fill(roots, shapes.depths.clamp_max(depth), depth)
         steps = torch.arange(depth, device=device)
         at = (roots.at + 1 + steps).clamp_max(self.length)
         spread = at[..., None].expand(-1, -1, self.width)
@@ -202,21 +207,21 @@ class JacobiProposer(Proposer):
         """Take over a spine that somebody else has changed."""
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
 
-    def _fill(self, roots: Roots, depths: list[int]) -> None:
-        """Guess the positions that have come into the windows: the cell above's distribution, with their own noise."""
-        last = [position + depth for position, depth in zip(roots.positions, depths)]
-        first = [max(filled, position) + 1 for filled, position in zip(self._filled, roots.positions)]
-        count = max(end - start for start, end in zip(first, last)) + 1
+    def _fill(self, roots: Roots, depths: Tensor, most: int) -> None:
+        """Guess the positions that have come into the windows: the cell above's distribution, with their own noise.
+
+        depths: of the windows, [B, 1]. most: of all.
+        """
+        ends, firsts = roots.at + depths, torch.maximum(self._filled, roots.at) + 1
+        count = most if self.session.fixed else int((ends - firsts).max()) + 1
         if count <= 0:
             return
-        device = self._codes.device
-        firsts, ends = torch.tensor([first, last], device=device)[..., None]
-        at = firsts + torch.arange(count, device=device)
+        at = firsts + torch.arange(count, device=firsts.device)
         logits = self._above[self._images, at % self._columns]
         if self.noise is not None:
-            logits = logits + self.noise[self._images, at.clamp_max(self.length - 1)]
+            logits = logits + self.noise.at(at)
         at_or_spare = torch.where((at <= ends) & (at < self.length), at, self.length)
         scores, candidates = self._best(logits, at)
-        self._write(at_or_spare, torch.arange(count, device=device).expand_as(at), scores, candidates)
+        self._write(at_or_spare, torch.arange(count, device=at.device).expand_as(at), scores, candidates)
         self._distance.scatter_(1, at_or_spare, NEVER)
-        self._filled = [max(filled, end) for filled, end in zip(self._filled, last)]
+        torch.maximum(self._filled, ends, out=self._filled)

@@ -17,11 +17,11 @@ from .base import Shapes
 class Limits:
     """The shape of each image's tree, and confidence pruning.
 
-    On a CPU a tree is cut where nothing can come of it. On a GPU that would have to wait for the device.
+    A tree is cut where nothing can come of it, unless its size is fixed.
     """
 
-    def __init__(self, shapes: Shapes, settings: Settings, device: torch.device):
-        self._shapes, self._on_cpu = shapes, device.type == "cpu"
+    def __init__(self, shapes: Shapes, settings: Settings):
+        self._shapes = shapes
         above = settings.keep_above, settings.expand_above
         self._keep, self._expand = (math.log(p) if p > 0 else -math.inf for p in above)
 
@@ -34,9 +34,9 @@ class Limits:
         return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
 
     def hopeless(self, scores: Tensor) -> bool:
-        """Can drafting stop, because no chain of the batch goes on below ``scores``? Always False on a GPU."""
+        """Can drafting stop, because no chain of the batch goes on below ``scores``? False where sizes are fixed."""
         pruned = self._keep > -math.inf or self._expand > -math.inf or self._shapes.mixed
-        return self._on_cpu and pruned and not bool((scores > self._expand).any())
+        return pruned and not self._shapes.fixed and not bool((scores > self._expand).any())
 
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         """The candidates of a level, flattened to [B, n], that get children: their scores and indices, [B, m] each."""
@@ -46,7 +46,7 @@ class Limits:
             best = best.masked_fill(rank >= self._shapes.widths, -math.inf)
         if self._expand > -math.inf:
             best = best.masked_fill(best < self._expand, -math.inf)
-        if not self._on_cpu:
+        if self._shapes.fixed:
             return best, beam
         # Leave out what can no longer change the tree: its children would all be below the last one that is kept.
         nodes = self._shapes.nodes
@@ -59,7 +59,7 @@ class PublishedTree(Limits):
     """A published tree: the places of its nodes are known beforehand, and nothing is pruned."""
 
     def __init__(self, shapes: Shapes, device: torch.device):
-        super().__init__(shapes, Settings(), device)
+        super().__init__(shapes, Settings())
         self._levels = _levels(shapes.tree, device)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:

@@ -10,6 +10,8 @@ branches, verification) is the window's.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,10 @@ class MergedDrafter(Drafter):
     @property
     def network(self) -> nn.Module:
         return self.eagle
+
+    @property
+    def kind(self) -> Hashable:
+        return type(self), self.eagle
 
     def proposer(self, session: Session) -> MergedProposer:
         return MergedProposer(self.eagle, session)
@@ -114,4 +120,4 @@ class MergedProposer(Proposer):
         for table, features in ((self._read, verified.features), (self._drafted, drafted)):
             index = node[..., None].expand(-1, -1, features.shape[-1])
             table.scatter_(1, at[..., None].expand_as(index), features.gather(1, index))
-        self._root = drafted[:, -1:]
+        self._root.copy_(drafted[:, -1:])

@@ -54,6 +54,9 @@ class Calibration:
         self._hits = like.new_tensor(HIT_RATES + NETWORK_HIT_RATES) * PRIOR
         self._seen = torch.full_like(self._hits, PRIOR)
 
+    def state(self) -> list[Tensor]:
+        return [self._temperature, self._hits, self._seen]
+
     def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
         """What to expect of positions of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K].
 

@@ -9,15 +9,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..drafters import Drafter, Shapes
+from ..drafters import Drafter
 from ..errors import AdtError, Check
 from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, Drafting, Lane, Shape
 from ..rules.sampling import Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from ..rules.verify import Lantern
-from .lanes import Lanes, Result, check_tree, plain_round, plain_step, read_results, settle
+from . import kept
+from .lanes import Lanes
 from .queue import ImageQueue
+from .rounds import Result, run_round, timed_plain_step
 from .task import Task, prefix_tokens, rows_of
 
 
@@ -82,7 +84,8 @@ class Decoding:
     @property
     def at_work(self) -> list[int]:
         """Numbers of the images at work."""
-        return list(self._queue.lanes.images) if self._queue and self._queue.lanes else []
+        lanes = self._queue.lanes if self._queue else None
+        return [image for image, at_work in zip(lanes.images, lanes.at_work) if at_work] if lanes else []
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
@@ -105,8 +108,13 @@ class Decoding:
             while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
                 yield round
+        except torch.cuda.OutOfMemoryError:
+            queue.lanes = None
+            raise
         finally:
-            self._queue = queue.lanes = None  # caches and graphs go with the run
+            lanes, self._queue, queue.lanes = queue.lanes, None, None
+            if lanes is not None and self._task.fixed:
+                kept.keep(self.target.decoder, lanes)
 
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""
@@ -141,29 +149,17 @@ class Decoding:
     @torch.inference_mode()
     def _round(self, lanes: Lanes) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
-        began, proposer = time.perf_counter(), lanes.proposer
-        plain_seconds = self._time_plain_steps(lanes)
-        started = time.perf_counter()
-        shapes = self._shapes(lanes)
-        forwards_before = proposer.forwards if proposer is not None else 0
-        tree = None
-        if proposer is not None and min(lanes.roots.positions) < self.length - 2:  # there is room for a draft
-            tree = proposer.propose(lanes.roots, Shapes(shapes, lanes.rows.device))
-        drafting = time.perf_counter() - started
-        if tree is None:
-            results = plain_round(lanes, shapes)
-        else:
-            checked = check_tree(lanes, tree, max(shape.width for shape in shapes), self._allowed(lanes))
-            results = read_results(lanes, checked, shapes)
-            settle(lanes, checked, results)
-        shares = self._enter_codes(results)  # last, when no memory is asked for any more: a round counts as a whole
-        forwards = (proposer.forwards if proposer is not None else 0) - forwards_before
-        seconds = time.perf_counter() - began
-        round = Round(len(self.trace.rounds), seconds, drafting, forwards, shares, plain_seconds)
-        if proposer is not None:
+        began, drafting = time.perf_counter(), lanes.proposer is not None
+        steps = self._policy.plain_steps if drafting else 0
+        plain_seconds = tuple(timed_plain_step(lanes) for _ in range(steps))
+        outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes))
+        shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
+        seconds, index = time.perf_counter() - began, len(self.trace.rounds)
+        round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, plain_seconds)
+        if drafting:
             self._policy.observe(round)
             if not self._policy.drafts:
-                lanes.proposer = None  # what nobody drafts with need not be kept up to date
+                lanes.stop_drafting()
         return round
 
     def _enter_codes(self, results: list[Result]) -> tuple[ImageRound, ...]:
@@ -178,25 +174,20 @@ class Decoding:
         """The policy's choice, cut so that the last draft of an image still leaves one token to emit."""
         if lanes.proposer is None:
             return [NO_DRAFTS] * len(lanes)
-        at_work = [Lane(image, position) for image, position in zip(lanes.images, lanes.roots.positions)]
-        rooms = [self.length - 2 - lane.position for lane in at_work]
+        rooms = [
+            self.length - 2 - position if at_work else 0 for position, at_work in zip(lanes.positions, lanes.at_work)
+        ]
+        seen = [Lane(*lane) for *lane, at_work in zip(lanes.images, lanes.positions, lanes.at_work) if at_work]
+        chosen = iter(self._policy.choose(seen))
+        shapes = [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
         return [
             shape._replace(depth=min(shape.depth, room)) if room > 0 else NO_DRAFTS
-            for shape, room in zip(self._policy.choose(at_work), rooms)
+            for shape, room in zip(shapes, rooms)
         ]
 
     def _allowed(self, lanes: Lanes) -> list[int]:
-        """Substitutions that every image may still make; none without LANTERN."""
+        """Substitutions that every image may still make; 0 without LANTERN."""
         if self.lantern is None:
-            return []
-        emitted = [position + 1 - self.start for position in lanes.roots.positions]
+            return [0] * len(lanes)
+        emitted = [position + 1 - self.start for position in lanes.positions]
         return [self.lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, lanes.images)]
-
-    def _time_plain_steps(self, lanes: Lanes) -> tuple[float, ...]:
-        """Seconds of the plain steps that the policy asks for. They decide nothing: the round reads the roots again."""
-        found = []
-        for _ in range(self._policy.plain_steps if lanes.proposer is not None else 0):
-            started = time.perf_counter()
-            plain_step(lanes).tolist()
-            found.append(time.perf_counter() - started)
-        return tuple(found)

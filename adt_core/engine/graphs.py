@@ -16,7 +16,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -150,4 +149,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     """The same but for rounding, which may differ where a library takes another way in a capture."""
     if not one.is_floating_point():
         return one.equal(other)
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
+    return torch.allclose(
+        one, other, rtol=1e-3, atol=1e-3 * float(other.nan_to_num(0, 0, 0).abs().max()), equal_nan=True
+    )

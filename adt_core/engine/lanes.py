@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +26,7 @@ class Lanes:
 
     images: number of each lane's image. rows, cache: of the target. tables: what forwards look up. noise: None at
     temperature 0. roots: the last decided tokens. positions: theirs, on the host. proposer: what drafts; None for
-    nothing. at_work: False for a lane whose image is finished, and which runs along. graphs: rounds that were captured.
+    nothing. at_work: False for a lane whose image is finished, and which runs along. graphs: rounds that were captured. plan: :meth:`Task.plan`.
 
     All of it but ``images``, ``positions`` and ``at_work`` is in the device's memory, and stays in its place.
     """
@@ -41,12 +41,18 @@ class Lanes:
     positions: list[int]
     graphs: Graphs
     proposer: Proposer | None = None
+    plan: Hashable = None
     at_work: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.at_work = [True] * len(self.images)
         self.orders = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
         self._orders: list[list[int]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the device's memory that this takes, graphs included."""
+        return self.task.memory_required(len(self))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -76,6 +82,10 @@ class Lanes:
         for lane in lanes:
             self.at_work[lane] = False
 
+    def stop_drafting(self) -> None:
+        """Go on plainly: what nobody drafts with need not be kept up to date."""
+        self.proposer = self.plan = None
+
     def admit(self, lanes: list[int], others: Lanes) -> None:
         """Put the images of ``others``, whose first token is drawn, in the place of those of ``lanes``."""
         index = torch.tensor(lanes, device=self.rows.device)
@@ -89,6 +99,13 @@ class Lanes:
             self.images[lane], self.positions[lane], self.at_work[lane] = image, position, True
         if self.proposer is not None:
             self.proposer.admit(index, others.proposer, self.rows)
+
+    def restart(self, others: Lanes) -> None:
+        """Begin with the images of ``others``, which has the same plan, in the same memory."""
+        self.task, self.images = others.task, list(others.images)
+        self.admit(list(range(len(self))), others)
+        if self.proposer is not None:
+            self.proposer.restart(others.proposer)
 
     # ---- a round ----------------------------------------------------------------------------
 

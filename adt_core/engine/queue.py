@@ -9,12 +9,14 @@ import torch
 
 from ..drafters import Drafter, Prefill, Session
 from ..models.cache import KVCache
-from ..models.graphs import graphed
 from ..models.rows import Roots, Rows
 from ..policies import Policy
-from ..rules.sampling import noise_table
-from .lanes import Lanes, logits, perturbed
-from .task import Task
+from ..rules.noise import Noise
+from . import kept
+from .graphs import Graphs, recorder_for
+from .lanes import Lanes
+from .stages import logits, perturbed
+from .task import Tables, Task
 
 
 class ImageQueue:
@@ -28,6 +30,7 @@ class ImageQueue:
         self._task, self._policy, self._entered = task, policy, entered
         self.lanes: Lanes | None = None
         self._drafter: Drafter | None = None
+        self._known: Tables | None = None
 
     def begin(self, images: list[int], at_once: int) -> None:
         """Let these images wait, so many at once to be drawn. Nothing is at work until then."""
@@ -38,35 +41,36 @@ class ImageQueue:
         """Let finished images leave and others enter. None when all are finished."""
         if self.lanes is None:
             self.lanes = self._enter_all() if self._waiting else None
-        while self.lanes is not None:
-            lanes, last = self.lanes, self._task.target.length - 1
-            finished = [lane for lane, position in enumerate(lanes.roots.positions) if position == last]
-            if not finished:
-                break
-            everyone = len(finished) == len(lanes)
+        while self.lanes is not None and (finished := self.lanes.finished()):
+            lanes, everyone = self.lanes, len(finished) == sum(self.lanes.at_work)
             if everyone and not self._waiting:
                 return None
             if self._waiting and lanes.proposer is not None:
                 free = finished[: len(self._waiting)]
                 lanes.admit(free, self._enter(len(free)))
-            elif everyone:
+            elif everyone:  # plain images go best in step, so nobody enters before all have left
                 self.lanes = self._enter_all()
-            else:  # plain images go best in step, so nobody enters before all have left
+            elif self._task.fixed:
+                lanes.retire(finished)
+            else:
                 lanes.keep([lane for lane in range(len(lanes)) if lane not in finished])
         return self.lanes
 
     def _enter_all(self) -> Lanes:
-        """The next images, in the memory of those before them if they are as many."""
-        count = min(self._at_once, len(self._waiting))
+        """The next images, in the memory of those before them where that has the same plan."""
+        count, task = min(self._at_once, len(self._waiting)), self._task
         source = self._policy.begin(count)
-        self._drafter = None if source is None else self._task.drafters[source]
+        self._drafter = None if source is None else task.drafters[source]
+        plan = task.plan(count, self._drafter)
         before, self.lanes = self.lanes, None
-        if before is None or len(before) != count:
-            del before  # its memory goes first
-            return self._enter(count, self._task.slots)
-        lanes = self._enter(count)
-        before.cache.admit(torch.arange(lanes.rows.count, device=lanes.rows.device), lanes.cache)
-        lanes.cache, lanes.read = before.cache, before.read
+        if before is None and task.fixed:
+            before = kept.take(task.target.decoder)
+        if before is not None and before.plan == plan:
+            before.restart(self._enter(count))
+            return before
+        del before  # its memory goes first
+        lanes = self._enter(count, task.slots)
+        lanes.plan = plan
         return lanes
 
     def _enter(self, count: int, slots: int | None = None) -> Lanes:
@@ -76,28 +80,44 @@ class ImageQueue:
         """
         started = time.perf_counter()
         images, self._waiting = self._waiting[:count], self._waiting[count:]
-        task, start, rows = self._task, self._task.start, self._rows(images)
-        target, decoder = task.target, task.target.decoder
-        cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, task.check)
-        like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
-        indices = [task.image_indices[image] for image in images]
-        noise = noise_table(task.sampling, indices, target.length, target.num_tokens, like, task.check)
-        step = rows.prefill()
-        features = decoder(rows.ids, step, cache, task.rope, task.check, rows.features)
-        roots = Roots.all_at(torch.zeros(count, dtype=torch.long, device=rows.device), start - 1)
-        lanes = Lanes(task, images, rows, graphed(decoder, rows.device), cache, noise, roots)
-        known = min(start + 1, target.columns)  # tokens whose logits the prefill gives, up to the first drawn one
+        task, start = self._task, self._task.start
+        lanes = self._lanes(images, slots)
+        decoder, rows, step = task.target.decoder, lanes.rows, lanes.rows.prefill()
+        features = decoder(rows.ids, step, lanes.cache, lanes.tables.rope, task.check, rows.features)
+        known = min(start + 1, task.target.columns)  # tokens whose logits this gives, up to the first drawn one
         depths = torch.arange(1 - known, 1, device=rows.device).expand(count, -1)
         z = logits(lanes, features[:, -known:], depths)
         first = perturbed(lanes, z[:, -1:], 0)[:, 0].argmax(-1)
-        lanes.roots = Roots.all_at(first, start)
+        lanes.roots, lanes.positions = Roots.all_at(first, start), [start] * count
         if self._drafter is not None:
-            session = Session(target, rows, noise, task.sampling, task.drafting.settings, task.largest)
+            drafting = task.drafting.settings
+            session = Session(task.target, rows, lanes.noise, task.sampling, drafting, task.largest, task.fixed)
             lanes.proposer = self._drafter.proposer(session)
             ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[first[:, None]])], 1)
             lanes.proposer.begin(Prefill(features, ids, step, z, start))
         self._entered(lanes, time.perf_counter() - started)
         return lanes
+
+    def _lanes(self, images: list[int], slots: int | None) -> Lanes:
+        """Lanes of these images, whose prompts are not read yet."""
+        task, rows = self._task, self._rows(images)
+        target, decoder, before = task.target, task.target.decoder, task.start - 1
+        cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, task.check)
+        noise = None
+        if task.sampling.temperature > 0:
+            indices = [task.image_indices[image] for image in images]
+            like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
+            length, tokens, ahead = target.length, target.num_tokens, task.noise_ahead
+            noise = Noise(task.sampling.seed, indices, length, tokens, ahead, like, task.check)
+            noise.prepare([max(before, 0)] * len(images))
+        roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
+        graphs = Graphs(recorder_for(rows.device) if task.fixed else None)
+        return Lanes(task, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
+
+    def _tables(self) -> Tables:
+        """The same for all images."""
+        self._known = self._known or self._task.tables()
+        return self._known
 
     def _rows(self, images: list[int]) -> Rows:
         """The rows of these images, kept tokens included."""
@@ -106,5 +126,5 @@ class ImageQueue:
         if start:
             kept = decoder.image_ids[task.kept[images].to(decoder.embedding.device)].tolist()
             prompts = [prompt.followed_by(kept[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
-        length = task.longest + start
+        length = task.padded + start
         return Rows(prompts, task.slots, decoder.embedding, images=len(images), length=length, kept=start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,6 @@ from ..policies import Drafting, Policy, Scene, Shape
 from ..rules.noise import NOISE_VERSION, Noise
 from ..rules.sampling import Sampling
 from ..rules.verify import Lantern, Neighbours
-
 
 PROMPT_STEP = 64
 """Where sizes are fixed, prompts are padded to a multiple of this, so that the next decoding has the same sizes."""
@@ -129,6 +128,14 @@ class Task:
     def noise_ahead(self) -> int:
         """Positions beyond a root whose noise this round or the next may read."""
         return 2 * self.largest.depth + 4
+
+    def plan(self, count: int, drafter: Drafter | None) -> Hashable:
+        """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
+        weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
+        places = tuple(weight.data_ptr() for network in weights for weight in network.parameters())
+        sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid
+        how = replace(self.sampling, seed=0), self.drafting.settings, self.largest, self.lantern
+        return sizes, how, drafter and drafter.kind, places
 
     def policy(self) -> Policy:
         """A fresh policy, for images that begin where the weights are now."""

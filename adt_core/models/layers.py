@@ -16,15 +16,19 @@ Rope = tuple[Tensor, Tensor]
 """What :func:`rope_tables` makes."""
 
 
+SPARE_POSITIONS = 512
+"""Positions behind the last one that drafts may have where their number is fixed."""
+
+
 def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
-    """cos and sign-folded sin, [max_positions, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
+    """cos and sign-folded sin, [max_positions and spare, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
 
     With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
     the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
     and keys out.
     """
     half = config.head_dim // 2
-    position = torch.arange(config.max_positions, dtype=torch.float64)[:, None]
+    position = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float64)[:, None]
     if config.grid_rope is None:
         angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         shown = torch.ones_like(position)

@@ -8,7 +8,7 @@ with nodes whose ``valid`` is False.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -61,15 +61,15 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
     return reach > 0
 
 
-@lru_cache(maxsize=256)
+@cache
 def _depths_and_ranks(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Depth and sibling rank of every candidate of levels with ``m`` parents and ``k`` children each."""
-    depth = [torch.full((m * k,), level + 1) for level, (m, k) in enumerate(sizes)]
-    rank = [torch.arange(m * k) % k for m, k in sizes]
-    return torch.cat(depth).to(device), torch.cat(rank).to(device)
+    depth = [torch.full((m * k,), level + 1, device=device) for level, (m, k) in enumerate(sizes)]
+    rank = [torch.arange(m * k, device=device) % k for m, k in sizes]
+    return torch.cat(depth), torch.cat(rank)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _chain_shape(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Parents and depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
     depths = torch.arange(n, device=device)[None]
@@ -112,17 +112,18 @@ class CandidatePool:
         """Score of each image's n-th best candidate so far, [B, 1]; there must be n of them."""
         return torch.cat([scores for _, scores, _ in self._levels], 1).topk(n, 1).values[:, -1:]
 
-    def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
+    def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None, cut: bool = True) -> DraftTree:
         """Keep the ``nodes`` best candidates of each image, ties to the earlier one.
 
-        root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. A child never scores above its
-        parent and stands behind it, so the kept nodes have all their ancestors.
+        root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. cut: the tree may be smaller if
+        fewer candidates can be used; to count them waits for the device. A child never scores above its parent and
+        stands behind it, so the kept nodes have all their ancestors.
         """
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
         depth, rank = _depths_and_ranks(tuple(self._sizes), root.device)
         scores = best_only(scores, budgets)
         nodes = min(nodes, self.count)
-        if scores.device.type == "cpu":  # reading the count costs nothing here, and checking dead candidates would
+        if cut:
             nodes = min(nodes, int(scores.isfinite().sum(1).max()))
         if nodes < self.count:
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
