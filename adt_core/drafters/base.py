@@ -57,21 +57,21 @@ class Prefill:
 
 
 class Shapes:
-    """The shapes of a round, one for each image (``each``), and the largest of them in each direction.
+    """The shapes of a round, one for each image, and the largest of them in each direction.
 
-    fixed: nothing here depends on how the images' shapes differ, but for the numbers in ``limits``.
+    fixed: the sizes of the work depend on the largest of them alone. How they differ is a matter of numbers.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
-        """limits: depth, width and nodes of every image, [B, 3] int64."""
-        self.each, self._limits, self.fixed = shapes, limits, fixed
+        """limits: depth, width and nodes of every image, [B, 3] int64, which may be less than its shape says."""
+        self._limits, self.fixed = limits, fixed
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
-        # Policies that set these have one shape for all images, but for those that have no room left for drafts.
-        self.tree, self.menu = max(shapes, key=lambda shape: shape.depth)[3:]
+        # Policies that set this have one shape for all images, but for those that have no room left for drafts.
+        self.tree = max(shapes, key=lambda shape: shape.depth).tree
+        self.mixed = fixed or len(set(shapes)) > 1
         together = fixed and len(shapes) > 1
-        self.mixed = together or len(set(shapes)) > 1
         self._budgeted = together or any(shape.nodes < self.nodes for shape in shapes)
 
     @classmethod
@@ -82,7 +82,7 @@ class Shapes:
     @property
     def key(self) -> Hashable:
         """Rounds with the same key launch the same work."""
-        return self.depth, self.width, self.nodes, self.tree, self.mixed, self._budgeted
+        return self.depth, self.width, self.nodes, self.tree
 
     @property
     def depths(self) -> Tensor:
@@ -164,6 +164,13 @@ class Proposer:
 
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
+
+    def worths(self, roots: Roots, sizes: Sequence[int]) -> Tensor | None:
+        """Tokens that trees of these ``sizes``, drafts of each, are expected to bring from ``roots`` on: [B, sizes].
+
+        None if nobody can tell before they are made.
+        """
+        return None
 
     def keep(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
         """Go on with the images of these lanes alone. rows, noise: theirs."""

@@ -13,7 +13,7 @@ change: another candidate at one position, then the spine's own tokens again.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,16 @@ from ..policies import check_fit
 from ..policies.base import spine_length
 from ..rules.tree import DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
-from .window import CLASSES, NEVER, Calibration, Forecast, Window, best_size, branch_scores, spine_and_branches
+from .window import (
+    CLASSES,
+    NEVER,
+    Calibration,
+    Forecast,
+    Window,
+    branch_scores,
+    expected_worths,
+    spine_and_branches,
+)
 
 
 class JacobiDrafter(Drafter):
@@ -54,8 +63,9 @@ class JacobiProposer(Proposer):
 
     ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best
     codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_above`` [B, columns +
-    1, V] the logits z of the last decided cell of every column; ``_filled`` [B, 1] the last position that has a guess. Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes``
-    the budget of spine and branches together.
+    1, V] the logits z of the last decided cell of every column; ``_filled`` [B, 1] the last position that has a guess.
+    Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the
+    budget of spine and branches together.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled")
@@ -172,36 +182,49 @@ class JacobiProposer(Proposer):
 
     def open(self, roots: Roots, shapes: Shapes) -> Window:
         """The positions that the trees of this round may reach."""
-        depth, device = min(shapes.depth, shapes.nodes), roots.at.device
-        self._fill(roots, shapes.depths.clamp_max(depth), depth)
-        steps = torch.arange(depth, device=device)
+        depth = min(shapes.depth, shapes.nodes)
+        return self._window(roots, depth, shapes.lengths.clamp_max(depth))
+
+    def _window(self, roots: Roots, depth: int, lengths: Tensor) -> Window:
+        """The next ``depth`` positions of every image, as far as the ``lengths`` [B, 1] of its own window."""
+        self._fill(roots, lengths, depth)
+        steps = torch.arange(depth, device=roots.at.device)
         at = (roots.at + 1 + steps).clamp_max(self.length)
         spread = at[..., None].expand(-1, -1, self.width)
         tokens = torch.cat([roots.codes[:, None], self._codes.gather(1, at)], 1)
         candidates, scores = self._candidates.gather(1, spread), self._scores.gather(1, spread)
-        live = steps < shapes.lengths
+        live = steps < lengths
         return Window(at, tokens, candidates, scores, self._distance.gather(1, at), torch.zeros_like(live), live)
 
     def close(self, window: Window, shapes: Shapes) -> DraftTree:
         """The tree of the window: its spine, and branches as far as the budget goes."""
         if self.width == 1:
             return chain(window.tokens, torch.where(window.live, 0.0, -math.inf))
-        classes = window.staleness() + CLASSES * window.network
-        forecast, log_p = self.calibration.expect(classes, window.candidates, window.scores)
+        forecast, log_p = self._expect(window)
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
-        log_p = log_p.masked_fill(~window.live[..., None] | beyond, -math.inf)[..., : shapes.width]
-        nodes, depth, branches = shapes.nodes, window.depth, None
-        if shapes.menu:
-            branches = branch_scores(log_p)
-            nodes = best_size(log_p, branches, shapes.menu)
-            depth = min(depth, spine_length(nodes))
-        tokens, log_p = window.tokens[:, : depth + 1], log_p[:, :depth]
-        width = log_p.shape[-1]
-        if width == 1 or depth >= nodes:
-            return chain(tokens, log_p[..., 0].cumsum(1))
-        others = window.candidates[:, :depth, 1:width]
-        return spine_and_branches(tokens, others, log_p, nodes, branches, shapes.budgets)
+        log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
+        if log_p.shape[-1] == 1 or window.depth >= shapes.nodes:
+            return chain(window.tokens, log_p[..., 0].cumsum(1))
+        others = window.candidates[..., 1 : log_p.shape[-1]]
+        return spine_and_branches(window.tokens, others, log_p, shapes.nodes, shapes.budgets)
+
+    def _expect(self, window: Window) -> tuple[Forecast, Tensor]:
+        """What to expect of a window's positions, and the log-probabilities of all candidates."""
+        classes = window.staleness() + CLASSES * window.network
+        forecast, log_p = self.calibration.expect(classes, window.candidates, window.scores)
+        return forecast, log_p.masked_fill(~window.live[..., None], -math.inf)
+
+    def worths(self, roots: Roots, sizes: Sequence[int], network: bool = False) -> Tensor:
+        """network: a drafter network will make the guesses anew where it is right more often."""
+        depth = spine_length(sizes[-1])
+        window = self._window(roots, depth, (self.length - 2 - roots.at).clamp(0, depth))
+        forecast, log_p = self._expect(window)
+        if network:
+            rate = self.calibration.hit_rate(forecast.classes + CLASSES)
+            better = window.live & (rate > self.calibration.hit_rate(forecast.classes))
+            log_p[..., 0] = torch.where(better, rate.log(), log_p[..., 0])
+        return expected_worths(log_p, branch_scores(log_p), sizes)
 
     def enter(self, window: Window) -> None:
         """Take over a spine that somebody else has changed."""

@@ -10,7 +10,7 @@ branches, verification) is the window's.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,9 @@ class MergedProposer(Proposer):
         tree = self._window.close(window, shapes)
         self._window.forecasts = forecasts
         return tree
+
+    def worths(self, roots: Roots, sizes: Sequence[int]) -> Tensor:
+        return self._window.worths(roots, sizes, network=True)
 
     def _refine(self, window: Window, first: int, out: Tensor, noise: Tensor | None) -> list[Forecast]:
         """Let the network's features [R, m, h] speak of the positions from ``first`` on.

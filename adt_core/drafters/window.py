@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -154,30 +155,33 @@ def branch_scores(log_p: Tensor) -> Tensor:
     return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
-def _inside(branches: Tensor, length: int) -> Tensor:
-    """Scores of the branches of the first ``length`` positions, flattened; -inf for those that outlive the spine."""
+def _inside(branches: Tensor) -> Tensor:
+    """Scores of all branches, flattened; -inf for those that outlive the spine."""
+    length = branches.shape[1]
     returns = torch.arange(LONGEST_RETURN + 1, device=branches.device)
     end = torch.arange(length, device=branches.device)[:, None, None] + returns
-    return branches[:, :length].masked_fill(end >= length, -math.inf).flatten(1)
+    return branches.masked_fill(end >= length, -math.inf).flatten(1)
 
 
-def best_size(log_p: Tensor, branches: Tensor, menu: tuple[tuple[int, float], ...]) -> int:
-    """Of the numbers of drafts on the menu, the one whose expected worth exceeds its price by most.
+def expected_worths(log_p: Tensor, branches: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Tokens that windows of these sizes, drafts of each, are worth: [B, sizes].
 
-    log_p: [B, M, k]. branches: their scores.
+    log_p: [B, M, k], of the largest. branches: their scores. A position of the spine may be of use again in the next
+    rounds (REFRESH_WORTH).
     """
-    chance = log_p[..., 0].cumsum(1).exp().mean(0)
-    steps = min(1 + round(float(chance.sum())), len(chance))  # the next round starts about here
-    later = (F.pad(chance, (i * steps, 0), value=1.0)[: len(chance)] for i in range(1, REFRESH_ROUNDS + 1))
-    worth = chance + REFRESH_WORTH * sum(later)
-    spines = [0.0, *worth.cumsum(0).tolist()]
-    sides = [0.0, *branches.flatten(1).exp().mean(0).sort(descending=True).values.cumsum(0).tolist()]
-
-    def gain(nodes: int, price: float) -> float:
-        depth = min(spine_length(nodes), len(spines) - 1)
-        return spines[depth] + sides[min(nodes - depth, len(sides) - 1)] - price
-
-    return max(menu, key=lambda entry: gain(*entry))[0]
+    chance = log_p[..., 0].cumsum(1).exp()
+    most = chance.shape[1]
+    step = torch.arange(most, device=chance.device)
+    ahead = (1 + chance.sum(1, keepdim=True).round()).clamp_max(most).long()  # the next round starts about here
+    worth = chance.clone()
+    for rounds in range(1, REFRESH_ROUNDS + 1):
+        before = step - rounds * ahead
+        worth += REFRESH_WORTH * torch.where(before < 0, 1.0, chance.gather(1, before.clamp_min(0)))
+    spines = F.pad(worth.cumsum(1), (1, 0))
+    sides = F.pad(branches.flatten(1).exp().sort(descending=True).values.cumsum(1), (1, 0))
+    depths = [min(spine_length(size), most) for size in sizes]
+    found = [spines[:, depth] + sides[:, min(size - depth, sides.shape[1] - 1)] for size, depth in zip(sizes, depths)]
+    return torch.stack(found, 1)
 
 
 def spine_and_branches(
@@ -185,19 +189,17 @@ def spine_and_branches(
     others: Tensor,
     log_p: Tensor,
     nodes: int,
-    branches: Tensor | None = None,
     budgets: Tensor | None = None,
 ) -> DraftTree:
     """A spine and the best branches, ``nodes`` drafts in all.
 
     tokens: [B, M + 1], root and spine. others: [B, M, k - 1] and log_p: [B, M, k], the other candidates, and the
-    log-probabilities of all. branches: the :func:`branch_scores`, if known, of a window that may be longer than M.
-    budgets: [B, 1], where images may have fewer than ``nodes`` drafts. Scores fall with a branch's length and ties go
+    log-probabilities of all. budgets: [B, 1], where images may have fewer than ``nodes`` drafts. Scores fall with a branch's length and ties go
     to the shorter one, so the branches that are kept have all their ancestors.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
-    scores = _inside(branch_scores(log_p) if branches is None else branches, length)
+    scores = _inside(branch_scores(log_p))
     if budgets is not None:
         scores = best_only(scores, budgets - cumulative.isfinite().sum(1, keepdim=True))
     count = min(nodes - length, scores.shape[1])

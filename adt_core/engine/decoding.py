@@ -152,7 +152,7 @@ class Decoding:
         began, drafting = time.perf_counter(), lanes.proposer is not None
         steps = self._policy.plain_steps if drafting else 0
         plain_seconds = tuple(timed_plain_step(lanes) for _ in range(steps))
-        outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes))
+        outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes), self._policy.asks)
         shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
         round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, plain_seconds)
@@ -171,19 +171,13 @@ class Decoding:
         return tuple(result.share for result in results)
 
     def _shapes(self, lanes: Lanes) -> list[Shape]:
-        """The policy's choice, cut so that the last draft of an image still leaves one token to emit."""
+        """The policy's choice."""
         if lanes.proposer is None:
             return [NO_DRAFTS] * len(lanes)
-        rooms = [
-            self.length - 2 - position if at_work else 0 for position, at_work in zip(lanes.positions, lanes.at_work)
-        ]
-        seen = [Lane(*lane) for *lane, at_work in zip(lanes.images, lanes.positions, lanes.at_work) if at_work]
+        every = zip(lanes.images, lanes.positions, lanes.worths)
+        seen = [Lane(*lane) for lane, at_work in zip(every, lanes.at_work) if at_work]
         chosen = iter(self._policy.choose(seen))
-        shapes = [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
-        return [
-            shape._replace(depth=min(shape.depth, room)) if room > 0 else NO_DRAFTS
-            for shape, room in zip(shapes, rooms)
-        ]
+        return [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
 
     def _allowed(self, lanes: Lanes) -> list[int]:
         """Substitutions that every image may still make; 0 without LANTERN."""

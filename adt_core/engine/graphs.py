@@ -4,16 +4,14 @@ A round launches some hundreds of kernels, and Python takes longer to launch man
 them. A captured round is launched at once. It needs no Triton, but fixed sizes and fixed memory: all that a round reads
 and changes stays in its place (:mod:`.lanes`), and what the host decides reaches it as numbers in that memory.
 
-A round of a new size is launched the usual way. The second of its kind is captured, and its replay is compared with the
-usual way. If that differs, or the driver refuses, all goes on the usual way for the rest of the process, and a log line
-says so once.
+The first round of its sizes is launched the usual way, then captured, and the replay is compared with the usual way. If
+it differs, or if the driver refuses, all goes on the usual way for the rest of the process, and a log line says so once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -21,8 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CAPTURED_AT_USE = 2
-"""A round is captured when its like comes up for this time: kernels are loaded by then, and it will come again."""
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "0" switches graphs off."""
 
@@ -83,13 +79,11 @@ class Graphs:
 
     def __init__(self, recorder: Recorder | None):
         self._recorder = recorder
-        self._graphs: dict[Hashable, _Graph] = {}
-        self._met: Counter[Hashable] = Counter()
-        self.captured = 0
+        self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that there was no memory to capture
 
-    @property
-    def wanted(self) -> bool:
-        return self._recorder is not None and not refused
+    def is_new(self, key: Hashable) -> bool:
+        """Would a round with this key be captured now?"""
+        return self._recorder is not None and not refused and key not in self._graphs
 
     def __call__(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
@@ -97,18 +91,13 @@ class Graphs:
         state: what a round changes and the next one reads, but for KV caches, which a round may write twice. Returns
         what ``launch`` returns.
         """
-        if key in self._graphs and self.wanted:
-            graph = self._graphs[key]
-            graph.replay()
-            return graph.report, graph.known
-        self._met[key] += 1
-        if self._met[key] != CAPTURED_AT_USE or not self.wanted:
+        if self.is_new(key):
+            return self._capture(key, launch, state)
+        graph = self._graphs.get(key)
+        if graph is None:
             return launch()
-        return self._capture(key, launch, state)
-
-    def is_ready(self, key: Hashable) -> bool:
-        """Is a round with this key as fast as it gets?"""
-        return key in self._graphs or self._met[key] >= CAPTURED_AT_USE
+        graph.replay()
+        return graph.report, graph.known
 
     def _capture(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Launch a round the usual way, capture it, and see whether its replay does the same."""
@@ -125,15 +114,15 @@ class Graphs:
                 raise RuntimeError("a replayed round is not the round that was launched")
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
             _write(state, after)
-            self._give_up(error)
+            self._give_up(key, error)
             return expected, known
         self._graphs[key] = _Graph(replay, report, known)
-        self.captured += 1
         return report, known
 
-    def _give_up(self, error: RuntimeError) -> None:
-        """Go on without graphs; only for this kind of round if there was no memory for it."""
+    def _give_up(self, key: Hashable, error: RuntimeError) -> None:
+        """Go on without graphs; if there was no memory for one, without that one."""
         if isinstance(error, torch.cuda.OutOfMemoryError):
+            self._graphs[key] = None
             return
         refused.append(str(error).split("\n")[0].rstrip("."))
         self._graphs.clear()

@@ -26,9 +26,10 @@ class Lanes:
 
     images: number of each lane's image. rows, cache: of the target. tables: what forwards look up. noise: None at
     temperature 0. roots: the last decided tokens. positions: theirs, on the host. proposer: what drafts; None for
-    nothing. at_work: False for a lane whose image is finished, and which runs along. graphs: rounds that were captured. plan: :meth:`Task.plan`.
+    nothing. graphs: captured rounds. plan: of the task. at_work: False for a lane whose image is finished, and which
+    runs along. worths: tokens that drafts would bring each image, by their number.
 
-    All of it but ``images``, ``positions`` and ``at_work`` is in the device's memory, and stays in its place.
+    What is in the device's memory stays in its place.
     """
 
     task: Task
@@ -45,7 +46,8 @@ class Lanes:
     at_work: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.at_work = [True] * len(self.images)
+        self.at_work = [True] * len(self)
+        self.worths: list[dict[int, float]] = [{}] * len(self)
         self.orders = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
         self._orders: list[list[int]] = []
 
@@ -73,7 +75,8 @@ class Lanes:
             self.noise.keep(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
         self.images, self.positions = ([one[lane] for lane in lanes] for one in (self.images, self.positions))
-        self.at_work, self.orders, self._orders = [self.at_work[lane] for lane in lanes], self.orders[index], []
+        self.at_work, self.worths = ([one[lane] for lane in lanes] for one in (self.at_work, self.worths))
+        self.orders, self._orders = self.orders[index], []
         if self.proposer is not None:
             self.proposer.keep(index, self.rows, self.noise)
 
@@ -96,7 +99,7 @@ class Lanes:
         self.roots.codes.index_copy_(0, index, others.roots.codes)
         self.roots.at.index_copy_(0, index, others.roots.at)
         for lane, image, position in zip(lanes, others.images, others.positions, strict=True):
-            self.images[lane], self.positions[lane], self.at_work[lane] = image, position, True
+            self.images[lane], self.positions[lane], self.at_work[lane], self.worths[lane] = image, position, True, {}
         if self.proposer is not None:
             self.proposer.admit(index, others.proposer, self.rows)
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..drafters import Shapes
-from ..policies import Shape
+from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from .lanes import Lanes
-from .stages import check_tree, plain_round, plain_step, propose, settle, summary
+from .stages import check_tree, plain_round, plain_step, propose, settle, summary, worths
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
@@ -40,31 +41,39 @@ class Outcome(NamedTuple):
     forwards: int = 0
 
 
-def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
-    """One round with trees of these shapes at most. allowed: substitutes that each image may still take."""
-    room = lanes.task.target.length - 2
-    drafts = lanes.proposer is not None and any(
-        position < room for position, at_work in zip(lanes.positions, lanes.at_work) if at_work
-    )
+def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], asks: Sequence[int]) -> Outcome:
+    """One round with trees of these shapes at most. allowed: substitutes that each image may still take.
+
+    asks: numbers of drafts; afterwards ``lanes.worths`` says what they would bring. Trees are cut so that the last draft of an image still leaves one token to emit.
+    """
+    rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
+    cut = [
+        shape._replace(depth=min(shape.depth, room)) if room > 0 else NO_DRAFTS for shape, room in zip(shapes, rooms)
+    ]
+    drafts = lanes.proposer is not None and max(rooms) > 0
     moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
     lanes.begin_round()
-    lanes.order(shapes, moves, allowed)
+    lanes.order(cut, moves, allowed)
     if not drafts:
-        return Outcome(_plain(lanes, shapes, moves))
-    asked = Shapes(shapes, lanes.limits, fixed=lanes.task.fixed)
-    return (_whole if lanes.task.fixed else _cut)(lanes, asked)
+        return Outcome(_plain(lanes, cut, moves))
+    if lanes.task.fixed:
+        return _whole(lanes, Shapes(shapes, lanes.limits, fixed=True), cut, asks)
+    return _cut(lanes, Shapes(cut, lanes.limits), cut, asks)
 
 
 def timed_plain_step(lanes: Lanes) -> float:
     """Seconds of a plain step that decides nothing: the round that comes reads the roots again."""
     lanes.begin_round()
     key = "step", lanes.roots.columns
-    while True:
-        ready = lanes.graphs.is_ready(key)
-        started = time.perf_counter()
-        lanes.graphs(key, lambda: (plain_step(lanes), None), lanes.state())[0].tolist()
-        if ready:
-            return time.perf_counter() - started
+
+    def run() -> None:
+        lanes.graphs(key, lambda: (plain_step(lanes), None), ())[0].tolist()
+
+    if lanes.graphs.is_new(key):
+        run()
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
 
 
 # ---- without drafts -----------------------------------------------------------------------------
@@ -94,21 +103,22 @@ def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int]) -> list[
 # ---- with drafts --------------------------------------------------------------------------------
 
 
-def _cut(lanes: Lanes, shapes: Shapes) -> Outcome:
+def _cut(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[int]) -> Outcome:
     """A round that is read in the middle."""
     assert lanes.proposer is not None
     started, before = time.perf_counter(), lanes.proposer.forwards
     tree = propose(lanes, shapes)
     drafting = time.perf_counter() - started
     checked = check_tree(lanes, tree, shapes.width)
-    results = _read(lanes, summary(checked), shapes)
+    results = _read(lanes, summary(checked).tolist(), asked)
     contiguous = all(result.path == list(range(len(result.path))) for result in results)
     settle(lanes, checked, max(result.share.accepted for result in results), contiguous)
+    _note_worths(lanes, asks, worths(lanes, asks).tolist())
     lanes.prepare_noise()
     return Outcome(results, drafting, lanes.proposer.forwards - before)
 
 
-def _whole(lanes: Lanes, shapes: Shapes) -> Outcome:
+def _whole(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[int]) -> Outcome:
     """A round that is launched at once and read at its end."""
 
     def launch() -> tuple[Tensor, int]:
@@ -118,24 +128,32 @@ def _whole(lanes: Lanes, shapes: Shapes) -> Outcome:
         checked = check_tree(lanes, tree, shapes.width)
         report = summary(checked)
         settle(lanes, checked, tree.height)
+        report = torch.cat([worths(lanes, asks), report.double()], 1)  # whole numbers stay what they are
         return report, lanes.proposer.forwards - before
 
-    report, forwards = lanes.graphs((shapes.key, lanes.roots.columns), launch, lanes.state())
+    key = shapes.key, tuple(asks), lanes.roots.columns
+    report, forwards = lanes.graphs(key, launch, lanes.state())
     lanes.prepare_noise()
-    return Outcome(_read(lanes, report, shapes), forwards=forwards)
+    rows = report.tolist()
+    _note_worths(lanes, asks, [row[: len(asks)] for row in rows])
+    return Outcome(_read(lanes, [list(map(int, row[len(asks) :])) for row in rows], asked), forwards=forwards)
 
 
-def _read(lanes: Lanes, report: Tensor, shapes: Shapes) -> list[Result]:
-    """Wait for the device and read what the round has brought. report: of :func:`.stages.summary`."""
-    columns = (report.shape[1] - 5) // (4 if lanes.task.lantern else 3)
+def _note_worths(lanes: Lanes, asks: Sequence[int], values: list[list[float]]) -> None:
+    lanes.worths = [dict(zip(asks, row)) for row in values]
+
+
+def _read(lanes: Lanes, report: list[list[int]], asked: Sequence[Shape]) -> list[Result]:
+    """What the round has brought. report: of :func:`.stages.summary`."""
+    columns = (len(report[0]) - 5) // (4 if lanes.task.lantern else 3)
     found = []
-    for lane, (row, asked) in enumerate(zip(report.tolist(), shapes.each, strict=True)):
+    for lane, (row, shape) in enumerate(zip(report, asked, strict=True)):
         if not lanes.at_work[lane]:
             continue
         accepted, depth, width, nodes, next_root = row[:5]
         path, codes, ranks, *rest = (row[i : i + 1 + accepted] for i in range(5, len(row), columns))
         seen = (depth, nodes, accepted, tuple(ranks[1:]), sum(map(sum, rest)), width)
-        share = ImageRound(lanes.images[lane], lanes.positions[lane], asked.depth, asked.width, *seen)
+        share = ImageRound(lanes.images[lane], lanes.positions[lane], shape.depth, shape.width, *seen)
         found.append(Result(share, path, [*codes[1:], next_root]))
         lanes.positions[lane] += accepted + 1
     return found

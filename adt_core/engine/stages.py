@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -96,7 +97,7 @@ def check_tree(lanes: Lanes, tree: DraftTree, width: int) -> Checked:
 
 
 def summary(checked: Checked) -> Tensor:
-    """All that the host reads of a round, [B, k] int64: counts, and what stands along the accepted path."""
+    """What the host reads of a round, [B, k] int64: counts, and what stands along the accepted path."""
     tree, verdict = checked.tree, checked.verdict
     depth, width, nodes = tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1
     counts = torch.stack([verdict.accepted, depth, width, nodes, verdict.next_root], 1)
@@ -118,3 +119,9 @@ def settle(lanes: Lanes, checked: Checked, longest: int, contiguous: bool = Fals
     moves = lanes.moves
     following = torch.where(moves[:, 0] > 0, verdict.next_root, lanes.roots.codes)
     lanes.roots.advance(following, (verdict.accepted[:, None] + 1) * moves)
+
+
+def worths(lanes: Lanes, sizes: Sequence[int]) -> Tensor:
+    """Tokens that so many drafts would bring from the roots on, float64 [B, sizes]; nothing if the drafter can't say."""
+    found = lanes.proposer.worths(lanes.roots, sizes) if lanes.proposer is not None and sizes else None
+    return lanes.roots.at.new_zeros(len(lanes), 0, dtype=torch.float64) if found is None else found.double()

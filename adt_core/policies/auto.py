@@ -188,8 +188,16 @@ class Auto(Policy):
     def pace(self) -> float:
         return max(1.0, self._source.pace)
 
+    @property
+    def asks(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The sizes to choose from: up to one above the last."""
+        if self._width == 1:
+            return ()
+        gained = self.experience.balance > 0
+        return tuple(size for size in SIZES[: self._level + 2] if size <= SIZE_WITHOUT_GAINS or gained)
+
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        """The largest size is one above the last. The menu says how many tokens each size has to bring.
+        """The size whose tokens exceed what its time is worth by most.
 
         What a chain will bring is not known beforehand, so all have one length. The first tell how dear drafts are.
         """
@@ -197,10 +205,14 @@ class Auto(Policy):
             known = self._source.costs.knows(SHORTEST_CHAIN)
             length = max(CHAIN_LENGTH // self._together, SHORTEST_CHAIN) if known else SHORTEST_CHAIN
             return [Shape(length, 1, length)] * len(lanes)
-        gained = self.experience.balance > 0
-        sizes = [size for size in SIZES[: self._level + 2] if size <= SIZE_WITHOUT_GAINS or gained]
-        menu = tuple((size, self.pace * self._source.costs.of(size)) for size in sizes)
-        return [Shape(spine_length(sizes[-1]), self._width, sizes[-1], menu=menu)] * len(lanes)
+        told = [lane.worths for lane in lanes if lane.worths]
+        size = SIZES[0]
+        if told:
+            size = max(told[0], key=lambda one: self._gain(one, sum(worths[one] for worths in told) / len(told)))
+        return [Shape(spine_length(size), self._width, size)] * len(lanes)
+
+    def _gain(self, size: int, worth: float) -> float:
+        return worth - self.pace * self._source.costs.of(size)
 
     def observe(self, round: Round) -> None:
         if round.plain_seconds:

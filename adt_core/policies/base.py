@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,15 +16,12 @@ class Shape(NamedTuple):
 
     depth: levels below the root. width: children of a node, or candidates at a position. nodes: drafts to be checked.
     tree: name of a published tree that is drafted node by node; empty for one that grows by its scores.
-    menu: pairs (nodes, tokens). A drafter that knows how likely its drafts are may take the entry whose expected tokens
-    exceed the tokens by most; it takes ``nodes`` where the menu is empty.
     """
 
     depth: int
     width: int
     nodes: int
     tree: str = ""
-    menu: tuple[tuple[int, float], ...] = ()
 
 
 NO_DRAFTS = Shape(0, 1, 0)
@@ -99,10 +96,15 @@ class Settings:
 
 
 class Lane(NamedTuple):
-    """A lane, as a policy sees it. image: number of the image in it. position: of the image's last decided token."""
+    """A lane, as a policy sees it. image: number of the image in it. position: of the image's last decided token.
+
+    worths: tokens that drafts bring, by their number, for the numbers that the policy asked about. Empty in an image's
+    first round, and where the drafter can't tell.
+    """
 
     image: int
     position: int
+    worths: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class Policy:
     many_sources: ClassVar[bool] = False
     drafts: bool = True
     """False: drafting ends for the images at work, and they are decoded plainly."""
+    asks: tuple[int, ...] = ()
+    """Numbers of drafts of which it wants to know, before it chooses next, how many tokens they will bring."""
     plain_steps: int = 0
     """Plain steps that are to be timed before the next round, for ``Round.plain_seconds``."""
 
