@@ -1,0 +1,114 @@
+"""A stand-in for CUDA graphs on a CPU: it keeps a list of the operations that a round launches, and runs them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "bincount"}
+"""Operations for whose result the host waits."""
+NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "_reshape_alias"}
+NO_WORK |= {"lift_fresh", "is_same_size"}
+"""Operations that launch nothing, beside views."""
+
+
+def name_of(func) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+def uploads(func, args) -> bool:
+    """Do numbers of the host become a tensor, for which a GPU makes the host wait? A single number is a constant."""
+    return name_of(func) == "lift_fresh" and args[0].dim() > 0
+
+
+def launches(func) -> bool:
+    """Does the operation launch work on a device?"""
+    aliases = (result.alias_info for result in func._schema.returns)
+    is_view = any(alias is not None and not alias.is_write for alias in aliases)
+    return not is_view and name_of(func) not in NO_WORK
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if name_of(func) in READS or uploads(func, args):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name_of(func)}")
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+
+class Tape:
+    """A recorder as :class:`adt_core.engine.graphs.Graphs` wants one.
+
+    It keeps to a graph's rules: the same memory is read and written every time, what the host knew is a constant, and
+    nothing may wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+        self.replaying = False
+
+    def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        with _Recording() as recording:
+            run()
+        self.captured += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            self.replaying = True
+            try:
+                _run_again(recording.operations)
+            finally:
+                self.replaying = False
+
+        return replay
+
+
+@torch.inference_mode()
+def _run_again(operations: list[tuple]) -> None:
+    """Results go into the memory that they were first in."""
+    for func, args, kwargs, result in operations:
+        for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs))):
+            if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                old.copy_(new)
+
+
+class Ledger(TorchDispatchMode):
+    """Counts what is launched outside of replays, what the host sends to the device, and how often it reads."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+        self.forget()
+
+    def forget(self) -> None:
+        self.launches = self.uploads = self.reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not self._tape.replaying:
+            self.launches += launches(func)
+            self.uploads += uploads(func, args)
+            self.reads += name_of(func) in READS
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(tape: Tape, monkeypatch) -> Iterator[Ledger]:
+    """A ledger at work. ``tolist`` is no operation of its own on a CPU, so it is counted here."""
+    ledger, tolist = Ledger(tape), torch.Tensor.tolist
+
+    def counting(tensor):
+        ledger.reads += 1
+        return tolist(tensor)
+
+    with monkeypatch.context() as patch, ledger:
+        patch.setattr(torch.Tensor, "tolist", counting, raising=False)
+        yield ledger
