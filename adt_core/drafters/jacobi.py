@@ -162,7 +162,9 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, at, emitted)
         index = verified.verdict.path[:, : emitted.shape[1], None]
         perturbed = verified.perturbed.gather(1, index.expand(-1, -1, verified.perturbed.shape[-1]))
-        column = torch.where(at < self.length, at % self._columns, self._columns)
+        # Where more than a raster row was decided, only the lowest of a column is written: which of two stays is open.
+        lowest = steps > verified.verdict.accepted[:, None] + 1 - self._columns
+        column = torch.where(lowest & (at < self.length), at % self._columns, self._columns)
         self._above[self._images, column] = self._unperturbed(perturbed, at)
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:

@@ -54,6 +54,7 @@ class Calibration:
         self._temperature = like.new_tensor(TEMPERATURES + (1.0,) * CLASSES)
         self._hits = like.new_tensor(HIT_RATES + NETWORK_HIT_RATES) * PRIOR
         self._seen = torch.full_like(self._hits, PRIOR)
+        self._classes = torch.arange(len(self._hits), device=like.device)
 
     def state(self) -> list[Tensor]:
         return [self._temperature, self._hits, self._seen]
@@ -81,12 +82,14 @@ class Calibration:
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
         told = F.pad(missed, (1, 0))[:, :-1] == 0
         told &= torch.arange(m, device=told.device) <= verified.verdict.accepted[:, None]
-        weight = told.to(self._hits.dtype).flatten()
-        hit, classes = (codes == emitted[:, :m]).to(weight.dtype).flatten(), classes.flatten()
-        error = torch.zeros_like(self._hits).index_add_(0, classes, (predicted.flatten() - hit) * weight)
+        hit = (codes == emitted[:, :m]).to(predicted.dtype)
+        values = torch.stack([predicted - hit, hit, torch.ones_like(hit)]).flatten(1)
+        of_class = (classes == self._classes[:, None, None]) & told
+        # Sums, since an index_add of floats would not repeat on a GPU.
+        error, hits, seen = torch.where(of_class.flatten(1), values[:, None], 0.0).sum(-1)
         self._temperature.mul_((LEARNING_RATE * error).exp()).clamp_(1e-2, 1e2)
-        self._hits.index_add_(0, classes, hit * weight)
-        self._seen.index_add_(0, classes, weight)
+        self._hits += hits
+        self._seen += seen
 
 
 @cache

@@ -149,13 +149,14 @@ class Decoding:
     @torch.inference_mode()
     def _round(self, lanes: Lanes) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
-        began, drafting = time.perf_counter(), lanes.proposer is not None
+        began, drafting, attempts = time.perf_counter(), lanes.proposer is not None, lanes.graphs.attempts
         steps = self._policy.plain_steps if drafting else 0
         plain_seconds = tuple(timed_plain_step(lanes) for _ in range(steps))
         outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes), self._policy.asks)
         shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
-        round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, plain_seconds)
+        prepared = lanes.graphs.attempts > attempts
+        round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, plain_seconds, prepared)
         if drafting:
             self._policy.observe(round)
             if not self._policy.drafts:

@@ -80,6 +80,7 @@ class Graphs:
     def __init__(self, recorder: Recorder | None):
         self._recorder = recorder
         self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that there was no memory to capture
+        self.attempts = 0  # to capture one
 
     def is_new(self, key: Hashable) -> bool:
         """Would a round with this key be captured now?"""
@@ -102,6 +103,7 @@ class Graphs:
     def _capture(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Launch a round the usual way, capture it, and see whether its replay does the same."""
         assert self._recorder is not None
+        self.attempts += 1
         before = [part.clone() for part in state]
         report, known = launch()
         expected, after = report.clone(), [part.clone() for part in state]

@@ -11,7 +11,8 @@ steps are timed again now and then, so a machine that turns slower is not mistak
 
 The first rows of a first image may lose what the rest brings back many times over. One account over all images bounds
 what finding out may cost: N images lose at most about (STAKE + N * ALLOWANCE) of one image's time, and the few rounds
-in which a slow drafter is recognised.
+in which a slow drafter is recognised. What setting up costs once in a process (kernels are loaded, graphs are captured)
+is not in that account: it says nothing of the drafts.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ ROUNDS_BETWEEN_PLAIN_STEPS = 8, 256
 """From one timed plain step to the next: at first, and at most. What lies between doubles."""
 UNKNOWN_COST, UNKNOWN_COST_PER_DRAFT = 1.5, 1 / 32
 """Plain steps that a round with drafts takes, and every draft of every image in it, before any was seen."""
+FIRST_ROUNDS = 2
+"""Rounds of a size in which much is done for the first time: kernels are loaded, then a graph is captured."""
 READINGS_FOR_A_MEDIAN, READINGS_KEPT = 3, 15
 """The median of a size's readings counts; the least of them, before there are enough."""
 MEMORY = 0.9
@@ -62,16 +65,26 @@ class Costs:
         self._per_draft = UNKNOWN_COST_PER_DRAFT * together
         self._readings: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
+        self._guesses: dict[int, list[float]] = {}
 
-    def saw(self, size: int, steps: float) -> None:
-        """A round of this size took so many plain steps. The first round of a size is slow and is not counted."""
-        if size not in self._readings:
-            self._readings[size] = deque(maxlen=READINGS_KEPT)
-            return
-        readings = self._readings[size]
-        readings.append(steps)
-        enough = len(readings) >= READINGS_FOR_A_MEDIAN
-        self._typical[size] = statistics.median(readings) if enough else min(readings)
+    def charge(self, size: int, steps: float, prepared: bool = False) -> float:
+        """A round of this size took so many plain steps. Returns what drafting is charged for it: the typical cost.
+
+        prepared: of the round. Such a round and the first ones tell nothing, and one reading may be a slow one. Until
+        there are two, rounds are charged what was expected, and what was wrong about that is added then.
+        """
+        guesses, expected = self._guesses.setdefault(size, []), self.of(size)
+        if not prepared and (size in self._readings or len(guesses) >= FIRST_ROUNDS):
+            readings = self._readings.setdefault(size, deque(maxlen=READINGS_KEPT))
+            readings.append(steps)
+            enough = len(readings) >= READINGS_FOR_A_MEDIAN
+            typical = self._typical[size] = statistics.median(readings) if enough else min(readings)
+            if len(readings) > 1:
+                owed = sum(typical - guess for guess in guesses)
+                guesses.clear()
+                return typical + owed
+        guesses.append(expected)
+        return expected
 
     def knows(self, size: int) -> bool:
         return size in self._typical
@@ -144,12 +157,10 @@ class Experience:
         self._lasts = min(2 * self._lasts, max(last // self._together, first))
         self.plain_seconds, self._age = min(readings), 0
 
-    def saw(self, source: Source, size: int, seconds: float) -> float:
-        """A round with so many drafts took so long. Returns its cost in plain steps: the typical one, once known."""
+    def saw(self, source: Source, size: int, seconds: float, prepared: bool = False) -> float:
+        """A round with so many drafts took so long. Returns what it is charged, in plain steps."""
         self._age += 1
-        steps = seconds / self.plain_seconds
-        source.costs.saw(size, steps)
-        return source.costs.of(size) if source.costs.knows(size) else steps
+        return source.costs.charge(size, seconds / self.plain_seconds, prepared)
 
 
 _experiences: WeakKeyDictionary[object, dict[Hashable, Experience]] = WeakKeyDictionary()
@@ -201,9 +212,11 @@ class Auto(Policy):
 
         What a chain will bring is not known beforehand, so all have one length. The first tell how dear drafts are.
         """
+        costs = self._source.costs
         if self._width == 1:
-            known = self._source.costs.knows(SHORTEST_CHAIN)
-            length = max(CHAIN_LENGTH // self._together, SHORTEST_CHAIN) if known else SHORTEST_CHAIN
+            length = max(CHAIN_LENGTH // self._together, SHORTEST_CHAIN)
+            if not costs.knows(SHORTEST_CHAIN) or costs.of(length) > length + 1:  # more than it can bring
+                length = SHORTEST_CHAIN
             return [Shape(length, 1, length)] * len(lanes)
         told = [lane.worths for lane in lanes if lane.worths]
         size = SIZES[0]
@@ -215,12 +228,13 @@ class Auto(Policy):
         return worth - self.pace * self._source.costs.of(size)
 
     def observe(self, round: Round) -> None:
-        if round.plain_seconds:
+        if round.plain_seconds and not round.prepared:  # else they are timed again in the next round
             self.experience.saw_plain(round.plain_seconds)
         nodes, cost = max(share.nodes for share in round.images), 1.0
         if nodes:
             size = next(size for size in SIZES if size >= nodes)
-            cost = self.experience.saw(self._source, size, round.seconds - sum(round.plain_seconds))
+            seconds = round.seconds - sum(round.plain_seconds)
+            cost = self.experience.saw(self._source, size, seconds, round.prepared)
             if self._source.costs.knows(size):  # what is dear shows before the next size is tried
                 self._level = SIZES.index(size)
         for share in round.images:

@@ -81,7 +81,9 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         ordered, order = z.sort(dim=-1, descending=True, stable=True)
         probability = ordered.softmax(-1)
-        outside = probability.cumsum(-1) - probability >= sampling.top_p  # the first token always stays
+        # A GPU adds a long row up in an order that differs between runs. In float64 that is too little to matter.
+        before = probability.cumsum(-1, dtype=torch.float64) - probability
+        outside = before >= sampling.top_p  # the first token always stays
         z = z.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), -math.inf)
     return z
 

@@ -38,6 +38,7 @@ class Round:
     """One target forward and what led to it.
 
     seconds: wall time. drafting: of it, the drafter's. plain_seconds: of it, those of each plain step that was timed.
+    prepared: something was done that later rounds need not do again, such as capturing a graph.
     """
 
     index: int
@@ -46,6 +47,12 @@ class Round:
     drafter_forwards: int
     images: tuple[ImageRound, ...]
     plain_seconds: tuple[float, ...] = ()
+    prepared: bool = False
+
+    def to_json(self) -> dict:
+        """As plain JSON types; ``prepared`` where it is true."""
+        known = asdict(self)
+        return known if self.prepared else {name: value for name, value in known.items() if name != "prepared"}
 
 
 @dataclass
@@ -153,5 +160,5 @@ class Trace:
             "report": self.report(),
             "grid": list(self.grid),
             "acceptance": [self.acceptance_map(image) for image in range(self.images)],
-            "rounds": [asdict(round) for round in self.rounds],
+            "rounds": [round.to_json() for round in self.rounds],
         }

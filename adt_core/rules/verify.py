@@ -173,10 +173,11 @@ def _within_delta(
     claimed.scatter_reduce_(1, tree.parents * vocabulary + tree.tokens, draft.to(torch.uint8), "amax")
     left = torch.full((batch, size), delta, dtype=mass.dtype, device=mass.device)
     within = torch.zeros_like(near, dtype=torch.bool)
+    children = tree.parents[:, None] == torch.arange(size, device=mass.device)[:, None]  # [B, parent, child]
     for rank in range(width):
         price = mass * (claimed.gather(1, cell.flatten(1)).view_as(cell) == 0)
         turn = (price.cumsum(-1) <= left.gather(1, tree.parents)[..., None]) & (draft & (tree.ranks == rank))[..., None]
-        left.scatter_add_(1, tree.parents, -(price * turn).sum(-1))
+        left -= (children * (price * turn).sum(-1)[:, None]).sum(-1)  # float atomics would not repeat on a GPU
         claimed.scatter_reduce_(1, cell.flatten(1), turn.flatten(1).to(torch.uint8), "amax")
         within |= turn
     return within

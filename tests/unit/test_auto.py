@@ -1,18 +1,15 @@
-"""The cost-aware policy: what it may lose, what it remembers, and that it never changes a token."""
+"""The cost-aware policy: what it may lose, and what it remembers."""
 
 import math
+from collections import Counter
 
 import pytest
-import torch
 
-from adt_core import Drafting
-from adt_core.policies import POLICIES, Lane, Scene, Settings, Shape, auto
+from adt_core.policies import Lane, Scene, Settings, Shape, auto
 from adt_core.policies.auto import SIZES, WIDTH, Auto, Experience
 from adt_core.policies.base import spine_length
 from adt_core.rules.trace import ImageRound, Round
-from tests.drafted import run
 
-PROMPTS = ("a cat", "three small dogs", "x")
 PLAIN = 0.01
 """Seconds of a plain step on the devices of this file."""
 
@@ -46,41 +43,50 @@ def sizes(policy: Auto) -> list[int]:
     return list(dict(shape_of(policy).menu))
 
 
-def told(policy: Auto, nodes: int, accepted: int, seconds: float, together=1, plain_seconds=()) -> None:
+def told(policy: Auto, nodes: int, accepted: int, seconds: float, together=1, plain_seconds=(), prepared=False) -> None:
     """Tell the policy of a round in which every image had as many drafts, of which as many were accepted."""
     depth = spine_length(nodes) if nodes else 0
     shares = (ImageRound(i, 0, depth, 1, depth, nodes, accepted, (0,) * accepted) for i in range(together))
-    policy.observe(Round(0, seconds + sum(plain_seconds), 0.0, 0, tuple(shares), tuple(plain_seconds)))
+    policy.observe(Round(0, seconds + sum(plain_seconds), 0.0, 0, tuple(shares), tuple(plain_seconds), prepared))
 
 
 class Device:
     """A round with n drafts takes ``1 + slope * n + overhead`` plain steps.
 
     At a moment all takes ``speed(step)`` times as long. The first ``slow`` rounds with drafts take five times their
-    time.
+    time. The first two rounds of each size take ``setup`` plain steps more; ``says``: so do the first two plain steps,
+    and rounds tell that something was prepared. ``spent``: plain steps that this has taken so far.
     """
 
-    def __init__(self, slope, overhead=0.5, slow=0, speed=lambda at: 1.0):
+    def __init__(self, slope, overhead=0.5, slow=0, speed=lambda at: 1.0, setup=0, says=False):
         self.slope, self.overhead, self.slow, self.speed, self.at = slope, overhead, slow, speed, 0.0
+        self.setup, self.says, self.spent, self.met = setup, says, 0, Counter()
+
+    def preparing(self, nodes: int) -> int:
+        self.met[nodes] += 1
+        steps = self.setup if self.met[nodes] <= 2 and (nodes or self.says) else 0
+        self.spent += steps
+        return steps
 
     def plain(self) -> float:
-        self.at += 1
-        return PLAIN * self.speed(self.at)
+        steps = 1 + self.preparing(0)
+        self.at += steps
+        return PLAIN * self.speed(self.at) * steps
 
     def round(self, nodes: int) -> float:
         if not nodes:
             return self.plain()
-        steps = (1 + self.slope * nodes + self.overhead) * (5 if self.slow else 1)
+        steps = (1 + self.slope * nodes + self.overhead) * (5 if self.slow else 1) + self.preparing(nodes)
         self.slow = max(self.slow - 1, 0)
         self.at += steps
         return PLAIN * self.speed(self.at) * steps
 
 
-def decode_images(policy, device, sets, accepts, together=1):
+def decode_images(policy, device, sets, accepts, together=1, pick=min):
     """What a decoding does with a policy: sets of images that are drawn together, and in step.
 
-    accepts: ``accepts(source, position)`` drafts are accepted at most. Returns of every set the plain steps that it
-    took, all readings included, and its source or None.
+    pick: of the sizes on the menu. accepts: ``accepts(source, position)`` drafts are accepted at most. Returns of every
+    set the plain steps that it took, all readings included, and its source or None.
     """
     took, length = [], policy.scene.length
     for _ in range(sets):
@@ -90,11 +96,13 @@ def decode_images(policy, device, sets, accepts, together=1):
                 device.plain()
                 position += 1
                 continue
+            spent = device.spent
             plain_seconds = [device.plain() for _ in range(policy.plain_steps)]
             shape = shape_of(policy, together)
-            nodes = min(dict(shape.menu), default=shape.depth)
+            nodes = pick(dict(shape.menu), default=shape.depth)
             accepted = min(nodes, accepts(source, position))
-            told(policy, nodes, accepted, device.round(nodes), together, plain_seconds)
+            seconds = device.round(nodes)
+            told(policy, nodes, accepted, seconds, together, plain_seconds, device.says and device.spent > spent)
             position += accepted + 1
         took.append((device.at - began, source))
     return took
@@ -103,20 +111,37 @@ def decode_images(policy, device, sets, accepts, together=1):
 # ---- costs ---------------------------------------------------------------------------------------
 
 
-def test_costs_are_medians_without_the_first_reading_and_others_lie_on_a_line():
+def test_costs_are_medians_without_the_first_readings_and_others_lie_on_a_line():
     costs = auto.Costs(together=1)
     assert costs.of(16) == 2.0 and costs.of(4) < costs.of(64)
-    costs.saw(16, 50.0)
-    assert costs.of(16) == 2.0 and not costs.knows(16), "much is done for the first time in a first round"
+    for reading in (50.0, 25.0):
+        costs.charge(16, reading)
+    assert costs.of(16) == 2.0 and not costs.knows(16), "much is done for the first time in the first rounds"
     for reading in (9.0, 3.1):
-        costs.saw(16, reading)
+        costs.charge(16, reading)
     assert costs.of(16) == 3.1
     for reading in (3.0, 2.9, 30.0, 3.0):
-        costs.saw(16, reading)
+        costs.charge(16, reading)
     assert costs.of(16) == pytest.approx(3.05) and costs.knows(16)
     slope = (3.05 - auto.UNKNOWN_COST) / 16
     assert costs.of(8) == pytest.approx(3.05 - 8 * slope) and costs.of(24) == pytest.approx(3.05 + 8 * slope)
     assert auto.Costs(together=8).of(16) > 2 * auto.Costs(together=1).of(16)
+
+
+@pytest.mark.parametrize("true", [1.2, 7.0])
+def test_rounds_are_charged_what_their_size_costs_however_long_the_first_ones_took(true):
+    """Until that is known, what is expected; what was wrong about it comes to the account afterwards."""
+    costs, readings = auto.Costs(together=1), [80.0, 40.0, 3 * true, true, true, true]
+    charged = [costs.charge(16, reading) for reading in readings]
+    assert charged[:2] == [2.0, 2.0] and max(charged[:3]) <= 3 * true
+    assert sum(charged) == pytest.approx(len(readings) * true)
+
+
+def test_a_round_that_prepared_something_is_no_reading():
+    costs = auto.Costs(together=1)
+    charged = [costs.charge(16, 3.0) for _ in range(6)]
+    assert costs.charge(16, 60.0, prepared=True) == 3.0 and costs.of(16) == 3.0
+    assert charged[-1] == costs.charge(16, 3.0) == 3.0
 
 
 def test_plain_steps_are_timed_often_at_first_and_rarely_later():
@@ -160,8 +185,9 @@ def test_prices_follow_costs_and_pace_and_sizes_grow_one_by_one():
 
 def test_a_size_is_known_before_the_next_is_tried():
     policy = begun()
-    told(policy, 12, 9, 2 * PLAIN)
-    assert max(sizes(policy)) == SIZES[2], "its first reading doesn't count"
+    for _ in range(auto.FIRST_ROUNDS):
+        told(policy, 12, 9, 2 * PLAIN)
+        assert max(sizes(policy)) == SIZES[2], "its first readings don't count"
     told(policy, 12, 9, 2 * PLAIN)
     assert max(sizes(policy)) == SIZES[3]
 
@@ -178,9 +204,16 @@ def test_chains_of_images_that_are_drawn_together_are_shorter():
     policies = {together: begun(together=together, width=1) for together in (1, 2, 4, 16)}
     assert shape_of(policies[1]) == Shape(4, 1, 4), "the first are short, in case that drafts are dear"
     for policy in policies.values():
-        for _ in range(2):
-            policy.experience.sources[0].costs.saw(4, 1.5)
+        for _ in range(auto.FIRST_ROUNDS + 1):
+            policy.experience.sources[0].costs.charge(4, 1.5)
     assert {together: shape_of(policy).depth for together, policy in policies.items()} == {1: 16, 2: 8, 4: 4, 16: 4}
+
+
+def test_a_chain_that_costs_more_than_it_can_bring_is_not_tried():
+    policy = begun(width=1)
+    for _ in range(auto.FIRST_ROUNDS + 1):
+        policy.experience.sources[0].costs.charge(4, 7.0)
+    assert policy.experience.sources[0].costs.of(16) > 17 and shape_of(policy) == Shape(4, 1, 4)
 
 
 # ---- the account ---------------------------------------------------------------------------------
@@ -228,6 +261,43 @@ def test_a_bad_first_row_and_slow_first_rounds_are_survived():
     assert all(steps < 0.8 * 256 for steps, _ in took) and not policy.experience.given_up
 
 
+@pytest.mark.parametrize("width", [1, WIDTH])
+@pytest.mark.parametrize("says", [False, True])
+@pytest.mark.parametrize("setup", [10, 25, 50])
+class TestSettingUp:
+    """A fresh process on a GPU: kernels are loaded in the first round of each size, graphs captured in the second."""
+
+    def test_drafts_that_pay_go_on(self, setup, says, width):
+        policy, device = new_policy(width=width), Device(0.05, 0.3, setup=setup, says=says)
+        took = decode_images(policy, device, 4, lambda source, position: 3)
+        assert all(source == 0 for _, source in took) and not policy.experience.given_up
+        assert sum(steps for steps, _ in took) - device.spent < 0.75 * 4 * 256
+
+    def test_all_sizes_are_tried(self, setup, says, width):
+        policy, device = new_policy(width=width), Device(0.02, 0.3, setup=setup, says=says)
+        took = decode_images(policy, device, 4, lambda source, position: 8, pick=max)
+        assert all(source == 0 for _, source in took) and max(device.met) == (SIZES[-1] if width > 1 else 16)
+        assert sum(steps for steps, _ in took) - device.spent < 0.5 * 4 * 256
+
+    @pytest.mark.parametrize("slope, overhead", [(0.05, 0.5), (2.0, 2.0), (0.0, 3.0)])
+    def test_drafts_that_do_not_pay_end_and_lose_a_stake(self, setup, says, width, slope, overhead):
+        """And the few rounds in which that shows, and four plain steps that are timed while things are prepared."""
+        policy, device = new_policy(width=width), Device(slope, overhead, setup=setup, says=says)
+        took = decode_images(policy, device, 2, lambda *_: 0)
+        assert [source for _, source in took] == [0, None]
+        dearest_round = 1 + slope * auto.SIZE_WITHOUT_GAINS + overhead
+        assert sum(steps for steps, _ in took) - device.spent <= (2 + auto.STAKE) * 256 + 4 + 3 * dearest_round
+
+
+def test_plain_steps_that_prepare_something_are_timed_again():
+    policy = new_policy()
+    policy.begin(1)
+    told(policy, 4, 2, 60 * PLAIN, plain_seconds=(30 * PLAIN, 20 * PLAIN), prepared=True)
+    assert policy.plain_steps == 2 and math.isnan(policy.experience.plain_seconds)
+    told(policy, 4, 2, 2 * PLAIN, plain_seconds=(PLAIN, PLAIN))
+    assert policy.plain_steps == 0 and policy.experience.plain_seconds == PLAIN
+
+
 def test_gains_carry_over_a_picture_that_does_not_suit():
     policy = new_policy()
     decode_images(policy, Device(0.05), 8, lambda *_: 4)
@@ -273,102 +343,3 @@ def test_what_was_learned_with_a_drafter_is_known_to_its_next_decoding_under_the
     for other in others.values():
         other.begin(1)
     assert [name for name, other in others.items() if other.experience is first.experience] == ["the same"]
-
-
-# ---- in decoding ---------------------------------------------------------------------------------
-
-
-AUTO = Drafting("auto")
-
-
-@pytest.fixture
-def policies(monkeypatch):
-    """The policies of all decodings with ``auto``, in the order in which they are made."""
-    made = []
-
-    class Recorded(Auto):
-        def __init__(self, settings, scene):
-            super().__init__(settings, scene)
-            made.append(self)
-
-    monkeypatch.setitem(POLICIES, "auto", Recorded)
-    return made
-
-
-def drafted(decoding):
-    return [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds]
-
-
-def test_it_tries_chain_and_network_and_window_and_drafts_with_nothing_while_a_stake_is_made_up_for(
-    fresh_models, policies, monkeypatch
-):
-    monkeypatch.setattr(auto, "STAKE", math.inf)  # whatever this machine's clock says
-    target, network = fresh_models
-    plain = run(target, None, PROMPTS)
-    calls = []
-    for _ in range(3):
-        decoding = run(target, network, PROMPTS, drafting=AUTO)
-        widths = {share.width_asked for round in decoding.trace.rounds for share in round.images if share.depth > 0}
-        calls.append((decoding.trace.report()["drafter_forwards"] > 0, max(widths)))
-        assert torch.equal(decoding.codes, plain.codes) and decoding.trace.report()["tau"] > 1
-    assert calls == [(False, 1), (True, WIDTH), (False, WIDTH)]
-    policies[-1].experience.given_up, policies[-1].experience.balance = True, -1e3
-    decoding = run(target, network, PROMPTS, drafting=AUTO)
-    assert torch.equal(decoding.codes, plain.codes) and decoding.trace.report()["tau"] == 1
-
-
-def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(fresh_models, monkeypatch):
-    target, network = fresh_models
-    monkeypatch.setattr(Experience, "saw", lambda *_: 99.0)
-    plain = run(target, None, PROMPTS)
-    decoding = run(target, network, PROMPTS, drafting=AUTO)
-    assert torch.equal(decoding.codes, plain.codes)
-    assert drafted(decoding)[0] and not any(drafted(decoding)[1:])
-
-
-class GivesUp(Auto):
-    """After three rounds, for good."""
-
-    seen = 0
-
-    def observe(self, round):
-        self.seen += 1
-        if self.seen >= 3:
-            self.drafts, self.experience.given_up, self.experience.balance = False, True, -1e6
-
-
-@pytest.mark.parametrize("at_once", [None, 2, 1])
-def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(fresh_models, monkeypatch, at_once):
-    """Drafts have brought the first ones out of step. Those in front wait, and are not passed over."""
-    target, network = fresh_models
-    monkeypatch.setitem(POLICIES, "auto", GivesUp)
-    monkeypatch.setattr("adt_core.engine.lanes.WAIT_SHARE", 10.0)
-    prompts = [*PROMPTS, "a red house", "two"]
-    plain = run(target, None, prompts)
-    decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once)
-    assert torch.equal(decoding.codes, plain.codes)
-    together = at_once or len(prompts)
-    rounds, last = decoding.trace.rounds, {}
-    for round in rounds:
-        for share in round.images:
-            assert share.position == last.get(share.image, 0)
-            last[share.image] = share.position + share.accepted + 1
-    first = [round for round in rounds if {share.image for share in round.images} <= set(range(together))]
-    assert len({share.position for share in first[-1].images}) == 1 and len(first[-1].images) == together
-    assert all(position == target.length - 1 for position in last.values())
-
-
-def test_timing_a_plain_step_decides_nothing(fresh_models, policies, monkeypatch):
-    """Neither tokens nor the global state of random numbers; and the time that it takes is part of the round's."""
-    target, network = fresh_models
-    plain = run(target, None, PROMPTS)
-    monkeypatch.setattr(Experience, "wants_plain_step", True)
-    monkeypatch.setattr(auto, "STAKE", math.inf)
-    before = torch.get_rng_state()
-    decoding = run(target, network, PROMPTS, drafting=AUTO)
-    assert torch.equal(decoding.codes, plain.codes) and torch.equal(torch.get_rng_state(), before)
-    readings = [round.plain_seconds for round in decoding.trace.rounds]
-    assert all(len(reading) == 2 for reading in readings)
-    assert policies[-1].experience.plain_seconds == min(readings[-1]) > 0
-    assert all(round.seconds > sum(round.plain_seconds) for round in decoding.trace.rounds)
-    assert decoding.trace.report()["seconds"] > sum(map(sum, readings))

@@ -1,12 +1,23 @@
 """The training-free window: lossless under any shape, convergent, and never confused by what it was fed."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter
 from adt_core.drafters import Prefill, Session, Shapes, Verified
 from adt_core.drafters.jacobi import JacobiProposer
-from adt_core.drafters.window import spine_and_branches
+from adt_core.drafters.window import (
+    HIT_RATES,
+    LEARNING_RATE,
+    NETWORK_HIT_RATES,
+    PRIOR,
+    Calibration,
+    Forecast,
+    spine_and_branches,
+)
 from adt_core.models.rows import Roots, Rows
 from adt_core.policies import Settings, Shape
 from adt_core.rules.tree import DraftTree, ancestor_matrix
@@ -95,6 +106,30 @@ def test_branches_are_single_deviations_in_order_of_their_probability():
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
     assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]
     assert torch.allclose(tree.scores[0, 4:].exp(), torch.tensor([0.36, 0.288, 0.09]))
+
+
+def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
+    """Two images: the first takes two drafts and misses the third, the second misses its first."""
+    calibration = Calibration(torch.zeros((), dtype=torch.float64))
+    tokens, following = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6]]), torch.tensor([[1, 2, 7], [8, 0, 0]])
+    classes, codes = torch.tensor([[2, 5, 2], [5, 1, 1]]), torch.tensor([[1, 0, 7], [8, 5, 6]])
+    predicted = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.1, 0.1]], dtype=torch.float64)
+    before = calibration._temperature.clone()
+    calibration.learn(
+        Forecast(classes, codes, predicted),
+        SimpleNamespace(
+            following=following,
+            tree=SimpleNamespace(tokens=tokens, height=3),
+            verdict=SimpleNamespace(accepted=torch.tensor([2, 0])),
+        ),
+    )
+    hits, seen, error = {2: 2, 5: 1}, {2: 2, 5: 2}, {2: 0.9 + 0.25 - 2, 5: 0.5 + 0.75 - 1}
+    rates = (*HIT_RATES, *NETWORK_HIT_RATES)
+    for one, rate in enumerate(rates):
+        expected = (rate * PRIOR + hits.get(one, 0)) / (PRIOR + seen.get(one, 0))
+        assert calibration.hit_rate(torch.tensor(one)).item() == pytest.approx(expected)
+        factor = math.exp(LEARNING_RATE * error.get(one, 0.0))
+        assert calibration._temperature[one].item() == pytest.approx(before[one].item() * factor)
 
 
 # ---- what a rejected draft still teaches -----------------------------------------------------------

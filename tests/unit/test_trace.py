@@ -1,5 +1,7 @@
 """Token maps of a trace."""
 
+from dataclasses import replace
+
 import pytest
 
 from adt_core.rules.trace import FIGURES, ImageRound, Round, Trace
@@ -35,3 +37,10 @@ def test_acceptance_is_one_of_the_figures(trace):
     assert [trace.acceptance_map(image) for image in range(2)] == [
         trace.token_map(FIGURES[0], image) for image in range(2)
     ]
+
+
+def test_only_rounds_that_prepared_something_say_so(trace):
+    trace.rounds[1] = replace(trace.rounds[1], prepared=True)
+    first, second = trace.to_json()["rounds"]
+    assert "prepared" not in first and second.pop("prepared") is True
+    assert first.keys() == second.keys() and len(first["images"]) == 2

@@ -1,0 +1,144 @@
+"""A run repeats on a GPU: nothing that decides a token or a tree depends on the order in which threads come.
+
+The tests decode on the CPU and watch every operation. Those that a GPU does with atomics on floats, or in an order of
+its own, must not appear. Where one place is written twice, either write may come last, so they are done in the other
+order here, and tokens and trees must stay the same.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adt_core import Decoding, Drafting, Lantern, Sampling, load_drafter, load_target
+from adt_core.drafters import with_window
+
+ADDING = {"index_add", "scatter_add", "index_reduce", "histc", "bincount", "_embedding_bag", "put"}
+"""Operations that add in no order; on whole numbers that does no harm."""
+PICKING = {"median", "nanmedian", "kthvalue", "mode"}
+"""Which of equal values they point to is left open."""
+SCANS = {"cumsum", "cumprod", "logcumsumexp"}
+"""A single row that is too long for one block of threads is scanned in no fixed order. In float64 that is allowed:
+the differences are too small to matter."""
+LONG = 40
+"""Codes of the tiny target: a row of so many numbers stands for one that is too long for a block."""
+
+
+class OtherOrder(TorchDispatchMode):
+    """Writes in the other order, and notes in ``found`` what would not repeat on a GPU. ``seen``: all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, kwargs = func._schema.name.removeprefix("aten::").rstrip("_"), kwargs or {}
+        self.seen.add(name)
+        if repeats_badly(name, args, kwargs):
+            self.found.add(name)
+        if name == "scatter" and isinstance(args[3], Tensor):
+            table, dim, index, values = args
+            values = values[tuple(slice(n) for n in index.shape)]
+            args = table, dim, index.flip(dim), values.flip(dim)
+        elif name == "index_put" and all(isinstance(index, Tensor) for index in args[1]):
+            table, indices, values = args[:3]
+            indices = torch.broadcast_tensors(*indices)
+            dims = list(range(indices[0].ndim))
+            values = values.expand(*indices[0].shape, *table.shape[len(indices) :])
+            args = table, [index.flip(dims) for index in indices], values.flip(dims), *args[3:]
+        return func(*args, **kwargs)
+
+
+def repeats_badly(name: str, args: tuple, kwargs: dict) -> bool:
+    floats = any(isinstance(value, Tensor) and value.is_floating_point() for value in args)
+    if name in SCANS:
+        table, dim = args[:2]
+        one_row = table.numel() == table.shape[dim] >= LONG
+        return floats and one_row and kwargs.get("dtype", table.dtype) != torch.float64
+    adds = name == "index_put" and len(args) > 3 and args[3]
+    adds |= name == "scatter_reduce" and args[4] not in ("amax", "amin")
+    return floats and (adds or name in ADDING | PICKING)
+
+
+@pytest.fixture(scope="module")
+def models(tiny):
+    """In float32, as most people draw."""
+    target = load_target(tiny / "target")
+    network = load_drafter(tiny / "drafter", target)
+    jacobi = load_drafter("jacobi", target)
+    return target, {None: None, "network": network, "window": jacobi, "both": with_window(network)}
+
+
+TREE = dict(method="eagle2", depth=6, width=3, nodes=14)
+CHAIN = dict(method="eagle2", depth=8, width=1, nodes=8)
+CASES = {
+    "plain": (None, dict(method="autoregressive"), {}),
+    "network": ("network", TREE, {}),
+    "adt-tree": ("network", dict(method="adt-tree"), {}),
+    "published": ("network", dict(method="static:mc_sim_7b_63"), {}),
+    "window": ("window", TREE, {}),
+    "window, adt-tree": ("window", dict(method="adt-tree"), {}),
+    "window, a chain": ("window", CHAIN, {}),
+    "both": ("both", TREE, {}),
+    "both, top-k": ("both", TREE | {"proposal": "top-k"}, {}),
+    "lantern": ("network", TREE, {"lantern": Lantern(39, 0.5)}),
+    "lantern++": ("window", TREE, {"lantern": Lantern(39, factor=3.0)}),
+    "greedy lantern": ("network", TREE, {"lantern": Lantern(39, 0.5), "sampling": Sampling(temperature=0)}),
+}
+FILTERED = Sampling(seed=3, top_k=30, top_p=0.9, temperature=0.9)
+
+
+def decoded(models, case: str, images: int) -> tuple[Tensor, list]:
+    """The codes, and what became of every tree."""
+    target, drafters = models
+    source, options, more = CASES[case]
+    decoding = Decoding(
+        target,
+        [target.encode_prompt(prompt) for prompt in ("a cat", "three small dogs", "x")[:images]],
+        drafter=drafters[source],
+        drafting=Drafting.of(options),
+        at_once=min(images, 2),
+        **{"sampling": FILTERED, **more},
+    )
+    for _ in decoding:
+        pass
+    return decoding.codes, [round.images for round in decoding.trace.rounds]
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_no_order_of_threads_decides_a_token_or_a_tree(models, case, images):
+    codes, trees = decoded(models, case, images)
+    with OtherOrder() as watched:
+        codes_again, trees_again = decoded(models, case, images)
+    assert not watched.found
+    assert "argmax" in watched.seen
+    assert torch.equal(codes_again, codes) and trees_again == trees
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda x: x.index_add(0, torch.tensor([0, 0]), x[:2]),
+        lambda x: x.scatter_add(0, torch.zeros(4, 3, dtype=torch.long), x[:4]),
+        lambda x: x.scatter_reduce(0, torch.zeros(4, 3, dtype=torch.long), x[:4], "sum"),
+        lambda x: x.index_put((torch.tensor([0, 0]),), x[:2], accumulate=True),
+        lambda x: torch.bincount(torch.zeros(50, dtype=torch.long), x[:, 0]),
+        lambda x: x[:, 0].cumsum(0),
+        lambda x: x[:, 0].median(0),
+    ],
+)
+def test_what_does_not_repeat_is_found(bad):
+    with OtherOrder() as watched:
+        bad(torch.ones(50, 3))
+    assert watched.found
+
+
+def test_writes_come_in_the_other_order():
+    table, at, values = torch.zeros(2, 3), torch.tensor([[1, 1], [2, 0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    with OtherOrder():
+        scattered = table.scatter(1, at, values)
+        put = table.index_put((torch.arange(2)[:, None], at), values)
+    expected = [[0, 5, 0], [8, 0, 7]]
+    assert scattered.tolist() == put.tolist() == expected and table.scatter(1, at, values)[0, 1] == 6
