@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,6 +39,39 @@ def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
         angle, shown = torch.cat([cell // columns * frequency, cell % columns * frequency], -1), position >= blank
     cos, sin = torch.cat([angle.cos()] * 2, -1) * shown, torch.cat([-angle.sin(), angle.sin()], -1) * shown
     return cos.to(like), sin.to(like)
+
+
+class Frame(NamedTuple):
+    """What all layers of a forward share.
+
+    cos, sin: [R, n, 1, d]. slots: where keys and values go, as in :class:`.rows.Step`. mask: [R, 1, g * n, end], added
+    to attention scores, for each query of a group of g heads that share their keys.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    slots: Tensor | slice
+    mask: Tensor
+
+    @classmethod
+    def of(cls, step: Step, rope: Rope, config: DecoderConfig) -> Frame:
+        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
+        group = config.num_heads // config.num_kv_heads
+        return cls(cos, sin, step.slots, step.mask if group == 1 else step.mask.repeat(1, 1, group, 1))
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Keep scaled_dot_product_attention from cuDNN, which plans anew for every number of keys.
+
+    Around a whole forward: it sets a flag of the process, and sets it back.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
@@ -84,8 +121,8 @@ class Layer(nn.Module):
         for name in MATRICES:
             self.register_buffer(f"{name}_scale", None)  # of quantised weights
 
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
-        """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
+    def attention(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+        """x: [R, n, h]; cache: [2, R, kv heads, slots, d], written at ``frame.slots``."""
         config = self.config
         rows, n, _ = x.shape
         heads = [config.num_heads, config.num_kv_heads]
@@ -93,21 +130,22 @@ class Layer(nn.Module):
         qk, v = qkv.split_with_sizes([sum(heads), config.num_kv_heads], 2)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
-        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
+        qk = torch.addcmul(qk * frame.cos, qk.roll(config.head_dim // 2, -1), frame.sin).transpose(1, 2)
         q, k = qk.split_with_sizes(heads, 1)
         for table, new in ((cache[0], k), (cache[1], v.transpose(1, 2))):
-            if isinstance(step.slots, slice):
-                table.narrow(2, step.slots.start, n).copy_(new)
+            if isinstance(frame.slots, slice):
+                table.narrow(2, frame.slots.start, n).copy_(new)
             else:
-                table.scatter_(2, step.slots[:, None, :, None].expand_as(new), new)
-        keys, values = cache[0].narrow(2, 0, step.end), cache[1].narrow(2, 0, step.end)
-        y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=heads[0] != heads[1])
-        return y.transpose(1, 2).reshape(rows, n, -1)
+                table.scatter_(2, frame.slots[:, None, :, None].expand_as(new), new)
+        keys, values = cache.narrow(3, 0, frame.mask.shape[-1])
+        # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
+        y = F.scaled_dot_product_attention(q.reshape(rows, heads[1], -1, config.head_dim), keys, values, frame.mask)
+        return y.view(rows, heads[0], n, -1).transpose(1, 2).reshape(rows, n, -1)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
         eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
         h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
-        x = x + product(self.attention(h, cos, sin, step, cache), self.out, self.out_scale)
+        x = x + product(self.attention(h, frame, cache), self.out, self.out_scale)
         gate, up = product(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up, self.gate_up_scale).chunk(2, -1)
         return x + product(F.silu(gate) * up, self.down, self.down_scale)
 
@@ -164,11 +202,12 @@ class Decoder(nn.Module):
         inputs: [R, n, h], what stands in the place of the tokens' embeddings.
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs
-        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
-        for layer, slot in zip(self.layers, cache.data):
-            if check is not None:
-                check()
-            x = layer(x, cos, sin, step, slot)
+        frame = Frame.of(step, rope, self.config)
+        with without_cudnn():
+            for layer, slot in zip(self.layers, cache.data):
+                if check is not None:
+                    check()
+                x = layer(x, frame, slot)
         width, wide = (self.config.hidden_size,), self.wide_dtype
         return F.rms_norm(x.to(wide), width, self.norm.to(wide), self.config.rms_norm_eps)
 
