@@ -1,12 +1,17 @@
-"""The decoder's layers: which kernels of attention they ask for, and what a forward leaves behind."""
+"""The decoder's layers: which kernels they ask for, how many, and what a forward leaves behind."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
+from adt_core.models import layers
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import rope_tables
+from adt_core.models.layers import Frame, rope_tables
 from adt_core.models.rows import Roots, Rows
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -94,3 +99,70 @@ def test_they_attend_as_torch_says(grouped, monkeypatch, tokens):
             theirs = forwards(network, tokens=tokens)
         for mine, expected in zip(ours, theirs):
             assert (mine - expected).abs().max() < 1e-12
+
+
+class Operations(TorchDispatchMode):
+    """Names of operations that compute or copy something."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        memory = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        if func._schema.is_mutable or any(x.untyped_storage().data_ptr() not in memory for x in made):
+            self.names.append(func._schema.name.removeprefix("aten::"))
+        return result
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+@torch.inference_mode()
+def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
+    """On a GPU each is a launch, which costs as much as the work of a small model's layer."""
+    monkeypatch.setitem(layers.MATRICES_PAY_UP_TO, "cpu", 512)
+    decoder = models[0].decoder
+    rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
+    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
+    config = replace(decoder.config, num_layers=32)
+    x, rope = torch.randn(2, tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
+    frame = Frame.of(step, rope, config)
+    assert frame.rotation is not None
+    with Operations() as operations:
+        decoder.layers[0](x, frame, cache.data[0])
+    assert len(operations.names) <= 13, operations.names
+
+
+def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
+    for decoder in (models[0].decoder, load_target(grouped / "target", dtype=torch.float64).decoder):
+        monkeypatch.setattr(
+            decoder, "config", replace(decoder.config, num_layers=3)
+        )  # asked for by several layers only
+        expected = forwards(decoder)
+        with monkeypatch.context() as patch, torch.inference_mode():
+            patch.setitem(layers.MATRICES_PAY_UP_TO, "cpu", 512)
+            found = forwards(decoder)
+        for mine, theirs in zip(found, expected):
+            assert (mine - theirs).abs().max() < 1e-12
+
+
+def test_training_and_drawing_compute_the_same(models):
+    """With gradients nothing is written over."""
+    target, drafter = models
+    for network in (target.decoder, drafter):
+        with torch.inference_mode():
+            expected = forwards(network)
+        with torch.enable_grad():
+            for mine, theirs in zip(forwards(network), expected):
+                assert (mine - theirs).abs().max() < 1e-12
+
+
+@torch.inference_mode()
+def test_what_is_read_in_place_of_tokens_stays_as_it_was(models):
+    decoder = models[0].decoder
+    rows, cache = Rows([[1, 2, 3]], 4, decoder.embedding), KVCache(decoder.config, 1, 4, decoder.embedding)
+    given = torch.randn(1, 3, decoder.config.hidden_size, dtype=decoder.dtype)
+    kept = given.clone()
+    decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding), None, given)
+    assert given.equal(kept)
