@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
-from ..models.layers import Layer, product, rope_tables
+from ..models.layers import Frame, Layer, Rope, product, rope_tables, without_cudnn
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
 from ..rules.noise import Noise
@@ -53,12 +53,12 @@ class EagleDrafter(nn.Module, Drafter):
     def network(self) -> nn.Module:
         return self
 
-    def forward(self, ids: Tensor, features: Tensor, step: Step, cache: KVCache, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, ids: Tensor, features: Tensor, step: Step, cache: KVCache, rope: Rope) -> Tensor:
         """ids [R, n], features [R, n, h] -> extrapolated features [R, n, h]."""
         x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
         x = product(x, self.fc) + self.fc_bias
-        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
-        return self.layer(x, cos, sin, step, cache.data[0])
+        with without_cudnn():
+            return self.layer(x, Frame.of(step, rope, self.config), cache.data[0])
 
     def proposer(self, session: Session) -> EagleProposer:
         return EagleProposer(self, session)

@@ -197,8 +197,8 @@ def spine_and_branches(
     """A spine and the best branches, ``nodes`` drafts in all.
 
     tokens: [B, M + 1], root and spine. others: [B, M, k - 1] and log_p: [B, M, k], the other candidates, and the
-    log-probabilities of all. budgets: [B, 1], where images may have fewer than ``nodes`` drafts. Scores fall with a branch's length and ties go
-    to the shorter one, so the branches that are kept have all their ancestors.
+    log-probabilities of all. budgets: [B, 1], where images may have fewer than ``nodes`` drafts. Scores fall with a
+    branch's length and ties go to the shorter one, so the branches that are kept have all their ancestors.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]

@@ -4,8 +4,9 @@ A round launches some hundreds of kernels, and Python takes longer to launch man
 them. A captured round is launched at once. It needs no Triton, but fixed sizes and fixed memory: all that a round reads
 and changes stays in its place (:mod:`.lanes`), and what the host decides reaches it as numbers in that memory.
 
-The first round of its sizes is launched the usual way, then captured, and the replay is compared with the usual way. If
-it differs, or if the driver refuses, all goes on the usual way for the rest of the process, and a log line says so once.
+The first round of its sizes is launched the usual way, then captured, and the replay is compared with the usual way.
+If it differs, or if the driver refuses, all goes on the usual way for the rest of the process, and a log line says so
+once.
 """
 
 from __future__ import annotations

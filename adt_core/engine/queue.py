@@ -96,6 +96,7 @@ class ImageQueue:
             ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[first[:, None]])], 1)
             lanes.proposer.begin(Prefill(features, ids, step, z, start))
         self._entered(lanes, time.perf_counter() - started)
+        lanes.prepare_noise()
         return lanes
 
     def _lanes(self, images: list[int], slots: int | None) -> Lanes:
@@ -109,7 +110,7 @@ class ImageQueue:
             like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
             length, tokens, ahead = target.length, target.num_tokens, task.noise_ahead
             noise = Noise(task.sampling.seed, indices, length, tokens, ahead, like, task.check)
-            noise.prepare([max(before, 0)] * len(images))
+            noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
         graphs = Graphs(recorder_for(rows.device) if task.fixed else None)
         return Lanes(task, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)

@@ -44,7 +44,8 @@ class Outcome(NamedTuple):
 def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], asks: Sequence[int]) -> Outcome:
     """One round with trees of these shapes at most. allowed: substitutes that each image may still take.
 
-    asks: numbers of drafts; afterwards ``lanes.worths`` says what they would bring. Trees are cut so that the last draft of an image still leaves one token to emit.
+    asks: numbers of drafts; afterwards ``lanes.worths`` says what they would bring. Trees are cut so that the last
+    draft of an image still leaves one token to emit.
     """
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
     cut = [

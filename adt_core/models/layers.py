@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,9 +25,9 @@ SPARE_POSITIONS = 512
 
 
 def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
-    """cos and sign-folded sin, [max_positions and spare, head_dim] each, NeoX half-rotation (RoFormer, arXiv 2104.09864).
+    """cos and sign-folded sin, [max_positions + SPARE_POSITIONS, head_dim] each, NeoX half-rotation (RoFormer).
 
-    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
+    (arXiv 2104.09864.) With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
     the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
     and keys out.
     """
@@ -41,6 +45,73 @@ def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
     return cos.to(like), sin.to(like)
 
 
+MATRICES_PAY_UP_TO = {"cuda": 512}
+"""Tokens of a forward whose rotations are made matrices, by type of device: one launch a layer instead of three."""
+
+
+class Frame(NamedTuple):
+    """What all layers of a forward over N = R * n tokens share.
+
+    cos, sin: [N, 1, d]. rotation: the same as matrices [N, d, d], where that pays. slots: where keys and values go, as
+    in :class:`.rows.Step`. mask: [R, 1, g * n, end], added to attention scores, for each query of a group of g heads
+    that share their keys.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    rotation: Tensor | None
+    slots: Tensor | slice
+    mask: Tensor
+
+    @classmethod
+    def of(cls, step: Step, rope: Rope, config: DecoderConfig) -> Frame:
+        cos, sin = (table[step.positions].view(-1, config.head_dim) for table in rope)
+        pays = len(cos) <= MATRICES_PAY_UP_TO.get(cos.device.type, 0) and config.num_layers > 2
+        rotation = _matrices(cos, sin) if pays and not torch.is_grad_enabled() else None
+        group = config.num_heads // config.num_kv_heads
+        mask = step.mask if group == 1 else step.mask.repeat(1, 1, group, 1)
+        return cls(cos[:, None], sin[:, None], rotation, step.slots, mask)
+
+    def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
+        """Queries and keys [N, heads, d], rotated, and behind them the values, which are the last of ``qkv``'s heads.
+
+        It has the memory of ``qkv``, unless gradients are asked for.
+        """
+        place, values = qkv.tensor_split([qk.shape[1]], 1)
+        if self.rotation is not None:
+            torch.bmm(qk, self.rotation, out=place)
+            return qkv
+        terms = qk * self.cos, qk.roll(qk.shape[-1] // 2, -1), self.sin
+        if torch.is_grad_enabled():
+            return torch.cat([torch.addcmul(*terms), values], 1)
+        torch.addcmul(*terms, out=place)
+        return qkv
+
+
+def _matrices(cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotations [N, d, d], such that ``x @ rotation`` is x [d] rotated. cos, sin: [N, d]."""
+    half = cos.shape[1] // 2
+    made = cos.new_zeros(*cos.shape, cos.shape[1])
+    made.diagonal(0, 1, 2).copy_(cos)
+    made.diagonal(-half, 1, 2).copy_(sin[:, :half])
+    made.diagonal(half, 1, 2).copy_(sin[:, half:])
+    return made
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Keep scaled_dot_product_attention from cuDNN, which plans anew for every number of keys.
+
+    Around a whole forward: it sets a flag of the process, and sets it back.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices: nearly all of a model's weights."""
 
@@ -48,8 +119,8 @@ _ONEDNN = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_l
 """oneDNN's product. torch.compile lives on it, but torch offers it under no public name."""
 
 
-def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
-    """x [..., in] times weight [in, out].
+def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
+    """x [..., in] times weight [in, out], added to ``plus`` [..., out], which is written over without gradients.
 
     A quantised weight is first widened to what ``scale`` [out] makes of it; float16 can hold that as well. float32 on a
     CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as MKL
@@ -58,8 +129,14 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     weight = weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype)
     on_cpu = x.dtype == torch.float32 and x.device.type == "cpu" and torch.is_inference_mode_enabled()
     if _ONEDNN and on_cpu:
-        return _ONEDNN.default(x, weight.t(), None, "none", [], "")
-    return x @ weight
+        y = _ONEDNN.default(x, weight.t(), None, "none", [], "")
+        return y if plus is None else y.add_(plus)
+    if plus is None:
+        return x @ weight
+    if torch.is_grad_enabled():
+        return plus + x @ weight
+    plus.flatten(0, -2).addmm_(x.flatten(0, -2), weight)  # one launch, where a sum apart is two
+    return plus
 
 
 class Layer(nn.Module):
@@ -88,32 +165,35 @@ class Layer(nn.Module):
         for name in MATRICES:
             self.register_buffer(f"{name}_scale", None)  # of quantised weights
 
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
-        """x: [R, n, h]; cos, sin: [R, n, 1, d]; cache: [2, R, kv heads, slots, d], written at ``step.slots``."""
-        config = self.config
+    def attention(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+        """x: [R, n, h]; cache: [2, R, kv heads, slots, d], written at ``frame.slots``."""
         rows, n, _ = x.shape
-        heads = [config.num_heads, config.num_kv_heads]
-        qkv = product(x, self.qkv, self.qkv_scale).view(rows, n, -1, config.head_dim)
-        qk, v = qkv.split_with_sizes([sum(heads), config.num_kv_heads], 2)
+        heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        qkv = product(x, self.qkv, self.qkv_scale).view(rows * n, -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
-            qk = torch.addcmul(self.qk_norm_bias, F.layer_norm(qk, (config.head_dim,), eps=1e-5), self.qk_norm_weight)
-        qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin).transpose(1, 2)
-        q, k = qk.split_with_sizes(heads, 1)
-        for table, new in ((cache[0], k), (cache[1], v.transpose(1, 2))):
-            if isinstance(step.slots, slice):
-                table.narrow(2, step.slots.start, n).copy_(new)
-            else:
-                table.scatter_(2, step.slots[:, None, :, None].expand_as(new), new)
-        keys, values = cache[0].narrow(2, 0, step.end), cache[1].narrow(2, 0, step.end)
-        y = F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=heads[0] != heads[1])
-        return y.transpose(1, 2).reshape(rows, n, -1)
+            normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # the values too: to leave them out, torch would copy the rest
+            qk = torch.addcmul(self.qk_norm_bias, normed[:, : heads + shared], self.qk_norm_weight)
+        else:
+            qk = qkv[:, : heads + shared].clone()
+        qkv = frame.rotated(qk, qkv)
+        q = qkv[:, :heads].view(rows, n, heads, dim).transpose(1, 2)
+        new = qkv[:, heads:].view(rows, n, 2, shared, dim).permute(2, 0, 3, 1, 4)
+        if isinstance(frame.slots, slice):
+            cache.narrow(3, frame.slots.start, n).copy_(new)
+        else:
+            cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
+        keys, values = cache.narrow(3, 0, frame.mask.shape[-1])
+        # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
+        y = F.scaled_dot_product_attention(q.reshape(rows, shared, -1, dim), keys, values, frame.mask)
+        return y.view(rows, heads, n, dim).transpose(1, 2).reshape(rows, n, -1)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, step: Step, cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+        """x: [R, n, h], the residual stream. It is written over, unless gradients are asked for."""
         eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
         h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
-        x = x + product(self.attention(h, cos, sin, step, cache), self.out, self.out_scale)
+        x = product(self.attention(h, frame, cache), self.out, self.out_scale, x)
         gate, up = product(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up, self.gate_up_scale).chunk(2, -1)
-        return x + product(F.silu(gate) * up, self.down, self.down_scale)
+        return product(F.silu(gate) * up, self.down, self.down_scale, x)
 
 
 class Decoder(nn.Module):
@@ -167,12 +247,13 @@ class Decoder(nn.Module):
 
         inputs: [R, n, h], what stands in the place of the tokens' embeddings.
         """
-        x = F.embedding(ids, self.embedding) if inputs is None else inputs
-        cos, sin = (table[step.positions].unsqueeze(2) for table in rope)
-        for layer, slot in zip(self.layers, cache.data):
-            if check is not None:
-                check()
-            x = layer(x, cos, sin, step, slot)
+        x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
+        frame = Frame.of(step, rope, self.config)
+        with without_cudnn():
+            for layer, slot in zip(self.layers, cache.data):
+                if check is not None:
+                    check()
+                x = layer(x, frame, slot)
         width, wide = (self.config.hidden_size,), self.wide_dtype
         return F.rms_norm(x.to(wide), width, self.norm.to(wide), self.config.rms_norm_eps)
 

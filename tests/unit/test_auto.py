@@ -32,15 +32,15 @@ def begun(length=200, together=1, width=WIDTH) -> Auto:
     return policy
 
 
-def shape_of(policy: Auto, together=1) -> Shape:
-    """The one shape of the next trees."""
-    (shape,) = set(policy.choose([Lane(image, 0) for image in range(together)]))
+def shape_of(policy: Auto, together=1, worths=()) -> Shape:
+    """The one shape of the next trees. worths: pairs (drafts, tokens), what the drafter expects of every image."""
+    (shape,) = set(policy.choose([Lane(image, 0, dict(worths)) for image in range(together)]))
     return shape
 
 
 def sizes(policy: Auto) -> list[int]:
-    """The numbers of drafts on the menu."""
-    return list(dict(shape_of(policy).menu))
+    """The numbers of drafts to choose from."""
+    return list(policy.asks)
 
 
 def told(policy: Auto, nodes: int, accepted: int, seconds: float, together=1, plain_seconds=(), prepared=False) -> None:
@@ -85,8 +85,8 @@ class Device:
 def decode_images(policy, device, sets, accepts, together=1, pick=min):
     """What a decoding does with a policy: sets of images that are drawn together, and in step.
 
-    pick: of the sizes on the menu. accepts: ``accepts(source, position)`` drafts are accepted at most. Returns of every
-    set the plain steps that it took, all readings included, and its source or None.
+    pick: of the sizes to choose from. accepts: ``accepts(source, position)`` drafts are accepted at most. Returns of
+    every set the plain steps that it took, all readings included, and its source or None.
     """
     took, length = [], policy.scene.length
     for _ in range(sets):
@@ -98,8 +98,8 @@ def decode_images(policy, device, sets, accepts, together=1, pick=min):
                 continue
             spent = device.spent
             plain_seconds = [device.plain() for _ in range(policy.plain_steps)]
-            shape = shape_of(policy, together)
-            nodes = pick(dict(shape.menu), default=shape.depth)
+            worths = [(size, 1e9 * (size == pick(policy.asks))) for size in policy.asks]
+            nodes = shape_of(policy, together, worths).nodes
             accepted = min(nodes, accepts(source, position))
             seconds = device.round(nodes)
             told(policy, nodes, accepted, seconds, together, plain_seconds, device.says and device.spent > spent)
@@ -178,9 +178,12 @@ def test_prices_follow_costs_and_pace_and_sizes_grow_one_by_one():
     assert sizes(policy) == list(SIZES[:3])
     for _ in range(300):
         told(policy, 12, 5, device.round(12))
-    menu = dict(shape_of(policy).menu)
-    assert list(menu) == list(SIZES[:4]) and policy.pace == pytest.approx(2.0, abs=0.05)
-    assert menu[12] == pytest.approx(policy.pace * 3.0, abs=0.01)
+    assert sizes(policy) == list(SIZES[:4]) and policy.pace == pytest.approx(2.0, abs=0.05)
+    price = {size: policy.pace * (1.5 + 0.125 * size) for size in SIZES[:4]}
+    for extra, chosen in ((0.1, 12), (-0.1, 8)):  # tokens beyond those of 8 drafts
+        worths = {8: price[8] + 1, 12: price[12] + 1 + extra}
+        assert shape_of(policy, worths=worths.items()).nodes == chosen
+    assert shape_of(policy).nodes == SIZES[0], "nobody has told what to expect"
 
 
 def test_a_size_is_known_before_the_next_is_tried():

@@ -147,7 +147,7 @@ def window(target):
     z[..., GUESS] = 1
     nothing = torch.empty(0)
     proposer.begin(Prefill(nothing, nothing, None, z, ROOT))
-    opened = proposer.open(roots(7, ROOT), Shapes([WINDOW], torch.device("cpu")))
+    opened = proposer.open(roots(7, ROOT), Shapes.of([WINDOW]))
     assert opened.tokens.tolist() == [[7, GUESS, GUESS, GUESS, GUESS]]
     return proposer
 
@@ -174,7 +174,7 @@ def verified(target, tokens, parents, depths):
     emitted = torch.where(depths == 3, 20 + torch.arange(n), GUESS)
     perturbed = torch.zeros(1, n, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
     verdict = Verdict(torch.tensor([1]), torch.tensor([[0, 1, 0, 0]]), torch.tensor([1]), torch.tensor([2]))
-    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT), [1], True)
+    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT), 1, True)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,6 @@ def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
     node that has the best context for them."""
     at, node = window.refresh(verified(target, tokens, parents, depths))
     assert at.tolist() == [[target.length] * 3 + [8, 9]] and tuple(node[0, 3:].tolist()) == nodes
-    opened = window.open(roots(2, 7), Shapes([WINDOW], torch.device("cpu")))
+    opened = window.open(roots(2, 7), Shapes.of([WINDOW]))
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
     assert opened.distance[0, :2].tolist() == staleness

@@ -13,13 +13,13 @@ from adt_core.drafters.window import (
     NEVER,
     STALE_AFTER,
     Window,
-    best_size,
     branch_scores,
-    spine_and_branches,
+    expected_worths,
     staleness_after,
 )
 from adt_core.policies import auto
 from adt_core.policies.auto import SIZES
+from adt_core.policies.base import spine_length
 
 PROMPTS = ("a cat", "three small dogs", "x")
 
@@ -139,25 +139,14 @@ def test_replaced_guesses_make_what_stands_behind_them_stale():
     assert STALE_AFTER[-1] == NEVER
 
 
-def test_the_size_is_the_one_that_is_worth_most():
+def test_larger_windows_are_worth_more_as_far_as_they_are_likely():
     certain = torch.tensor([[[0.0, -50.0]] * 40])  # every spine token is right
     doubtful = torch.tensor([[[-2.0, -2.0]] * 40])
-    menu = tuple((n, 0.2 * n) for n in SIZES[:6])
-
-    def size(log_p, menu):
-        return best_size(log_p, branch_scores(log_p), menu)
-
-    assert size(certain, menu) == 32 and size(doubtful, menu) == 4
-    assert size(certain, tuple((n, 2.0 * n) for n in SIZES[:6])) == 4
-    assert size(doubtful, tuple((n, 0.0) for n in SIZES[:6])) == 32
-
-
-def test_scores_of_a_longer_window_make_the_tree_of_its_beginning():
-    log_p = torch.rand(2, 12, 3, generator=torch.Generator().manual_seed(1)).log().sort(-1, descending=True).values
-    tokens, others = torch.arange(13).expand(2, -1), torch.arange(100, 124).view(12, 2).expand(2, -1, -1)
-    for depth, nodes in ((5, 40), (7, 12), (12, 20)):
-        part = tokens[:, : depth + 1], others[:, :depth], log_p[:, :depth], nodes
-        for own, shared in zip(
-            vars(spine_and_branches(*part)).values(), vars(spine_and_branches(*part, branch_scores(log_p))).values()
-        ):
-            assert torch.equal(own, shared) if isinstance(own, torch.Tensor) else own == shared
+    sizes = SIZES[:6]
+    worths = expected_worths(torch.cat([certain, doubtful]), branch_scores(torch.cat([certain, doubtful])), sizes)
+    assert worths.shape == (2, len(sizes)) and (worths.diff(dim=1) >= 0).all()
+    per_draft = worths.diff(dim=1) / torch.tensor(sizes).diff()
+    depths = torch.tensor([spine_length(size) for size in sizes])
+    # a certain position is worth itself; those behind the next rounds are of use again
+    assert (worths[0] >= depths).all() and (worths[0] <= 1.45 * depths + 1).all()
+    assert (per_draft[0] > 0.6).all() and (per_draft[1] < 0.3).all()

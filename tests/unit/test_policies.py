@@ -29,7 +29,7 @@ def adt_tree(columns=8, **changes) -> Policy:
 def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
     """Depth and width of the tree whose root is at ``position``."""
     (shape,) = policy.choose([Lane(image, position)])
-    assert shape.nodes == SETTINGS["nodes"] and not shape.tree and not shape.menu
+    assert shape.nodes == SETTINGS["nodes"] and not shape.tree
     return shape.depth, shape.width
 
 

@@ -1,0 +1,168 @@
+"""The decoder's layers: which kernels they ask for, how many, and what a forward leaves behind."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from adt_core import load_drafter, load_target
+from adt_core.models import layers
+from adt_core.models.cache import KVCache
+from adt_core.models.layers import Frame, rope_tables
+from adt_core.models.rows import Roots, Rows
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+
+def forwards(network, check=None, tokens=5):
+    """Prefill of two prompts of unequal length, then a forward of some tokens. Returns the outputs of both."""
+    like = network.embedding
+    rows = Rows([[1, 2, 3, 4], [5, 6]], 16, like)
+    more = {} if check is None else {"check": check}
+    generator = torch.Generator().manual_seed(0)
+
+    def run(ids, step):
+        features = torch.randn(*ids.shape, network.config.hidden_size, generator=generator).to(like)
+        extra = () if hasattr(network, "head") else (features,)
+        return network(ids, *extra, step=step, cache=cache, rope=rope, **more)
+
+    cache, rope = KVCache(network.config, 2, 16, like), rope_tables(network.config, like)
+    first = run(rows.ids, rows.prefill())
+    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
+    return first, run(torch.arange(2 * tokens).view(2, -1), step)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """A folder with a target of four heads that share the keys of two, and its drafter."""
+    folder = tmp_path_factory.mktemp("grouped")
+    write_tiny_checkpoint(folder / "target", kv_heads=2)
+    write_tiny_drafter(folder / "drafter", folder / "target")
+    return folder
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
+    enabled, set_enabled, seen = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, []
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    was = enabled()
+    try:
+        set_enabled(before)
+        forwards(models[0].decoder, lambda: seen.append(enabled()))
+        assert seen and not any(seen) and enabled() is before
+        with pytest.raises(KeyboardInterrupt):
+            forwards(models[0].decoder, interrupt)
+        assert enabled() is before
+    finally:
+        set_enabled(was)
+
+
+def test_heads_that_share_keys_are_queries_of_one_head(grouped, monkeypatch):
+    """torch's fast kernels take no grouped heads with a mask. What they get has as many heads of queries as of keys,
+    and one mask for all layers."""
+    calls, attention = [], F.scaled_dot_product_attention
+
+    def watched(query, key, value, mask):
+        calls.append((query.shape, key.shape, mask))
+        return attention(query, key, value, mask)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    target = load_target(grouped / "target")
+    forwards(target.decoder)
+    forwards(load_drafter(grouped / "drafter", target))
+    assert len(calls) == 2 * (target.decoder.config.num_layers + 1)
+    assert all(q[1] == k[1] == 2 and q[2] == mask.shape[2] for q, k, mask in calls)
+    assert [q[2] for q, _, _ in calls] == [8, 8, 10, 10, 8, 10]
+    assert calls[0][2] is calls[1][2] and calls[2][2] is calls[3][2]
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_they_attend_as_torch_says(grouped, monkeypatch, tokens):
+    """The same with torch's own way to share keys."""
+    attention = F.scaled_dot_product_attention
+
+    def shared(query, key, value, mask):
+        rows, kv, _, dim = query.shape
+        query, mask = query.reshape(rows, 2 * kv, -1, dim), mask[:, :, : mask.shape[2] // 2]
+        return attention(query, key, value, mask, enable_gqa=True).reshape(rows, kv, -1, dim)
+
+    target = load_target(grouped / "target", dtype=torch.float64)
+    for network in (target.decoder, load_drafter(grouped / "drafter", target)):
+        ours = forwards(network, tokens=tokens)
+        with monkeypatch.context() as patch:
+            patch.setattr(F, "scaled_dot_product_attention", shared)
+            theirs = forwards(network, tokens=tokens)
+        for mine, expected in zip(ours, theirs):
+            assert (mine - expected).abs().max() < 1e-12
+
+
+class Operations(TorchDispatchMode):
+    """Names of operations that compute or copy something."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        memory = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        if func._schema.is_mutable or any(x.untyped_storage().data_ptr() not in memory for x in made):
+            self.names.append(func._schema.name.removeprefix("aten::"))
+        return result
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+@torch.inference_mode()
+def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
+    """On a GPU each is a launch, which costs as much as the work of a small model's layer."""
+    monkeypatch.setitem(layers.MATRICES_PAY_UP_TO, "cpu", 512)
+    decoder = models[0].decoder
+    rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
+    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
+    config = replace(decoder.config, num_layers=32)
+    x, rope = torch.randn(2, tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
+    frame = Frame.of(step, rope, config)
+    assert frame.rotation is not None
+    with Operations() as operations:
+        decoder.layers[0](x, frame, cache.data[0])
+    assert len(operations.names) <= 13, operations.names
+
+
+def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
+    for decoder in (models[0].decoder, load_target(grouped / "target", dtype=torch.float64).decoder):
+        monkeypatch.setattr(
+            decoder, "config", replace(decoder.config, num_layers=3)
+        )  # asked for by several layers only
+        expected = forwards(decoder)
+        with monkeypatch.context() as patch, torch.inference_mode():
+            patch.setitem(layers.MATRICES_PAY_UP_TO, "cpu", 512)
+            found = forwards(decoder)
+        for mine, theirs in zip(found, expected):
+            assert (mine - theirs).abs().max() < 1e-12
+
+
+def test_training_and_drawing_compute_the_same(models):
+    """With gradients nothing is written over."""
+    target, drafter = models
+    for network in (target.decoder, drafter):
+        with torch.inference_mode():
+            expected = forwards(network)
+        with torch.enable_grad():
+            for mine, theirs in zip(forwards(network), expected):
+                assert (mine - theirs).abs().max() < 1e-12
+
+
+@torch.inference_mode()
+def test_what_is_read_in_place_of_tokens_stays_as_it_was(models):
+    decoder = models[0].decoder
+    rows, cache = Rows([[1, 2, 3]], 4, decoder.embedding), KVCache(decoder.config, 1, 4, decoder.embedding)
+    given = torch.randn(1, 3, decoder.config.hidden_size, dtype=decoder.dtype)
+    kept = given.clone()
+    decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding), None, given)
+    assert given.equal(kept)
