@@ -25,9 +25,9 @@ SPARE_POSITIONS = 512
 
 
 def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
-    """cos and sign-folded sin, [max_positions + SPARE_POSITIONS, head_dim] each, NeoX half-rotation (RoFormer).
+    """cos and sign-folded sin, [max_positions + SPARE_POSITIONS, head_dim] each: NeoX half-rotation (arXiv 2104.09864).
 
-    (arXiv 2104.09864.) With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
+    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
     the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
     and keys out.
     """
