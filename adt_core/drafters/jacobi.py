@@ -126,6 +126,7 @@ class JacobiProposer(Proposer):
         root = verified.roots.at
         for forecast in self.forecasts:
             self.calibration.learn(forecast, verified)
+        self.forecasts = []
         self._decide(verified)
         steps = torch.arange(tree.height + 2, device=root.device)
         at = root + steps  # the root's position, and those that the nodes speak of

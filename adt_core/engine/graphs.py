@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,48 +23,64 @@ from torch import Tensor
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "0" switches graphs off."""
 
+Result = TypeVar("Result")
 Launch = Callable[[], tuple[Tensor, Any]]
 """Launches a round. Returns what the host reads of it, and whatever else the host wants to know of its like."""
-Recorder = Callable[[Callable[[], object]], Callable[[], object]]
-"""Captures what is launched by the function that it is given. Returns what launches the same again."""
-
 refused: list[str] = []
 """Why graphs were given up in this process; empty while they were not."""
 _log = logging.getLogger(__name__)
 
 
-def cuda_recorder(device: torch.device) -> Recorder:
-    """Captures on a stream of its own; all its graphs share one pool of memory, since they never run at once.
+class Recorder(Protocol):
+    """Captures what is launched, on a stream of its own."""
+
+    def beside(self, run: Callable[[], Result]) -> Result:
+        """Call ``run`` on that stream, without capturing."""
+
+    def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Capture what ``run`` launches. Returns what launches the same again."""
+
+
+class CudaRecorder:
+    """CUDA's own graphs. They share one pool of memory, since they never run at once.
 
     Other threads may use the device meanwhile.
     """
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
-    def record(run: Callable[[], object]) -> Callable[[], object]:
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
-        stream.wait_stream(current)
+    def __init__(self, device: torch.device):
+        self._device, self._pool, self._stream = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def beside(self, run: Callable[[], Result]) -> Result:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
         try:
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    run()
-                except BaseException:
-                    with suppress(RuntimeError):  # the first error says more
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
+            with torch.cuda.stream(self._stream):
+                return run()
         finally:
-            current.wait_stream(stream)
-        return graph.replay
+            current.wait_stream(self._stream)
 
-    return record
+    def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+
+        def capture() -> None:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException:
+                with suppress(RuntimeError):  # the first error says more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+
+        self.beside(capture)
+        return graph.replay
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
     """What captures rounds on this device; None where none are captured."""
     if device.type != "cuda" or os.environ.get(SWITCH) == "0" or refused:
         return None
-    return cuda_recorder(device)
+    return CudaRecorder(device)
 
 
 class _Graph(NamedTuple):
@@ -106,7 +122,7 @@ class Graphs:
         assert self._recorder is not None
         self.attempts += 1
         before = [part.clone() for part in state]
-        report, known = launch()
+        report, known = self._recorder.beside(launch)  # so that what libraries set up for a stream is there
         expected, after = report.clone(), [part.clone() for part in state]
         report = torch.full_like(report, -1)  # outside of the graph's memory
         try:

@@ -75,7 +75,7 @@ class Lanes:
             self.noise.keep(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
         self.images, self.positions = ([one[lane] for lane in lanes] for one in (self.images, self.positions))
-        self.at_work, self.worths = ([one[lane] for lane in lanes] for one in (self.at_work, self.worths))
+        self.at_work, self.worths = [self.at_work[lane] for lane in lanes], [self.worths[lane] for lane in lanes]
         self.orders, self._orders = self.orders[index], []
         if self.proposer is not None:
             self.proposer.keep(index, self.rows, self.noise)

@@ -214,31 +214,45 @@ def test_a_run_that_was_cancelled_leaves_what_the_next_can_use(target, drafters,
 # ---- refusals ----------------------------------------------------------------------------------
 
 
-def refuse(run):
-    raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
+class Refuses(Tape):
+    def __call__(self, run):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
 
 
-def capture_nothing(run):
+class CapturesNothing(Tape):
     """As when kernels are launched on another device."""
-    run()
-    return lambda: None
+
+    def __call__(self, run):
+        run()
+        return lambda: None
 
 
-def capture_wrongly(run):
-    return lambda: run().add_(1)
+class CapturesWrongly(Tape):
+    def __call__(self, run):
+        return lambda: run().add_(1)
+
+
+class HasNoMemoryTwice(Tape):
+    left = 2
+
+    def __call__(self, run):
+        self.left -= 1
+        if self.left >= 0:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return super().__call__(run)
 
 
 @pytest.mark.parametrize(
     "recorder, reason",
     [
-        (refuse, "CUDA error: operation not permitted when stream is capturing"),
-        (capture_nothing, "a replayed round is not the round that was launched"),
-        (capture_wrongly, "a replayed round is not the round that was launched"),
+        (Refuses, "CUDA error: operation not permitted when stream is capturing"),
+        (CapturesNothing, "a replayed round is not the round that was launched"),
+        (CapturesWrongly, "a replayed round is not the round that was launched"),
     ],
 )
 def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_gpu, caplog, recorder, reason):
     expected = run(target).codes
-    as_on_a_gpu(recorder)
+    as_on_a_gpu(recorder())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert run(target, drafters["network"], drafting=Drafting()).codes.equal(expected)
@@ -247,16 +261,8 @@ def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_g
 
 
 def test_a_lack_of_memory_ends_one_capture_and_no_others(target, drafters, as_on_a_gpu, caplog):
-    tape, left = Tape(), [2]
-
-    def short_of_memory(run):
-        left[0] -= 1
-        if left[0] >= 0:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return tape(run)
-
     expected = run(target).codes
-    as_on_a_gpu(short_of_memory)
+    tape = as_on_a_gpu(HasNoMemoryTwice())
     assert run(target, drafters["network"], drafting=Drafting()).codes.equal(expected)
     assert tape.captured > 0 and not graphs.refused and not caplog.records
 
