@@ -192,12 +192,16 @@ class Layer(nn.Module):
         return product(F.silu(gate) * up, self.down, self.down_scale, x)
 
 
+WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")
+"""Names of a decoder's parameters that are stored in ``wide_dtype``, so that no call has to widen them."""
+
+
 class Decoder(nn.Module):
     """Embedding, layers, final norm and the image rows of the head.
 
     The head is [h, num_codes] in code order, and the ids of image tokens are looked up by code, so everything above
     this class speaks of codes only. ``image_ids`` may be longer than the head: a token behind the codes is never drawn,
-    but forced. Final norm and head work in at least float32.
+    but forced. Final norm and head are stored, and work, in at least float32.
     """
 
     image_ids: Tensor
@@ -215,6 +219,14 @@ class Decoder(nn.Module):
         self.head_bias = nn.Parameter(torch.empty(codes)) if inner else None
         self.head = nn.Parameter(torch.empty(inner or config.hidden_size, codes))
         self.register_buffer("image_ids", image_ids)
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Store the weights in ``dtype``, and those of :data:`WIDE` in ``wide_dtype``."""
+        self.to(dtype)
+        for name in WIDE:
+            parameter = getattr(self, name)
+            if parameter is not None:
+                parameter.data = parameter.data.to(self.wide_dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -250,8 +262,7 @@ class Decoder(nn.Module):
                 if check is not None:
                     check()
                 x = layer(x, frame, slot)
-        width, wide = (self.config.hidden_size,), self.wide_dtype
-        return F.rms_norm(x.to(wide), width, self.norm.to(wide), self.config.rms_norm_eps)
+        return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
 
     def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
         """Features in ``wide_dtype`` -> logits of the codes [..., num_codes].
@@ -260,6 +271,6 @@ class Decoder(nn.Module):
         last step is affine, so guiding its input guides its logits, at half the cost.
         """
         if self.head_in is not None and self.head_in_bias is not None:
-            features = F.gelu(product(features, self.head_in.to(features.dtype)) + self.head_in_bias)
-        z = product(guide(features, guidance), self.head.to(features.dtype))
+            features = F.gelu(product(features, self.head_in) + self.head_in_bias)
+        z = product(guide(features, guidance), self.head)
         return z if self.head_bias is None else z + self.head_bias
