@@ -55,6 +55,7 @@ def models_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *published()))
 
 
+@torch.inference_mode(False)
 def load_target(
     path: str | Path = BUNDLED,
     device: torch.device | str = "cpu",
