@@ -14,6 +14,7 @@ from ..errors import Check
 from ..rules.sampling import guide
 from .cache import KVCache
 from .config import DecoderConfig
+from .digits import byte_product
 from .rows import Step
 
 Rope = tuple[Tensor, Tensor]
@@ -118,11 +119,12 @@ _ONEDNN = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_l
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
     """x [..., in] times weight [in, out], added to ``plus`` [..., out], which is written over without gradients.
 
-    A quantised weight is first widened to what ``scale`` [out] makes of it; float16 can hold that as well. float32 on a
-    CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as MKL
-    (docs/performance.md).
+    scale: [out], of a quantised weight, which stands for ``weight * scale``. float32 on a CPU goes to oneDNN, as half
+    precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md).
     """
-    weight = weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype)
+    if scale is not None:
+        y = byte_product(x.flatten(0, -2), weight, scale).view(*x.shape[:-1], -1)
+        return y if plus is None else y.add_(plus)
     on_cpu = x.dtype == torch.float32 and x.device.type == "cpu" and torch.is_inference_mode_enabled()
     if _ONEDNN and on_cpu:
         y = _ONEDNN.default(x, weight.t(), None, "none", [], "")

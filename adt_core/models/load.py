@@ -66,9 +66,10 @@ def load_target(
     """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if it can't be read.
 
     dtype: of the transformer, with norm and head in at least float32, and of the text encoder, which is in bfloat16
-    instead of float16 because T5 overflows that. The codec is in float32. weights: "int8" or "fp8" to store the transformer's matrices so. Every tensor is read
-    straight to its place on ``device``; ``check`` is called before each and may raise to cancel. The weights can be moved
-    outside of inference mode, as ComfyUI does, even if they were loaded inside it.
+    instead of float16 because T5 overflows that. The codec is in float32. weights: "int8" or "fp8" to store the
+    transformer's matrices so. Every tensor is read straight to its place on ``device``; ``check`` is called before each
+    and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
+    loaded inside it.
     """
     checkpoint = Checkpoint(resolve(path, "target"))
     family = family_of(checkpoint)
