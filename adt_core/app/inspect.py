@@ -12,7 +12,7 @@ from ..errors import AdtError
 from ..models.cache import KVCache
 from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
-from ..models.layers import MATRICES
+from ..models.layers import MATRICES, WIDE
 from ..models.load import family_of
 from ..models.target import Target
 
@@ -71,11 +71,12 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
 
 
 def _memory(target: Target, size: int) -> int:
-    """Bytes for an image with guidance: the matrices in ``size`` bytes a number, all else in two or more."""
+    """Bytes for an image with guidance: matrices in ``size`` bytes a number, head in four, all else in two or more."""
     matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
-    others = _size(target.decoder) - matrices + _size(target.text_encoder)
+    wide = sum(value.numel() for name, value in target.decoder.named_parameters(recurse=False) if name in WIDE)
+    others = _size(target.decoder) - matrices - wide + _size(target.text_encoder)
     cache = KVCache.num_bytes(target.decoder.config, 2, target.length + 128, max(size, 2))
-    return matrices * size + others * max(size, 2) + cache + _size(target.codec) * 4
+    return matrices * size + others * max(size, 2) + cache + (wide + _size(target.codec)) * 4
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:

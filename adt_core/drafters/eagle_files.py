@@ -19,12 +19,14 @@ LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
 """``grid_rope`` by the ``input_type`` in the configurations of LANTERN's drafters for LlamaGen."""
 
 
+@torch.inference_mode(False)
 def load_eagle(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> EagleDrafter:
     """Load the drafter at ``path`` ("bundled" or a folder) for ``target``: in its dtype, on ``device`` or where it is.
 
-    Raises AdtError if the files are missing or damaged, or the drafter was made for another target.
+    Raises AdtError if the files are missing or damaged, or the drafter was made for another target. The weights can be
+    moved outside of inference mode, as ComfyUI does, even if they were loaded inside it.
     """
     checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:

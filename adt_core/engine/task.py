@@ -174,7 +174,7 @@ class Task:
         tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
         matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
-        forward = 4 * rows * tokens * numbers + 4 * decoder.head.numel() * (itemsize < 4) + 6 * matrix
+        forward = 4 * rows * tokens * numbers + 6 * matrix
         if self.fixed:
             forward *= 2  # graphs have activations of their own
         pixels = target.grid[0] * target.grid[1] * target.downsample**2

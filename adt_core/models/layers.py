@@ -14,6 +14,7 @@ from ..errors import Check
 from ..rules.sampling import guide
 from .cache import KVCache
 from .config import DecoderConfig
+from .digits import byte_product
 from .rows import Step
 
 Rope = tuple[Tensor, Tensor]
@@ -122,11 +123,12 @@ _ONEDNN = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_l
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
     """x [..., in] times weight [in, out], added to ``plus`` [..., out], which is written over without gradients.
 
-    A quantised weight is first widened to what ``scale`` [out] makes of it; float16 can hold that as well. float32 on a
-    CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as MKL
-    (docs/performance.md).
+    scale: [out], of a quantised weight, which stands for ``weight * scale``. float32 on a CPU goes to oneDNN, as half
+    precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md).
     """
-    weight = weight if scale is None else (weight.to(scale.dtype) * scale).to(x.dtype)
+    if scale is not None:
+        y = byte_product(x.flatten(0, -2), weight, scale).view(*x.shape[:-1], -1)
+        return y if plus is None else y.add_(plus)
     on_cpu = x.dtype == torch.float32 and x.device.type == "cpu" and torch.is_inference_mode_enabled()
     if _ONEDNN and on_cpu:
         y = _ONEDNN.default(x, weight.t(), None, "none", [], "")
@@ -196,12 +198,16 @@ class Layer(nn.Module):
         return product(F.silu(gate) * up, self.down, self.down_scale, x)
 
 
+WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")
+"""Names of a decoder's parameters that are stored in ``wide_dtype``, so that no call has to widen them."""
+
+
 class Decoder(nn.Module):
     """Embedding, layers, final norm and the image rows of the head.
 
     The head is [h, num_codes] in code order, and the ids of image tokens are looked up by code, so everything above
     this class speaks of codes only. ``image_ids`` may be longer than the head: a token behind the codes is never drawn,
-    but forced. Final norm and head work in at least float32.
+    but forced. Final norm and head are stored, and work, in at least float32.
     """
 
     image_ids: Tensor
@@ -219,6 +225,14 @@ class Decoder(nn.Module):
         self.head_bias = nn.Parameter(torch.empty(codes)) if inner else None
         self.head = nn.Parameter(torch.empty(inner or config.hidden_size, codes))
         self.register_buffer("image_ids", image_ids)
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Store the weights in ``dtype``, and those of :data:`WIDE` in ``wide_dtype``."""
+        self.to(dtype)
+        for name in WIDE:
+            parameter = getattr(self, name)
+            if parameter is not None:
+                parameter.data = parameter.data.to(self.wide_dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -254,8 +268,7 @@ class Decoder(nn.Module):
                 if check is not None:
                     check()
                 x = layer(x, frame, slot)
-        width, wide = (self.config.hidden_size,), self.wide_dtype
-        return F.rms_norm(x.to(wide), width, self.norm.to(wide), self.config.rms_norm_eps)
+        return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
 
     def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
         """Features in ``wide_dtype`` -> logits of the codes [..., num_codes].
@@ -264,6 +277,6 @@ class Decoder(nn.Module):
         last step is affine, so guiding its input guides its logits, at half the cost.
         """
         if self.head_in is not None and self.head_in_bias is not None:
-            features = F.gelu(product(features, self.head_in.to(features.dtype)) + self.head_in_bias)
-        z = product(guide(features, guidance), self.head.to(features.dtype))
+            features = F.gelu(product(features, self.head_in) + self.head_in_bias)
+        z = product(guide(features, guidance), self.head)
         return z if self.head_bias is None else z + self.head_bias

@@ -55,6 +55,7 @@ def models_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *published()))
 
 
+@torch.inference_mode(False)
 def load_target(
     path: str | Path = BUNDLED,
     device: torch.device | str = "cpu",
@@ -64,9 +65,11 @@ def load_target(
 ) -> Target:
     """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if it can't be read.
 
-    dtype: of the transformer and the text encoder, which is in bfloat16 instead of float16 because T5 overflows that.
-    The codec is in float32. weights: "int8" or "fp8" to store the transformer's matrices so. Every tensor is read
-    straight to its place on ``device``; ``check`` is called before each and may raise to cancel.
+    dtype: of the transformer, with norm and head in at least float32, and of the text encoder, which is in bfloat16
+    instead of float16 because T5 overflows that. The codec is in float32. weights: "int8" or "fp8" to store the
+    transformer's matrices so. Every tensor is read straight to its place on ``device``; ``check`` is called before each
+    and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
+    loaded inside it.
     """
     checkpoint = Checkpoint(resolve(path, "target"))
     family = family_of(checkpoint)
@@ -74,7 +77,7 @@ def load_target(
         target = family.skeleton(checkpoint)
     check_entries(family.entries(target, checkpoint), checkpoint, family.remedies)
     image_ids = target.decoder.image_ids  # a buffer, which to_empty would leave without its values
-    target.decoder.to(dtype)
+    target.decoder.set_dtype(dtype)
     if weights is not None:
         quantise(target.decoder, weights)
     if target.text_encoder is not None:

@@ -1,4 +1,4 @@
-"""Weight-only quantisation of the decoder's matrices: half the memory of bfloat16; products are in the decoder's dtype.
+"""Weight-only quantisation of the decoder's matrices: half the memory of bfloat16; products are those of ``digits``.
 
 Symmetric, one scale per output (LLM.int8, arXiv 2208.07339, without its outliers): w is about ``stored * scale``.
 Embedding, norms and head stay as they are. Drafting is as lossless on the quantised model as on any other.
@@ -15,12 +15,16 @@ KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
-    """Give the matrices of every layer the dtype ``kind`` ("int8" or "fp8") and a scale, to be filled by ``store``."""
+    """Give the matrices of every layer the dtype ``kind`` ("int8" or "fp8") and a scale, to be filled by ``store``.
+
+    They stay [in, out], but are laid out in memory as [out, in], as GPUs' products of bytes want it.
+    """
     dtype = KINDS[kind]
     for layer in decoder.layers:
         for name in MATRICES:
             weight = getattr(layer, name)
-            setattr(layer, name, nn.Parameter(torch.empty_like(weight, dtype=dtype), requires_grad=False))
+            stored = torch.empty_like(weight.t(), dtype=dtype, memory_format=torch.contiguous_format).t()
+            setattr(layer, name, nn.Parameter(stored, requires_grad=False))
             scale = torch.empty(weight.shape[1], dtype=decoder.wide_dtype, device=weight.device)
             setattr(layer, f"{name}_scale", scale)
 

@@ -302,6 +302,6 @@ def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkey
     prompt = target.encode_prompt("a cat")
     decoding = Decoding(target, [prompt], drafting=Drafting("listening"), drafter=load_drafter("jacobi", target))
     before = target.decoder.dtype
-    target.decoder.to(torch.bfloat16)
+    target.decoder.set_dtype(torch.bfloat16)
     next(iter(decoding))
     assert before != torch.bfloat16 and torch.bfloat16 in told[-1] and before not in told[-1]

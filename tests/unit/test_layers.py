@@ -13,6 +13,7 @@ from adt_core.models import layers
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import Frame, rope_tables
 from adt_core.models.rows import Roots, Rows
+from tests.layouts.janus import write_janus
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -166,3 +167,17 @@ def test_what_is_read_in_place_of_tokens_stays_as_it_was(models):
     kept = given.clone()
     decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding), None, given)
     assert given.equal(kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@torch.inference_mode()
+def test_norm_and_head_are_stored_as_wide_as_they_work(tmp_path, dtype):
+    """Of Janus, whose head has a hidden layer. Not a number of theirs is converted when they are used."""
+    decoder = load_target(write_janus(tmp_path / "janus"), dtype=dtype).decoder
+    wide = torch.promote_types(dtype, torch.float32)
+    assert {name: decoder.get_parameter(name).dtype for name in layers.WIDE} == dict.fromkeys(layers.WIDE, wide)
+    assert decoder.dtype == dtype and decoder.layers[0].qkv.dtype == dtype and decoder.wide_dtype == wide
+    features = torch.randn(2, 1, decoder.config.hidden_size, dtype=wide)
+    with Operations() as operations:
+        z = decoder.logits(features, 3.0)
+    assert z.dtype == wide and not {"to", "_to_copy", "copy_"} & set(operations.names)

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from adt_core import Drafting, load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.models.vq import VQConfig, VQModel
 from model_making.sequences import image_token
+from tests.drafted import run
+from tests.layouts.llamagen import write_upstream
 from tests.tiny import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +114,32 @@ def test_seven_billion_parameters_are_described_without_being_read(tmp_path):
         and 13e9 < found["memory"]["bfloat16"] < 15.5e9
         and found["memory"]["int8"] < 9e9
     )
+
+
+def move_as_comfyui_does(module):
+    """ModelPatcher sets ``param.data`` outside of inference mode. A change of dtype stands for that of the device."""
+    for parameter in module.parameters():
+        assert not parameter.is_inference()
+        parameter.data = parameter.data.to(torch.float64)
+    module.to(torch.float64)
+
+
+@pytest.mark.parametrize("family", ["chameleon", "llamagen"])
+def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_path, family):
+    """Transformer, codec, text encoder (LlamaGen's), and drafter."""
+    with torch.inference_mode():
+        folder = tiny / "target" if family == "chameleon" else write_upstream(tmp_path / "llamagen")
+        target = load_target(folder)
+        drafter = load_drafter(tiny / "drafter", target) if family == "chameleon" else None
+    for module in (target.decoder, target.codec, target.text_encoder, drafter):
+        if module is not None:
+            move_as_comfyui_does(module)
+    length = len(target.encode_prompt("a cat"))  # weights are read outside of inference mode as well
+    assert length > 0 and target.decoder.embedding[0].isfinite().all()
+    drafting = Drafting() if drafter else Drafting(method="autoregressive")
+    drawn = run(target, drafter, drafting=drafting).codes
+    with torch.inference_mode():
+        assert (drawn >= 0).all() and target.codec.decode(target.cells(drawn)).isfinite().all()
 
 
 PEAK = """

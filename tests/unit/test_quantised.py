@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.models import quantised
+from adt_core.models import digits, quantised
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import MATRICES, product, rope_tables
 from adt_core.models.rows import Rows
@@ -86,3 +88,87 @@ def test_half_precision_holds_the_products(kind):
     quantised.store(stored, scale, weight)
     found = product(x.half(), stored, scale)
     assert found.isfinite().all() and (found.float() - x @ weight).abs().max() < 0.1 * (x @ weight).abs().max()
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that operations read and write of tensors as large as ``weight`` or larger."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.least, self.bytes = weight.numel(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not any(x.alias_info and not x.alias_info.is_write for x in func._schema.returns):  # views move nothing
+            tensors = (x for x in (*tree_leaves((args, kwargs)), *tree_leaves(result)) if isinstance(x, torch.Tensor))
+            self.bytes += sum(x.numel() * x.element_size() for x in tensors if x.numel() >= self.least)
+        return result
+
+
+def stored_weight(kind, inputs, outputs):
+    """A quantised weight as ``quantise`` lays it out, its scale, and some activations of which few are large."""
+    generator = torch.Generator().manual_seed(0)
+    stored, scale = torch.empty(outputs, inputs, dtype=quantised.KINDS[kind]).t(), torch.empty(outputs)
+    quantised.store(stored, scale, 0.02 * torch.randn(inputs, outputs, generator=generator))
+    x = torch.randn(3, inputs, generator=generator)
+    x[:, :4] = 300
+    return stored, scale, x
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@HALVES
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(monkeypatch, kind, dtype):
+    """At most 1.3 times as many. Elsewhere the weight is converted, which this counts as well."""
+    stored, scale, x = stored_weight(kind, 256, 512)
+    with Traffic(stored) as elsewhere:
+        product(x.to(dtype), stored, scale)
+    monkeypatch.setattr(digits, "_has_digits", lambda *_: True)
+    with Traffic(stored) as traffic:
+        product(x.to(dtype), stored, scale)
+    assert 0 < traffic.bytes <= 1.3 * stored.numel() < elsewhere.bytes
+
+
+@HALVES
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_digits_are_as_exact_as_converted_weights(monkeypatch, kind, dtype, rows):
+    stored, scale, x = stored_weight(kind, 1024, 64)
+    x = x.repeat(7, 1)[:rows].to(dtype)
+    exact = x.double() @ (stored.double() * scale.double())
+    monkeypatch.setattr(digits, "_has_digits", lambda *_: True)
+    found = product(x, stored, scale)
+    error = (found.double() - exact).abs().max() / exact.abs().max()
+    assert found.dtype == dtype and error <= torch.finfo(dtype).eps
+    assert product(torch.zeros_like(x), stored, scale).abs().max() == 0
+
+
+@HALVES
+def test_digits_hold_an_activation(dtype):
+    """Those of fp8 every bit of it; those of int8 to 2 ** -14 of the largest of its row."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    one, scale = torch.eye(64), torch.ones(64)
+    assert digits.fp8_digits(x, one.to(torch.float8_e4m3fn).t(), scale).equal(x)
+    found = digits.int8_digits(x.float(), one.to(torch.int8).t(), scale)
+    assert ((found - x.float()).abs() <= 2**-14 * x.float().abs().amax(-1, keepdim=True)).all()
+
+
+def test_digits_are_for_gpus_that_multiply_bytes(monkeypatch):
+    """Sides must be multiples of 8 (int8) or 16 (fp8); int8 needs compute capability 7.5, fp8 8.9."""
+    weights = {kind: torch.empty(32, 32, dtype=dtype, device="meta") for kind, dtype in quantised.KINDS.items()}
+
+    class OnGPU:
+        is_cuda, device = True, "cuda"
+
+        def __init__(self, dtype):
+            self.dtype = dtype
+
+    def known(capability, dtype=torch.bfloat16, cut=0):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        return [kind for kind, weight in weights.items() if digits._has_digits(OnGPU(dtype), weight[:, cut:])]
+
+    assert known((7, 0)) == [] and known((7, 5)) == known((8, 6)) == ["int8"] and known((8, 9)) == KINDS
+    assert known((9, 0), cut=8) == ["int8"] and known((9, 0), cut=4) == known((9, 0), torch.float32) == []
+    assert not digits._has_digits(torch.empty(1, 32, dtype=torch.bfloat16), weights["int8"])
