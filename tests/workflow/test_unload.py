@@ -48,21 +48,22 @@ def unload(server) -> None:
         time.sleep(0.1)
 
 
-def run(server, graph: Graph, seed: int) -> list[np.ndarray]:
-    """All images that the graph shows or saves with this seed. Every node that samples runs, and loads weights."""
+def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    """What nodes show or save with this seed of the last sampler, by node and number. It runs, and loads weights."""
     for node in graph.prompt.values():
         if node["class_type"] == "SaveImage":
             node["inputs"]["filename_prefix"] = uuid.uuid4().hex
-        if "seed" in node["inputs"]:
-            node["inputs"]["seed"] = seed
+    *_, last = (node for node in graph.prompt.values() if "seed" in node["inputs"])
+    last["inputs"]["seed"] = seed
     before = moves(server)["loaded"]
-    found = images(server, server.run(graph.prompt))
+    outputs = server.run(graph.prompt)
     assert moves(server)["loaded"] > before
-    return found
+    return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unloading_between_runs_changes_nothing(moving, name):
+    """Nodes before the last sampler don't run again, so that it can't rely on what they load."""
     graph = Graph(to_prompt(read(name), moving.get("/object_info")))
     if name == "lumina_mgpt":
         small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
@@ -74,10 +75,10 @@ def test_unloading_between_runs_changes_nothing(moving, name):
         found.append(run(moving, graph, seed))
         unload(moving)
     first, other, again = found
-    assert first and all(image.std() > 0 for image in first)
-    assert any((a != b).any() for a, b in zip(first, other)), "another seed gives another image"
-    for a, b in zip(first, again, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert again and set(again) <= set(first), "older versions of ComfyUI don't show again what they have cached"
+    assert any((first[name] != other[name]).any() for name in again), "another seed gives another image"
+    for name in again:
+        np.testing.assert_array_equal(first[name], again[name])
 
 
 def test_unloading_between_benchmarks(moving, workflow):
