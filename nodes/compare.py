@@ -86,8 +86,8 @@ class ADTTreeCompare(io.ComfyNode):
             for decoding in trial:
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)
-        vae = ImageTokenizer(model.codec, model.target.downsample)
-        a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
+            vae = ImageTokenizer(model.codec, model.target.downsample)
+            a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         wholes = [live_map.whole(partial(_picture, image)) for live_map, image in zip(maps, (a, b))]
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui={"adt_tree_map": wholes})
 

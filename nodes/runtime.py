@@ -84,7 +84,8 @@ def manage(module: torch.nn.Module, title: str, remedy: str) -> WeightsPatcher:
 def drop_unused_results() -> None:
     """Let ComfyUI's cache forget what earlier prompts made and this one has no use for, such as another model.
 
-    So there is no time at which RAM holds both the old model and the new one. Older versions of ComfyUI, and newer ones
+    So there is no time at which RAM holds both the old model and the new one, and the old one is not copied there from
+    the card to make room. Older versions of ComfyUI, and newer ones
     with ``--cache-classic``, do this by themselves before a prompt begins. Newer ones do it after every node, which is
     late for a node that loads a model. What the prompt can still ask for stays.
     """
@@ -100,8 +101,8 @@ def loaded(
 ) -> Iterator[torch.device]:
     """Bring weights to the device on which they run, and keep to them while they are read.
 
-    memory_required: bytes to make room for beside them. least: without so many of these bytes nothing works at all;
-    without ``memory_required`` unless told. Yields the device. Raises AdtError, in the words of the first patcher, if
+    memory_required: bytes to make room for beside them. least: how many of these bytes it can't do without, all of them
+    unless told. Yields the device. Raises AdtError, in the words of the first patcher, if
     the device is too small, if its memory runs out, or if ComfyUI left weights behind, as it does under ``--novram``.
     """
     device = patchers[0].load_device
