@@ -20,8 +20,8 @@ from ..adt_core.errors import AdtError
 from ..adt_core.policies import Drafting
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
-from .runtime import Progress, check_cancelled, load, refusal
-from .sampling import choose_drafting, patchers, preview, sampling_inputs
+from .runtime import Progress, check_cancelled, loaded, refusal
+from .sampling import choose_drafting, loaded_for, patchers, preview, sampling_inputs
 from .schema import schema
 from .sockets import (
     BatchResults,
@@ -85,7 +85,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
         _check(prompts, ids, model)
         job = _job(model, drafter, **single)
-        folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
+        with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
+            folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
         batch = Batch(job, folder, _metadata(cls.hidden))
         made = _make(batch, model, drafter, list(dict.fromkeys(prompts)), chunk_size, cls.hidden.unique_id)
         rows = [
@@ -160,9 +161,10 @@ def _make(
     made = _draw(batch, model, drafter, missing, len(kept), chunk_size, node_id)
     if kept:
         target = model.target
-        load([model.codec], memory_required=target.codec.working_bytes(target.length * target.downsample**2))
-    for text, picture in kept.items():
-        made[text] = picture, _image(batch.job.pixels(picture.codes[None], check_cancelled))
+        room = target.codec.working_bytes(target.length * target.downsample**2)
+        with loaded([model.codec], memory_required=room):
+            for text, picture in kept.items():
+                made[text] = picture, _image(batch.job.pixels(picture.codes[None], check_cancelled))
     return {text: made[text] for text in prompts}
 
 
@@ -183,8 +185,7 @@ def _draw(
     for stretch in stretches(len(missing), chunk_size):
         prompts = missing[stretch.start : stretch.stop]
         decoding = batch.job.decoding(prompts, at_once=chunk_size, check=check_cancelled)
-        load(patchers(model, drafter), memory_required=decoding.memory_required())
-        with closing(rounds(decoding)) as running:
+        with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
             for finished in running:
                 for image in finished:
                     picture, pixels = batch.keep(decoding, image, prompts[image], check_cancelled)

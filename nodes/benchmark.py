@@ -17,7 +17,7 @@ from ..adt_core.errors import AdtError
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .prompts import fingerprint, read
-from .runtime import Progress, check_cancelled, load, refusal
+from .runtime import Progress, check_cancelled, loaded, refusal
 from .sampling import check_same_model, patchers
 from .schema import schema
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket
@@ -88,11 +88,9 @@ class ADTTreeBenchmark(io.ComfyNode):
         plan = _plan(prompts, methods, count, lantern, path, model.path, **sampling)
         jobs = _jobs(plan, model, drafter)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
-        load(
-            patchers(model, drafter),
-            memory_required=max(job.decoding([longest]).memory_required() for job in jobs.values()),
-        )
-        table = _run(plan, jobs, cls.hidden.unique_id)
+        room = max(job.decoding([longest]).memory_required() for job in jobs.values())
+        with loaded(patchers(model, drafter), memory_required=room):
+            table = _run(plan, jobs, cls.hidden.unique_id)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
 
 

@@ -14,8 +14,8 @@ from ..adt_core.policies import PLAIN, Drafting
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .live_map import LiveMap
-from .runtime import Progress, check_cancelled, load, refusal
-from .sampling import choose_drafting, patchers, preview, read_rows, sampling_inputs
+from .runtime import Progress, check_cancelled, refusal
+from .sampling import choose_drafting, loaded_for, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket
 from .stock import ImageTokenizer, to_picture
@@ -82,12 +82,12 @@ class ADTTreeCompare(io.ComfyNode):
             {"drafting": choose_drafting(settings_b or Drafting(PLAIN), drafter, model)},
         ]
         both, trial = ([Decoding(model.target, [row], **common, **way) for way in ways] for _ in range(2))
-        load(patchers(model, drafter), memory_required=sum(decoding.memory_required() for decoding in both))
-        for decoding in trial:
-            warm_up(decoding)
-        maps = _take_turns(both, model, cls.hidden)
-        vae = ImageTokenizer(model.codec, model.target.downsample)
-        a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
+        with loaded_for(both, model, drafter):
+            for decoding in trial:
+                warm_up(decoding)
+            maps = _take_turns(both, model, cls.hidden)
+            vae = ImageTokenizer(model.codec, model.target.downsample)
+            a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         wholes = [live_map.whole(partial(_picture, image)) for live_map, image in zip(maps, (a, b))]
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui={"adt_tree_map": wholes})
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..adt_core.app.continuation import kept_tokens
 from ..adt_core.errors import AdtError
+from .runtime import loaded
 from .sockets import LoadedModel
 
 
@@ -20,7 +21,8 @@ def read_latent(
     _check(latent, model)
     samples, codec = latent["samples"], model.target.codec
     count = kept_tokens(model.target.grid, keep, keep_left)
-    codes = torch.cat([codec.nearest(one).flatten(1)[:, :count].cpu() for one in samples.split(1)])
+    with loaded([model.codec]):
+        codes = torch.cat([codec.nearest(one).flatten(1)[:, :count].cpu() for one in samples.split(1)])
     indices = latent.get("batch_index") or list(range(len(samples)))
     step = max(indices) + 1
     return codes.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]

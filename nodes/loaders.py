@@ -8,7 +8,7 @@ from ..adt_core.drafters import WITH_WINDOW, load_drafter, with_window
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
-from .runtime import check_cancelled, manage
+from .runtime import check_cancelled, drop_unused_results, manage
 from .schema import schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket
 from .stock import ImageTokenizer, TextEncoder
@@ -63,16 +63,22 @@ class ADTTreeModelLoader(io.ComfyNode):
     @classmethod
     def execute(cls, model: str, dtype: str) -> io.NodeOutput:
         path = folders.resolve(folders.models(), model, "model", folders.MODELS_KEY)
-        target = load_target(
-            path,
-            device=mm.unet_offload_device(),
-            dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
-            check=check_cancelled,
-            weights=_WEIGHTS.get(dtype),
-        )
-        codec = manage(target.codec)
-        text = manage(target.text_encoder) if target.text_encoder is not None else None
-        loaded = LoadedModel(target, path, manage(target.decoder), codec, text)
+        drop_unused_results()
+        with torch.inference_mode(False):  # ComfyUI also moves weights while that is off
+            target = load_target(
+                path,
+                device=mm.unet_offload_device(),
+                dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
+                check=check_cancelled,
+                weights=_WEIGHTS.get(dtype),
+            )
+        lighter = "" if dtype in _WEIGHTS else "'int8 weights' in the Model Loader, or "
+        decoder = manage(target.decoder, target.name, f"choose {lighter}a smaller model")
+        codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
+        text = None
+        if target.text_encoder is not None:
+            text = manage(target.text_encoder, f"{target.name}'s text encoder", "choose a smaller model")
+        loaded = LoadedModel(target, path, decoder, codec, text)
         return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 
 
@@ -100,8 +106,11 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     @classmethod
     def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS_KEY)
-        found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
-        patcher = manage(found.network) if found.network is not None else None
+        with torch.inference_mode(False):
+            found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
+        patcher = None
+        if found.network is not None:
+            patcher = manage(found.network, f"The drafter '{drafter}'", "choose 'jacobi' in the Drafter Loader")
         if window and patcher is not None:
             found, path = with_window(found), path + WITH_WINDOW
         return io.NodeOutput(LoadedDrafter(found, patcher, model.target, path))

@@ -1,8 +1,11 @@
 """What the nodes need from ComfyUI while they run: memory management, cancelling, progress and previews."""
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import comfy.memory_management
 import comfy.model_management as mm
 import comfy.utils
 import torch
@@ -11,7 +14,11 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 
+from ..adt_core.engine.kept import held_bytes, release
 from ..adt_core.errors import AdtError
+
+_AMPLE = 128 * 2**30
+"""While so many bytes of RAM are free, ComfyUI's cache keeps results of earlier prompts as well."""
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
 """Raises ComfyUI's own exception once the user has pressed Cancel; in newer versions it is a BaseException. The engine
@@ -34,29 +41,95 @@ def refusal(make: Callable, **values) -> bool | str:
 class ADTTreeWeights(torch.nn.Module):
     """Holds a module for a ModelPatcher, which sets attributes such as ``device`` on what it manages.
 
-    ComfyUI's log names this class when the weights are loaded.
+    ComfyUI's log names this class when the weights are loaded. title, remedy: see :func:`manage`.
     """
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, title: str, remedy: str):
         super().__init__()
-        self.module = module
+        self.module, self.title, self.remedy = module, title, remedy
 
 
-def manage(module: torch.nn.Module) -> ModelPatcher:
+class WeightsPatcher(ModelPatcher):
+    """Frees what the engine keeps beside the weights when ComfyUI takes the weights away, in whole or in part.
+
+    ComfyUI also calls ``detach`` and ``unpatch_model`` before every load, for weights that stay where they are
+    (``unpatch_weights`` is False then). What is kept stays with them.
+    """
+
+    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
+        """Move the weights to ``device_to``, usually the CPU."""
+        if unpatch_weights:
+            release(self.model.module)
+        super().unpatch_model(device_to, unpatch_weights)
+
+    def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, *args, **kwargs) -> int:
+        """Free so many bytes of the device: first what is kept, then weights. Returns the bytes that this gave."""
+        freed = held_bytes(self.model.module)
+        release(self.model.module)
+        if freed >= memory_to_free:
+            return freed
+        return freed + super().partially_unload(device_to, memory_to_free - freed, *args, **kwargs)
+
+
+def manage(module: torch.nn.Module, title: str, remedy: str) -> WeightsPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
-    The newer, dynamic ModelPatcher only works with layers of ``comfy.ops``, so this is the plain one.
+    title: what the user calls them. remedy: what to do if they need more memory than there is, as an order.
+    The newer, dynamic ModelPatcher only works with layers of ``comfy.ops``, so this is made from the plain one.
     """
     device, offload = mm.get_torch_device(), mm.unet_offload_device()
-    return ModelPatcher(ADTTreeWeights(module), load_device=device, offload_device=offload)
+    return WeightsPatcher(ADTTreeWeights(module, title, remedy), load_device=device, offload_device=offload)
 
 
-def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.device:
-    """Bring the weights to the device on which they run, making room for ``memory_required`` more bytes.
+def drop_unused_results() -> None:
+    """Let ComfyUI's cache forget what earlier prompts made and this one has no use for, such as another model.
 
-    Returns that device. Raises AdtError if ComfyUI left weights behind, as it does under ``--novram``.
+    So there is no time at which RAM holds both the old model and the new one, and the old one is not copied there from
+    the card to make room. Older versions of ComfyUI, and newer ones
+    with ``--cache-classic``, do this by themselves before a prompt begins. Newer ones do it after every node, which is
+    late for a node that loads a model. What the prompt can still ask for stays.
     """
-    mm.load_models_gpu(list(patchers), memory_required=memory_required, force_full_load=True)
+    forget = getattr(comfy.memory_management, "extra_ram_release", None)
+    if forget is not None:
+        forget(_AMPLE)
+    gc.collect()
+
+
+@contextmanager
+def loaded(
+    patchers: Sequence[ModelPatcher], memory_required: int = 0, least: int | None = None
+) -> Iterator[torch.device]:
+    """Bring weights to the device on which they run, and keep to them while they are read.
+
+    memory_required: bytes to make room for beside them. least: how many of these bytes it can't do without, all of them
+    unless told. Yields the device. Raises AdtError, in the words of the first patcher, if
+    the device is too small, if its memory runs out, or if ComfyUI left weights behind, as it does under ``--novram``.
+    """
+    device = patchers[0].load_device
+    needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
+    known = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML can't say how much memory there is
+    if known and needed > mm.get_total_memory(device):
+        raise _too_large(patchers[0], needed, "has {total:.1f} GB; {remedy}")
+    held = sum(held_bytes(patcher.model.module) for patcher in patchers)
+    try:
+        mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
+        _check_complete(patchers)
+        yield device
+    except torch.cuda.OutOfMemoryError as error:
+        mm.unload_all_models()  # as ComfyUI does where such an error reaches it
+        words = "ran out of its {total:.1f} GB; close other programs that use it, or {remedy}"
+        raise _too_large(patchers[0], needed, words) from error
+
+
+def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
+    """The sentence for weights that take more memory than there is. words: what became of it, and what to do."""
+    device, weights = patcher.load_device, patcher.model
+    rest = words.format(total=mm.get_total_memory(device) / 2**30, remedy=weights.remedy)
+    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
+
+
+def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
+    """Raises AdtError if weights are not on the device on which they run."""
     for patcher in patchers:
         if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             size = patcher.model_size() / 2**30
@@ -64,7 +137,6 @@ def load(patchers: Sequence[ModelPatcher], memory_required: int = 0) -> torch.de
                 f"The model's weights ({size:.1f} GB) are not all on {patcher.load_device}, where they are needed at "
                 "once; start ComfyUI without --novram, or with --cpu."
             )
-    return patchers[0].load_device
 
 
 class Progress:

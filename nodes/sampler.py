@@ -14,8 +14,8 @@ from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .latent import read_latent
 from .live_map import LiveMap
-from .runtime import Progress, check_cancelled, load, refusal
-from .sampling import choose_drafting, patchers, preview, read_rows, sampling_inputs
+from .runtime import Progress, check_cancelled, refusal
+from .sampling import choose_drafting, loaded_for, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
 
@@ -92,9 +92,9 @@ class ADTTreeSampler(io.ComfyNode):
             prefix=prefix,
             check=check_cancelled,
         )
-        load(patchers(model, drafter), memory_required=decoding.memory_required())
-        whole = _decode(decoding, model, cls.hidden)
-        vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
+        with loaded_for([decoding], model, drafter):
+            whole = _decode(decoding, model, cls.hidden)
+            vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui={"adt_tree_map": [whole]})
 
 

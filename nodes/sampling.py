@@ -1,5 +1,9 @@
 """What the sampler nodes have in common: their inputs, what follows from what is connected, and previews."""
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+
 import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
@@ -9,7 +13,7 @@ from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
 from ..adt_core.models.target import Prompt, Target
 from ..adt_core.policies import PLAIN, Drafting
-from .runtime import check_cancelled
+from .runtime import check_cancelled, loaded
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import encode, read_prompt, to_image, to_picture
 
@@ -58,6 +62,20 @@ def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPat
     """All weights that work when images are made."""
     network = [drafter.patcher] if drafter is not None and drafter.patcher is not None else []
     return [model.patcher, model.codec, *network]
+
+
+def loaded_for(
+    decodings: Sequence[Decoding], model: LoadedModel, drafter: LoadedDrafter | None
+) -> AbstractContextManager[torch.device]:
+    """All weights on their device, with room for decodings that work side by side; see :func:`.runtime.loaded`.
+
+    Where memory runs out a decoding draws fewer images at once, so it only has to have room for one.
+    """
+    singles = [copy(decoding) for decoding in decodings]
+    for single in singles:
+        single.at_once = 1
+    room, least = (sum(one.memory_required() for one in some) for some in (decodings, singles))
+    return loaded(patchers(model, drafter), room, least)
 
 
 def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:

@@ -5,6 +5,8 @@ tiled or not, go through the model's image tokeniser. A LATENT carries codebook 
 stock latent nodes can crop, flip or mix it. When it is decoded, every vector becomes the nearest code again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core.errors import AdtError
-from .runtime import check_cancelled, load
+from .runtime import check_cancelled, loaded
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
@@ -69,9 +71,10 @@ def encode(model: LoadedModel, text: str) -> Any:
 
     Raises AdtError for an empty text, and for one that is too long.
     """
-    if model.text is not None:
-        load([model.text])
-    return model.target.encode_prompt(text)
+    if model.text is None:
+        return model.target.encode_prompt(text)
+    with loaded([model.text]):
+        return model.target.encode_prompt(text)
 
 
 class TextEncoder(_Stock):
@@ -141,11 +144,11 @@ class ImageTokenizer(_Stock):
                 f"{self.latent_channels} channels ([batch, {self.latent_channels}, rows, columns]); decode it with the "
                 "VAE of the checkpoint that made it, or connect an ADT-Tree Sampler."
             )
-        codec, device = self._load(samples.shape[2] * samples.shape[3] * self.downsample**2)
         images = []
-        for vectors in samples.split(1):  # one by one: memory does not grow with the batch, nor do images depend on it
-            pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
-            images.append(to_image(pixels).to(mm.intermediate_device()))
+        with self._loaded(samples.shape[2] * samples.shape[3] * self.downsample**2) as (codec, device):
+            for vectors in samples.split(1):  # one by one: memory does not grow with the batch, nor do images differ
+                pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
+                images.append(to_image(pixels).to(mm.intermediate_device()))
         return torch.cat(images)
 
     def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:
@@ -166,18 +169,20 @@ class ImageTokenizer(_Stock):
             )
         top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
         pixels = pixels[:, top : top + height, left : left + width, :3].movedim(-1, 1) * 2 - 1
-        codec, device = self._load(height * width)
-        codes = [codec.encode(one.to(device, torch.float32), check=check_cancelled) for one in pixels.split(1)]
-        return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
+        with self._loaded(height * width) as (codec, device):
+            codes = [codec.encode(one.to(device, torch.float32), check=check_cancelled) for one in pixels.split(1)]
+            return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
 
     def encode_tiled(self, pixels: Tensor, *_, **__) -> Tensor:
         """The same as :meth:`encode`."""
         return self.encode(pixels)
 
-    def _load(self, pixels: int) -> tuple[Any, torch.device]:
+    @contextmanager
+    def _loaded(self, pixels: int) -> Iterator[tuple[Any, torch.device]]:
+        """The codec and its device, with room to work on an image of so many pixels."""
         codec = self.patcher.model.module
-        device = load([self.patcher], memory_required=codec.working_bytes(pixels))
-        return codec, device
+        with loaded([self.patcher], memory_required=codec.working_bytes(pixels)) as device:
+            yield codec, device
 
 
 def to_image(pixels: Tensor) -> Tensor:

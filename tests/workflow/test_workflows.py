@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,17 @@ def installed(object_info: dict, name: str) -> dict:
     kind, options = info[node]["input"]["required"][label]
     (kind if isinstance(kind, list) else options["options"]).append(value)
     return info
+
+
+def write_upscaler(folder: Path) -> None:
+    """The smallest upscaler of a kind that stock nodes read (SRVGGNet, here of random weights), by its shipped name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
+    weights = {f"{name}.weight": 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
+    weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()}
+    weights |= {f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)}
+    save_file(weights, folder / TO_INSTALL["upscale_with_model"][2])
 
 
 @pytest.fixture
@@ -133,17 +145,8 @@ def test_upscale(comfy, graph_of):
 
 
 def test_upscale_with_model(comfy, graph_of):
-    """The chain of stock nodes, with the smallest model of a kind that they read (SRVGGNet, here of random weights) in
-    place of a real one."""
-    folder = comfy.base / "models" / "upscale_models"
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(0)
-    sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
-    weights = {f"{name}.weight": 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
-    weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()} | {
-        f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)
-    }
-    save_file(weights, folder / TO_INSTALL["upscale_with_model"][2])
+    """The chain of stock nodes, with a small model in place of a real one."""
+    write_upscaler(comfy.base / "models" / "upscale_models")
     (image,) = images(comfy, comfy.run(graph_of("upscale_with_model").prompt))
     assert image.shape == (512, 512, 3) and image.std() > 20
 

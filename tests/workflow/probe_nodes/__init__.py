@@ -14,6 +14,8 @@ from aiohttp import web
 from comfy.model_patcher import ModelPatcher
 from server import PromptServer
 
+from . import device
+
 
 class DiffusionModel:
     """A diffusion model of a few thousand random weights, for the stock KSampler."""
@@ -47,9 +49,9 @@ class DiffusionModel:
         config = comfy.supported_models.SD15(
             {**shape, **attention, **rest, "use_linear_in_transformer": False, "adm_in_channels": None}
         )
-        device = comfy.model_management.get_torch_device()
-        model = comfy.model_base.BaseModel(config, device=device)
-        return (ModelPatcher(model, load_device=device, offload_device=comfy.model_management.unet_offload_device()),)
+        place = comfy.model_management.get_torch_device()
+        model = comfy.model_base.BaseModel(config, device=place)
+        return (ModelPatcher(model, load_device=place, offload_device=comfy.model_management.unet_offload_device()),)
 
 
 class Embedding:
@@ -151,4 +153,5 @@ NODE_CLASS_MAPPINGS = {
     "ProbePressure": Pressure,
     "ProbeReadTrace": ReadTrace,
     "ProbeWatch": Watch,
+    **device.NODES,
 }

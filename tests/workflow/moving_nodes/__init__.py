@@ -1,0 +1,73 @@
+"""A second place for the weights of ADT-Tree, on a machine that has one device only.
+
+On a CPU ComfyUI loads and unloads models without moving anything. With this pack their weights take the way that they
+take to a GPU and back: parameters get new storage, made inside inference mode when a node loads them and outside of it
+when the user unloads them. While they are unloaded their numbers are stored elsewhere, so whatever is computed from
+them without loading them first is wrong.
+"""
+
+import math
+
+import torch
+from aiohttp import web
+from comfy.model_patcher import ModelPatcher
+from server import PromptServer
+
+made, moves = ModelPatcher.__init__, {"loaded": 0, "unloaded": 0}
+load, unload = ModelPatcher.load, ModelPatcher.unpatch_model
+
+
+def is_ours(model: torch.nn.Module) -> bool:
+    return type(model).__name__ == "ADTTreeWeights"
+
+
+def tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def leave(model: torch.nn.Module) -> None:
+    """To where nothing is computed."""
+    if getattr(model, "elsewhere", None) is None:
+        model.elsewhere = [tensor.detach().clone() for tensor in tensors(model)]
+        for tensor in tensors(model):
+            tensor.data = torch.full_like(tensor, math.nan if tensor.is_floating_point() else 0)
+
+
+def arrive(model: torch.nn.Module) -> None:
+    """To where they are used."""
+    if model.elsewhere is not None:
+        for tensor, numbers in zip(tensors(model), model.elsewhere):
+            tensor.data = numbers.clone()
+        model.elsewhere = None
+
+
+def init(self, model, *args, **kwargs):
+    made(self, model, *args, **kwargs)
+    if is_ours(model):
+        leave(model)
+
+
+def loading(self, *args, **kwargs):
+    load(self, *args, **kwargs)
+    if is_ours(self.model):
+        arrive(self.model)
+        moves["loaded"] += 1
+
+
+def unloading(self, device_to=None, unpatch_weights=True):
+    unload(self, device_to, unpatch_weights)
+    if is_ours(self.model) and unpatch_weights:
+        leave(self.model)
+        moves["unloaded"] += 1
+
+
+ModelPatcher.__init__, ModelPatcher.load, ModelPatcher.unpatch_model = init, loading, unloading
+
+
+@PromptServer.instance.routes.get("/moving/moves")
+async def count(request):
+    """How often weights were loaded and unloaded."""
+    return web.json_response(moves)
+
+
+NODE_CLASS_MAPPINGS: dict[str, type] = {}

@@ -1,0 +1,116 @@
+"""The memory of a device as the tests want it to be: a small card, one that is exhausted, and what is kept on it."""
+
+import threading
+import time
+import weakref
+
+import comfy.model_management as mm
+import psutil
+import torch
+from aiohttp import web
+from server import PromptServer
+
+routes = PromptServer.instance.routes
+own_device, own_total, own_norm, own_load = (
+    mm.get_torch_device,
+    mm.get_total_memory,
+    torch.nn.functional.rms_norm,
+    mm.load_models_gpu,
+)
+CARD = torch.device("meta")
+
+
+@routes.get("/probe/card")
+async def card(request):
+    """From now on models are for a card of so many ``bytes``, to which nothing can be moved; 0 takes it away again."""
+    size = int(request.query["bytes"])
+    mm.get_torch_device = (lambda: CARD) if size else own_device
+    mm.get_total_memory = (lambda device=None, *_: size if device == CARD else own_total(device)) if size else own_total
+    return web.json_response({})
+
+
+@routes.get("/probe/exhaust")
+async def exhaust(request):
+    """Every forward runs out of memory from now on, or with ``on=0`` no longer."""
+
+    def fail(*_, **__):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    torch.nn.functional.rms_norm = fail if request.query["on"] == "1" else own_norm
+    return web.json_response({})
+
+
+class Kept:
+    """Stands for the caches and graphs that the engine keeps for the next decoding."""
+
+    num_bytes = 1_000_000
+
+
+kept: list[weakref.ref] = []
+asked: list[int] = []
+
+
+def load_models_gpu(models, memory_required=0, **options):
+    """Writes down for how much room nodes ask."""
+    asked.append(memory_required)
+    return own_load(models, memory_required=memory_required, **options)
+
+
+mm.load_models_gpu = load_models_gpu
+
+
+class Keep:
+    """Keeps something beside the decoder of a model, or takes some bytes of the model's memory away."""
+
+    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "keep", (), True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("ADT_MODEL",), "squeeze": ("INT",)}}
+
+    def keep(self, model, squeeze):
+        if squeeze:
+            freed = model.patcher.partially_unload(model.patcher.offload_device, squeeze)
+            return {"ui": {"text": [str(freed)]}}
+        model.target.decoder.kept = thing = Kept()
+        kept[:] = [weakref.ref(thing)]
+        return {}
+
+
+@routes.get("/probe/kept")
+async def is_kept(request):
+    """Is it still there, and the most room that was asked for in one load since this was asked last?"""
+    most = max(asked, default=0)
+    asked.clear()
+    return web.json_response({"kept": bool(kept and kept[0]() is not None), "asked": most})
+
+
+class Peak(threading.Thread):
+    """The most resident bytes of the process while it runs."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self.going_on = 0, True
+
+    def run(self):
+        process = psutil.Process()
+        while self.going_on:
+            self.most = max(self.most, process.memory_info().rss)
+            time.sleep(0.002)
+
+
+watching: list[Peak] = []
+
+
+@routes.get("/probe/peak")
+async def peak(request):
+    """The most resident bytes since this was asked last."""
+    most = 0
+    for one in watching:
+        one.going_on, most = False, one.most
+    watching[:] = [Peak()]
+    watching[0].start()
+    return web.json_response({"bytes": most})
+
+
+NODES = {"ProbeKeep": Keep}

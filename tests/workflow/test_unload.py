@@ -1,0 +1,94 @@
+"""Run, Unload Models, Run again: every workflow gives the same images wherever its weights have been meanwhile."""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comfy_server import PACKS, Comfy
+from convert import Graph, to_prompt
+from test_errors import benchmark
+from test_run import images
+from test_workflows import NAMES, read, write_upscaler
+
+MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
+"""Packs of a server whose weights move as they do where there is a GPU."""
+
+
+@pytest.fixture(scope="module")
+def moving(release, tmp_path_factory):
+    """A server on which all workflows find what they need, made small: other models are random and have their names."""
+    from tests.layouts.llamagen import write_hugging_face
+    from tests.layouts.lumina import write_lumina
+    from tests.tiny import write_tiny_checkpoint
+
+    base = tmp_path_factory.mktemp(f"moving-{release.version}")
+    folder = base / "models" / "ar_image"
+    write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
+    write_lumina(folder / "Lumina-mGPT-7B-768")
+    write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
+    write_upscaler(base / "models" / "upscale_models")
+    with Comfy(release, base, MOVING, ("--preview-method", "auto")) as server:
+        yield server
+
+
+def moves(server) -> dict:
+    """How often weights have been loaded and unloaded."""
+    return server.get("/moving/moves")
+
+
+def unload(server) -> None:
+    """What the button Unload Models does."""
+    before = moves(server)["unloaded"]
+    server.post("/free", {"unload_models": True})
+    wait_until(lambda: moves(server)["unloaded"] > before, "nothing was unloaded")
+
+
+def wait_until(true: Callable[[], bool], otherwise: str) -> None:
+    """For a server that does what it is asked to when it next looks, within seconds."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)
+
+
+def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    """What nodes show or save with this seed of the last sampler, by node and number. It runs, and loads weights."""
+    for node in graph.prompt.values():
+        if node["class_type"] == "SaveImage":
+            node["inputs"]["filename_prefix"] = uuid.uuid4().hex
+    *_, last = (node for node in graph.prompt.values() if "seed" in node["inputs"])
+    last["inputs"]["seed"] = seed
+    before = moves(server)["loaded"]
+    outputs = server.run(graph.prompt)
+    assert moves(server)["loaded"] > before
+    return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unloading_between_runs_changes_nothing(moving, name):
+    """Nodes before the last sampler don't run again, so that it can't rely on what they load."""
+    graph = Graph(to_prompt(read(name), moving.get("/object_info")))
+    if name == "lumina_mgpt":
+        small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
+        graph.set("ADTTreeSampler", model=small)
+    if name == "coco_batch":
+        graph.set("ADTTreePrompts", count=3)
+    found, low = [], 10 * NAMES.index(name)  # workflows that are alike don't find each other's results in the cache
+    for seed in (low, low + 1, low):
+        found.append(run(moving, graph, seed))
+        unload(moving)
+    first, other, again = found
+    assert again and set(again) <= set(first), "older versions of ComfyUI don't show again what they have cached"
+    assert any((first[name] != other[name]).any() for name in again), "another seed gives another image"
+    for name in again:
+        np.testing.assert_array_equal(first[name], again[name])
+
+
+def test_unloading_between_benchmarks(moving, workflow):
+    graph = benchmark(Graph(to_prompt(workflow, moving.get("/object_info"))))
+    for seed in (1, 2):
+        run(moving, graph, seed)
+        unload(moving)
