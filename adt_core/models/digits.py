@@ -18,9 +18,9 @@ _NEEDED = {torch.int8: (8, (7, 5)), torch.float8_e4m3fn: (16, (8, 9))}
 def byte_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """x [M, in] times what ``weight * scale`` says, in x's dtype and to its precision: [M, out].
 
-    weight: [in, out], int8 or float8_e4m3fn, stored as [out, in]. scale: [out], float32 or float64. It goes by digits on
-    an NVIDIA GPU, in half precision, where :data:`_NEEDED` is met. Elsewhere the weight is converted to x's dtype, and
-    the output is scaled.
+    weight: [in, out], int8 or float8_e4m3fn, stored as [out, in]. scale: [out], float32 or float64. By digits on an
+    NVIDIA GPU, in half precision, where :data:`_NEEDED` is met. Elsewhere the weight is converted to x's dtype, and the
+    output is scaled.
     """
     if not _has_digits(x, weight):
         return _converted(x, weight, scale)

@@ -87,7 +87,7 @@ REMEDIES = {CODEC: "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqv
 _BESIDE = "if it holds no image decoder, `vqgan.ckpt` of Chameleon or the folder `Anole-7b-v0.1-vqvae-hf` beside it"
 _PUBLISHED = (
     Published("bundled", "comes with the pack", "", "128", "0.1 GB in float32"),
-    Published("Anole-7B", "`leloy/Anole-7b-v0.1-hf`", f"the folder; {_BESIDE}", "512", "14.0 / 8.0 GiB"),
+    Published("Anole-7B", "`leloy/Anole-7b-v0.1-hf`", f"the folder; {_BESIDE}", "512", "14.1 / 8.0 GiB"),
 )
 FAMILY = Family(
     "chameleon",

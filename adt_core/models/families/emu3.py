@@ -144,7 +144,7 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
 
 
 _SIZE = "720, or as many in another shape"
-_GEN = Published("Emu3-Gen", "`BAAI/Emu3-Gen-hf`", "the folder", _SIZE, "17.7 / 11.2 GiB")
+_GEN = Published("Emu3-Gen", "`BAAI/Emu3-Gen-hf`", "the folder", _SIZE, "17.9 / 11.4 GiB")
 FAMILY = Family(
     "emu3", "Emu3-Gen", _recognises, skeleton, entries, Emu3Prompter.of, search=("emu3",), published=(_GEN,)
 )

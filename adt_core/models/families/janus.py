@@ -145,7 +145,7 @@ _UNDERSTANDING = (
     "gen_vision_model.quantize.codebook_used",
 )
 _SOURCE = "`deepseek-community/Janus-Pro-1B`, or `deepseek-ai/Janus-Pro-1B`; `-7B`"
-_PRO = Published("Janus-Pro-1B, -7B", _SOURCE, "the folder", "384", "3.3, 13.3 / 2.2, 7.6 GiB")
+_PRO = Published("Janus-Pro-1B, -7B", _SOURCE, "the folder", "384", "3.4, 13.4 / 2.3, 7.8 GiB")
 FAMILY = Family(
     "janus",
     "Janus-Pro",

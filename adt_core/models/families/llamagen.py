@@ -263,7 +263,7 @@ _PUBLISHED = Published(
     "the file or folder, with `vq_ds16_t2i.pt` and the folder `flan-t5-xl` (`google/flan-t5-xl`) beside it; "
     "needs `pip install ftfy beautifulsoup4`",
     "256, 512",
-    "4.1, 4.4 GiB / 3.4, 3.7 GiB",
+    "4.1, 4.4 GiB / 3.5, 3.7 GiB",
 )
 FAMILY = Family(
     "llamagen",

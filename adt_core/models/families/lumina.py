@@ -71,8 +71,8 @@ _FILES = (
     "the folder, with `vqgan.ckpt` of Chameleon beside it; the Omni folder lacks `tokenizer.json`: copy the other's"
 )
 _PUBLISHED = (
-    Published("Lumina-mGPT-7B-768, -768-Omni", f"{_SOURCE}-768`", _FILES, f"768, {_OTHERS}", "15.3 / 9.3 GiB"),
-    Published("Lumina-mGPT-7B-1024", f"{_SOURCE}-1024`", "the same", f"1024, {_OTHERS}", "17.1 / 11.0 GiB"),
+    Published("Lumina-mGPT-7B-768, -768-Omni", f"{_SOURCE}-768`", _FILES, f"768, {_OTHERS}", "15.4 / 9.3 GiB"),
+    Published("Lumina-mGPT-7B-1024", f"{_SOURCE}-1024`", "the same", f"1024, {_OTHERS}", "17.1 / 11.1 GiB"),
 )
 FAMILY = Family(
     "lumina-mgpt",
