@@ -148,10 +148,10 @@ class EagleProposer(Proposer):
     def catch_up(self, columns: int = 0) -> Tensor:
         """Feed the pairs that are waiting. Returns the output of each image's last pair, [R, 1, h].
 
-        columns: of the KV cache to be read, where sizes are fixed.
+        columns: of the KV cache to be read, where sizes are fixed; else 0.
         """
-        count = self._ids.shape[1] if self.session.fixed else self._waiting
-        step = self.rows.causal_step(Roots(self._at, self._at, self._positions, columns), count)
+        count, positions = (self._ids.shape[1], None) if columns else (self._waiting, self._positions)
+        step = self.rows.causal_step(Roots(self._at, self._at, positions, columns), count)
         out = self._run(self._ids[:, :count], self._features[:, :count], step)
         return self.rows.gather(out, self._last)
 

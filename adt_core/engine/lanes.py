@@ -115,7 +115,7 @@ class Lanes:
     def begin_round(self) -> None:
         """Tell the roots what the host knows of them."""
         self.roots.positions = None if self.task.fixed else list(self.positions)
-        self.roots.columns = self.columns_ahead()
+        self.roots.columns = self._columns() if self.task.fixed else 0
 
     def order(self, shapes: Sequence[Shape], moves: Sequence[int], allowed: Sequence[int]) -> None:
         """Say what the host has decided, in one copy: shapes of the trees, steps of plain images, LANTERN's limits."""
@@ -134,7 +134,7 @@ class Lanes:
         """What a round changes and the next one reads, but for KV caches."""
         return [self.roots.codes, self.roots.at, *(self.proposer.state() if self.proposer is not None else [])]
 
-    def columns_ahead(self) -> int:
+    def _columns(self) -> int:
         """Columns of the KV cache that a round of fixed size reads."""
         used = max(self.positions) + self.rows.first_slot + self.task.uncommitted
         return min(-(-used // COLUMNS) * COLUMNS, len(self.rows.columns))

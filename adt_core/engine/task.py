@@ -14,6 +14,7 @@ from ..drafters.table import sources
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
 from ..models.layers import Rope, rope_tables
+from ..models.rows import ALIGNED
 from ..models.target import Prompt, Target
 from ..policies import Drafting, Policy, Scene, Shape
 from ..rules.noise import NOISE_VERSION, Noise
@@ -121,8 +122,8 @@ class Task:
 
     @property
     def slots(self) -> int:
-        """Of the KV caches: the longest prompt, an image, a tree, and one to spare; a multiple of 8 suits GPUs."""
-        return -(-(self.padded + self.target.length + self.uncommitted + 1) // 8) * 8
+        """Of the KV caches: the longest prompt, an image, a tree, and one to spare."""
+        return -(-(self.padded + self.target.length + self.uncommitted + 1) // ALIGNED) * ALIGNED
 
     @property
     def noise_ahead(self) -> int:

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ALIGNED = 8
+"""A GPU's attention kernels want the rows of a mask to begin at multiples of so many numbers; else it is copied."""
+
 
 @dataclass
 class Step:
@@ -146,7 +149,8 @@ class Rows:
         real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         positions = (at - self.pads[:, None]).clamp_min(0)
-        return Step(positions, slice(0, self.length), self._additive(visible)[:, None])
+        mask = F.pad(self._additive(visible), (0, -self.length % ALIGNED))[..., : self.length]
+        return Step(positions, slice(0, self.length), mask[:, None])
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """A forward of n tokens for each image, behind its committed slots, which end where its root's slot begins.
