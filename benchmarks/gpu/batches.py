@@ -69,7 +69,7 @@ def _bundled(size: int, rehearse: bool) -> Iterator[dict]:
     for job in jobs.values():
         whole_image(job, size)  # does not count: first calls are slow
     calls = {method: lambda job=job: whole_image(job, size)[0] for method, job in jobs.items()}
-    taken, failed = interleaved(calls, 1 if rehearse else 5)
+    taken, failed = interleaved(calls, 1 if rehearse else 5 if size == 1 else 3)
     for method, seconds in taken.items():
         tokens = size * target.length
         row = {"table": "Batches of the bundled model", "method": TITLES[method], "images": size}

@@ -118,7 +118,7 @@ def activity(events: Iterable[dict]) -> Activity:
 
 
 def profiled(call: Callable[[], object]) -> Activity | None:
-    """What the device does in a call; None without CUDA. The call runs in any case."""
+    """What the device does in a call; None where that can't be seen. The call runs in any case."""
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         with profile(activities=kinds) as seen:
@@ -127,7 +127,8 @@ def profiled(call: Callable[[], object]) -> Activity | None:
         file = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    return activity(events) if torch.cuda.is_available() else None
+    seen = activity(events)
+    return seen if seen.kernels else None
 
 
 def recorded(call: Callable[[], object]) -> Callable[[], object]:

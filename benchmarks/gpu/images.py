@@ -5,14 +5,14 @@ the prompt. Weights are random, so the tokens of a round (*tau*) come from elsew
 device, or from the paper's tables (*paper*; summaries of arXiv 2512.21857, temperature 0 on COCO unless told). Trees
 have the mean depth and size that belong to that tau. The codec's work is left out. transformers decodes the same shape
 with guidance in one batch of two rows, launched one by one as its users do, without padding. Steps and rounds of a
-model take turns. *Times transformers* compares with the faster of its caches.
+model take turns. *Times transformers* compares with the faster of its caches. Rounds and prompts of Emu3 are those of
+an image of a quarter of its size.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from .device import Case, modes, seconds_of, spread, the_device
 from .models import (
     ADT_TREE,
     BOTH,
+    SEVEN_B,
     SHAPES,
     TITLES,
     WINDOW,
@@ -44,11 +45,11 @@ from .models import (
     trained,
     tree_job,
 )
-from .others import lantern_step, transformers_step
+from .others import Step, lantern_step, transformers_model, transformers_step
 from .pieces import LONGEST
 
 FIRST = 3500  # held-out caption of this part
-OTHERS = "transformers"
+OURS, TRANSFORMERS, LANTERN_CODE = "this engine", "transformers", "LANTERN's public code"
 
 
 class Trace(NamedTuple):
@@ -106,64 +107,78 @@ def _row(shape: str, engine: str, trace: Trace, seconds: list[float], prefill: f
     }
 
 
+def _prefill(job: Job) -> float:
+    """Seconds of reading a prompt and making an image's noise; the first time does not count."""
+    for _ in range(2):
+        decoding = job.decoding(["A picture."])
+        drawn(decoding, 1)
+    return decoding.trace.prefill_seconds
+
+
+def _others(name: str, shape: Shape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
+    """Plain decoding by others, and what went wrong, by engine."""
+    found, failed = {}, {}
+    try:
+        model = transformers_model(shape)
+        made = {f"{TRANSFORMERS}, {kind} cache": partial(transformers_step, model, shape, length, kind)
+                for kind in ("dynamic", "static")}  # fmt: skip
+    except Exception as error:  # a version of transformers that works otherwise
+        made, failed[TRANSFORMERS] = {}, device.last_line(error)
+    if name == SEVEN_B and (repository := _lantern()):
+        made[LANTERN_CODE] = partial(lantern_step, repository, shape, length)
+    for engine, make in made.items():
+        try:
+            found[engine] = make()
+            found[engine].step()  # the first call is slow
+        except Exception as error:
+            failed[engine] = device.last_line(error)
+            device.synchronise()
+    return found, failed
+
+
 def _measure(name: str, rehearse: bool) -> Iterator[dict]:
-    shape, repeats = shape_of(name, rehearse), 2 if rehearse else 30
+    shape, repeats, warm = shape_of(name, rehearse), 2 if rehearse else 30, 1 if rehearse else 8
     target = random_target(name, shape, torch.bfloat16)
     network, length = random_network(target), target.length
     short = halved(target) if length > LONGEST else target
-    chosen = [*traces(rehearse), *(PAPER if name == next(iter(SHAPES)) else ())]
-    streams = {
-        f"{trace.title}, {trace.source}": (
-            trace, Stream(_job(trace, short, network, shape.guidance), modes()[0], warm=1 if rehearse else 8)
-        )
-        for trace in chosen
-    }  # fmt: skip
-    clocks: dict[str, Callable[[], float]] = {key: stream.seconds for key, (_, stream) in streams.items()}
-    failed, prefills = {}, {}
-    for kind in ("dynamic", "static"):
-        key = f"{OTHERS}, {kind} cache"
-        try:
-            step = transformers_step(shape, short.length, kind)
-            prefills[key], clocks[key] = step.prefill, partial(seconds_of, step.step)
-            step.step()  # the first call is slow
-        except Exception as error:  # a version of transformers that works otherwise
-            failed[key] = device.last_line(error)
+    chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
+    jobs = {f"{trace.title}, {trace.source}": _job(trace, short, network, shape.guidance) for trace in chosen}
+    streams = {key: Stream(job, modes()[0], warm=warm) for key, job in jobs.items()}
+    others, failed = _others(name, shape, short.length)
+    clocks: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}
+    clocks |= {key: partial(seconds_of, other.step) for key, other in others.items()}
     taken, more = device.interleaved(clocks, repeats)
+    for stream in streams.values():
+        stream.close()
     rows = []
-    for key, seconds in taken.items():
-        if key in streams:
-            trace, stream = streams[key]
-            rows.append(_row(name, "this engine", trace, seconds, stream.decoding.trace.prefill_seconds, length))
-            stream.close()
-        else:
-            rows.append(_row(name, key, Trace("plain", PLAIN, "1 by definition", 1.0), seconds, prefills[key], length))
+    for (key, job), trace in zip(jobs.items(), chosen):
+        if key in taken:
+            rows.append(_row(name, OURS, trace, taken[key], _prefill(job), length))
+    one = Trace(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
+    rows += [_row(name, key, one, taken[key], others[key].prefill, length) for key in others if key in taken]
     yield from compared(rows)
     yield from ({"what": f"{name}, {key}", "error": error} for key, error in (failed | more).items())
 
 
 def compared(rows: list[dict]) -> list[dict]:
     """The rows with their ratios; None where there is nothing to compare with."""
-    theirs = min((row["seconds"] for row in rows if row["engine"].startswith(OTHERS)), default=None)
-    plain = next((row["seconds"] for row in rows if row["engine"] == "this engine" and row["method"] == "plain"), None)
+    theirs = min((row["seconds"] for row in rows if row["engine"].startswith(TRANSFORMERS)), default=None)
+    plain = next((row["seconds"] for row in rows if (row["engine"], row["method"]) == (OURS, TITLES[PLAIN])), None)
     compare = {"times plain": plain, "times transformers": theirs}
     return [row | {name: other and other / row["seconds"] for name, other in compare.items()} for row in rows]
 
 
-def _lantern(shape: Shape, rehearse: bool) -> Iterator[dict]:
-    repository = os.environ.get("LANTERN_REPO")
-    if not repository or not Path(repository).is_dir():
-        said = "not there: LANTERN_REPO names no folder"
-        yield {"table": "LANTERN's public code", "folder": repository, "said": said, "step, ms": None, "steps": 0}
-        return
-    sys.path.insert(0, repository)
-    step, repeats = lantern_step(shape, shape.grid[0] * shape.grid[1]), 2 if rehearse else 30
-    step()
-    seconds = [seconds_of(step) for _ in range(repeats)]
-    yield {"table": "LANTERN's public code", "folder": repository, "said": "plain steps of its Anole",
-           "step, ms": spread(seconds, 1000), "steps": repeats}  # fmt: skip
+def _lantern() -> Path | None:
+    """The checkout of LANTERN's public code that LANTERN_REPO names."""
+    named = os.environ.get("LANTERN_REPO")
+    return Path(named) if named and Path(named).is_dir() else None
+
+
+def _is_there() -> Iterator[dict]:
+    found = _lantern()
+    said = f"timed with {SEVEN_B}" if found else "not there: LANTERN_REPO names no folder"
+    yield {"table": LANTERN_CODE, "checkouts": int(found is not None), "said": said}
 
 
 def cases(rehearse: bool) -> list[Case]:
-    first = next(iter(SHAPES))
-    found = [(name, partial(_measure, name, rehearse)) for name in SHAPES]
-    return [*found, ("LANTERN's public code", partial(_lantern, shape_of(first, rehearse), rehearse))]
+    return [(LANTERN_CODE, _is_there), *((name, partial(_measure, name, rehearse)) for name in SHAPES)]

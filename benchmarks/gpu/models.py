@@ -260,6 +260,7 @@ class Stream:
         self._running.close()
 
 
+@torch.inference_mode()
 def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], Tensor]]:
     """By size, a forward over a chain of so many tokens in the middle of an image: layers, head and nothing else."""
     decoder = target.decoder
@@ -267,14 +268,12 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
     slots = len(prompt) + target.length + max(sizes) + 1
     rows = Rows([prompt, target.unconditional(prompt)], slots, decoder.embedding, images=1)
     roots = Roots.all_at(torch.zeros(1, dtype=torch.long, device=where), target.length // 2)
-    cache, rope = (
-        KVCache(decoder.config, rows.count, slots, decoder.embedding),
-        rope_tables(decoder.config, decoder.embedding),
-    )
+    cache = KVCache(decoder.config, rows.count, slots, decoder.embedding)
+    rope = rope_tables(decoder.config, decoder.embedding)
 
     def of(size: int) -> Callable[[], Tensor]:
         step = rows.causal_step(roots, size)
-        ids = decoder.image_ids[:size].expand(rows.count, -1).contiguous()
+        ids = rows.spread(decoder.image_ids[torch.arange(size, device=where)][None])
         return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), 3.0))
 
     return {size: of(size) for size in sizes}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -19,7 +23,7 @@ class Step(NamedTuple):
     prefill: float
 
 
-def _model(shape: Shape, room: int):
+def transformers_model(shape: Shape):
     """A transformers model with random weights: Chameleon's where ours has its norms, else a LLaMA.
 
     A LLaMA whose image tokens have a head of their own gets that head's size.
@@ -33,7 +37,7 @@ def _model(shape: Shape, room: int):
         "num_hidden_layers": ours.num_layers,
         "num_attention_heads": ours.num_heads,
         "num_key_value_heads": ours.num_kv_heads,
-        "max_position_embeddings": max(room, ours.max_positions),
+        "max_position_embeddings": ours.max_positions,
         "rms_norm_eps": ours.rms_norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": ours.rope_theta},
         "bos_token_id": None,
@@ -60,18 +64,24 @@ def _cache(kind: str, model, room: int):
     return DynamicCache(config=model.config)
 
 
-def transformers_step(shape: Shape, length: int, kind: str) -> Step:
-    """Steps of transformers from the middle of an image of ``length`` tokens on. kind: "dynamic" or "static" cache."""
-    room = shape.prompt + length + 1
-    model, where = _model(shape, room), the_device()
+def _drawn(logits: Tensor, guidance: float) -> Tensor:
+    """A code from the logits [2, 1, codes] of both rows of an image, for both rows [2, 1]."""
+    c, u = logits.float().chunk(2)
+    return torch.multinomial((u + guidance * (c - u)).softmax(-1)[0], 1).expand(2, 1)
+
+
+def transformers_step(model, shape: Shape, length: int, kind: str) -> Step:
+    """Steps of a :func:`transformers_model` from the middle of an image of ``length`` tokens on.
+
+    kind: of the cache, "dynamic" or "static".
+    """
+    room, where = shape.prompt + length + 1, the_device()
     codes = slice(model.config.vocab_size - shape.codes, None)
 
     @torch.inference_mode()
     def forward(ids: Tensor, cache) -> Tensor:
         features = model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[:, -1:]
-        c, u = model.lm_head(features)[..., codes].float().chunk(2)
-        probabilities = (u + shape.guidance * (c - u)).softmax(-1)[0]
-        return (torch.multinomial(probabilities, 1) + codes.start).expand(2, 1)
+        return _drawn(model.lm_head(features)[..., codes], shape.guidance) + codes.start
 
     prompt = torch.ones(2, shape.prompt, dtype=torch.long, device=where)
     prefill = min(seconds_of(lambda: forward(prompt, _cache(kind, model, room))) for _ in range(2))
@@ -85,17 +95,17 @@ def transformers_step(shape: Shape, length: int, kind: str) -> Step:
     return Step(step, prefill)
 
 
-def lantern_step(shape: Shape, length: int) -> Callable[[], object]:
-    """Plain steps of the Anole in LANTERN's public code, whose folder is on the path. Raises what its code raises.
+def lantern_step(repository: Path, shape: Shape, length: int) -> Step:
+    """Plain steps of the Anole in a checkout of LANTERN's public code, with its own cache. Raises what its code raises.
 
-    It wants the version of transformers that its requirements name.
+    Its package is entered without its ``__init__``, which wants an old version of transformers.
     """
-    from models.configs.configuration_anole import ChameleonConfig
-    from models.drafters.kv_cache import initialize_past_key_values
-    from models.kv_variants.modeling_anole_kv import ChameleonForConditionalGeneration
-
-    ours = shape.config
-    config = ChameleonConfig(
+    package = ModuleType("models")
+    package.__path__ = [str(repository / "models")]
+    sys.modules["models"] = package
+    theirs = import_module("models.kv_variants.modeling_anole_kv")
+    ours, where = shape.config, the_device()
+    config = import_module("models.configs.configuration_anole").ChameleonConfig(
         vocab_size=ours.vocab_size,
         hidden_size=ours.hidden_size,
         intermediate_size=ours.intermediate_size,
@@ -104,22 +114,26 @@ def lantern_step(shape: Shape, length: int) -> Callable[[], object]:
         num_key_value_heads=ours.num_kv_heads,
         vocabulary_map={"<image>": 1, "IMGIMGAZ": 2},
     )
-    with torch.device(the_device()):
-        model = ChameleonForConditionalGeneration(config).to(torch.bfloat16).eval()
-        cache = initialize_past_key_values(model, batch_size=2)[0]
-        ids = torch.ones(2, shape.prompt + length // 2, dtype=torch.long)
+    config.rope_scaling = None  # newer versions of transformers put there what its code does not expect
+    with torch.device(where):
+        model = theirs.ChameleonModel(config).to(torch.bfloat16).eval()
+        head = torch.nn.Linear(ours.hidden_size, ours.vocab_size, bias=False, dtype=torch.bfloat16)
+        cache, _, known = theirs.initialize_past_key_values(model, batch_size=2)
 
     @torch.inference_mode()
     def forward(ids: Tensor) -> Tensor:
-        features = model.model(input_ids=ids, past_key_values=cache, use_cache=True)[0][:, -1:]
-        c, u = model.lm_head(features)[..., : shape.codes].float().chunk(2)
-        probabilities = (u + shape.guidance * (c - u)).softmax(-1)[0]
-        return torch.multinomial(probabilities, 1).expand(2, 1)
+        features = model(input_ids=ids, past_key_values=cache, use_cache=True)[0][:, -1:]
+        return _drawn(head(features)[..., : shape.codes], shape.guidance)
 
-    last = forward(ids)
+    def read(count: int) -> Tensor:
+        known.zero_()
+        return forward(torch.ones(2, count, dtype=torch.long, device=where))
+
+    prefill = min(seconds_of(lambda: read(shape.prompt)) for _ in range(2))
+    last = read(shape.prompt + length // 2)
 
     def step() -> None:
         nonlocal last
         last = forward(last)
 
-    return step
+    return Step(step, prefill)

@@ -154,6 +154,7 @@ def _measure(name: str, weights: str | None, rehearse: bool) -> Iterator[dict]:
 
 def cases(rehearse: bool) -> list[Case]:
     first, *others = SHAPES
-    kinds = (None, "int8", "fp8")
-    order = [(first, weights) for weights in kinds] + [(name, weights) for weights in kinds for name in others]
+    order = [(first, weights) for weights in (None, "int8", "fp8")] + [(name, None) for name in others]
+    if not rehearse:
+        order += [(name, weights) for weights in ("int8", "fp8") for name in others]
     return [(f"{name} {weights or 'bf16'}", partial(_measure, name, weights, rehearse)) for name, weights in order]

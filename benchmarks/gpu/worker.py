@@ -14,11 +14,14 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from .device import free_memory, last_line, synchronise
 
 
 def run(module: str, file: Path, first: int, rehearse: bool) -> None:
     """Measure the cases of a part from number ``first`` on. Raises if the device is of no use any more."""
+    torch.set_num_threads(min(8, torch.get_num_threads()))  # more make a small model slower
     part = import_module(module)
     cases = part.cases(rehearse)
 
