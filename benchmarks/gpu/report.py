@@ -44,6 +44,7 @@ def bars(results: dict) -> str:
     for bar in BARS:
         value = bar.value(rows)
         verdict = "not measured" if value is None else "met" if bar.met(value) else "**not met**"
+        verdict = "a rehearsal tells nothing" if results["rehearsal"] else verdict
         lines.append(
             f"| {bar.title} | at {'most' if bar.most else 'least'} {bar.bound:g} | {cell(value)} | {verdict} |"
         )
