@@ -35,22 +35,32 @@ PARTS = {
 }
 """The parts in their order: module, and share of the time."""
 ROOT = Path(__file__).resolve().parents[2]
+LEAST_SILENCE, MOST_SILENCE = 60.0, 1 / 3
+"""A case that writes nothing for so many seconds, or for this share of its part's time, hangs; the next one is begun."""
 ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
 
 
-def wait(command: list[str], log: Path, seconds: float) -> int | None:
-    """The exit code of a process whose output goes to ``log``; None if it had to be ended."""
+def wait(command: list[str], file: Path, log: Path, seconds: float, silence: float) -> int | None:
+    """The exit code of a worker that writes to ``file``, its output to ``log``; None if it had to be ended.
+
+    That is after ``seconds``, or when nothing new was in the file for ``silence`` seconds.
+    """
+    end, size, quiet = time.monotonic() + seconds, -1, time.monotonic() + silence
     with log.open("ab") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-        try:
-            return process.wait(max(1.0, seconds))
-        except subprocess.TimeoutExpired:
-            process.kill()
+        while (now := time.monotonic()) < min(end, quiet):
             try:
-                process.wait(30)
+                return process.wait(min(1.0, end - now))
             except subprocess.TimeoutExpired:
-                pass  # a process that hangs in the driver can't be ended; the next part runs beside it
-            return None
+                written = file.stat().st_size if file.exists() else 0
+                if written != size:
+                    size, quiet = written, time.monotonic() + silence
+        process.kill()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            pass  # a process that hangs in the driver can't be ended; the next one runs beside it
+        return None
 
 
 def said(file: Path) -> list[dict]:
@@ -75,19 +85,22 @@ def run_part(module: str, seconds: float, folder: Path, rehearse: bool) -> dict:
     """Run a part, and again from the next case on where a case ended its process. What it found, as plain JSON."""
     file, log = folder / f"{module}.jsonl", folder / f"{module}.log"
     started, first, crashes, status = time.monotonic(), 0, [], ENDED
+    silence = max(LEAST_SILENCE, seconds * MOST_SILENCE)
     while True:
         command = [sys.executable, "-m", "benchmarks.gpu.worker", module, str(file), str(first)]
-        code = wait(command + ["rehearse"] * rehearse, log, seconds - (time.monotonic() - started))
-        lines = said(file)
+        left = seconds - (time.monotonic() - started)
+        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence)
+        lines, over = said(file), time.monotonic() - started >= seconds
         names = next((line["cases"] for line in lines if "cases" in line), [])
         begun = max((line["begun"] for line in lines if "begun" in line), default=-1)
-        at = names[begun] if begun >= 0 else "its beginning"
         if code == 0:
             break
-        status = CUT if code is None else FAILED
-        words = f"cut off after {seconds:.0f} s" if code is None else f"exit code {code}: {last_words(log)}"
-        crashes.append({"what": at, "error": words})
-        if code is None or begun < first or begun + 1 >= len(names):
+        status, words = FAILED, f"exit code {code}: {last_words(log)}"
+        if code is None:
+            status = CUT if over else FAILED
+            words = f"cut off after {seconds:.0f} s" if over else f"ended after {silence:.0f} s without a word"
+        crashes.append({"what": names[begun] if begun >= 0 else "its beginning", "error": words})
+        if over or begun < first or begun + 1 >= len(names):
             break
         first = begun + 1
     return {

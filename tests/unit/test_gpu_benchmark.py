@@ -96,6 +96,14 @@ def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
     assert [row["figure"] for row in found["fine"]["rows"]] == [1, 2]
 
 
+def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
+    monkeypatch.setattr(command, "LEAST_SILENCE", 20.0)
+    found = parts(1, hangs="time.sleep(300)")["hangs"]
+    assert found["status"] == command.FAILED
+    assert found["errors"] == [{"what": "bad", "error": "ended after 20 s without a word"}]
+    assert [row["figure"] for row in found["rows"]] == [1, 2]
+
+
 def test_a_part_that_can_not_be_loaded_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "PARTS", {"missing": ("no_such_part", 1)})
     part = command.measure(1, tmp_path, True)["parts"]["missing"]
