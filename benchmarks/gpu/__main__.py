@@ -36,7 +36,7 @@ PARTS = {
 """The parts in their order: module, and share of the time."""
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SILENCE, MOST_SILENCE = 60.0, 1 / 3
-"""A case that writes nothing for so many seconds, or for this share of its part's time, hangs; the next one is begun."""
+"""A case that writes nothing for so many seconds, or for this share of its part's time, hangs; the next one begins."""
 ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
 
 

@@ -56,10 +56,11 @@ def _measure(name: str, nodes: int, rehearse: bool) -> Iterator[dict]:
     keys = shape.grid[0] * shape.grid[1] // 2 + 1 + nodes  # no multiple of 8, as most are
     head = {"table": "Attention", "shape": name, "nodes": nodes, "keys": keys}
     first: dict[str, list[float]] = {}
-    for name_of, backends in CHOICES.items():
+    for number, (name_of, backends) in enumerate(CHOICES.items()):
+        lengths = range(keys + number * repeats, keys + (number + 1) * repeats)  # new to every backend
         try:
             _with(backends, _attention(shape, nodes, keys - 1))()  # a backend's first call at all does not count
-            calls = [_with(backends, _attention(shape, nodes, keys + extra)) for extra in range(repeats)]
+            calls = [_with(backends, _attention(shape, nodes, length)) for length in lengths]
             first[name_of] = [seconds_of(call) for call in calls]
         except RuntimeError as error:
             synchronise()

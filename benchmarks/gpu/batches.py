@@ -1,8 +1,9 @@
 """Several images at once. With the bundled model whole images are timed, so its tokens a second were seen.
 
 With the shape of a 7B model rounds are timed, and tokens a second are *computed*: images, by the seconds of a round,
-by the tokens that the bundled model decides in a round of this method and so many images. *Times plain* compares with
-plain decoding of as many images.
+by the tokens that the bundled model decides in a round of this method and so many images. Its methods come one after
+another, because their caches do not fit into memory together. *Times plain* compares with plain decoding of as many
+images.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 *Said* is ``Decoding.memory_required`` and the bytes of the weights. A few rounds are decoded from the top of an image;
 caches are whole from the beginning. The codec, which is at work after the last round, is not. Under a limit, *outcome*
-is what a user would be told.
+is what a user would be told; of weights that do not fit, the last line alone tells that, because the others are made on
+the device and not loaded.
 """
 
 from __future__ import annotations

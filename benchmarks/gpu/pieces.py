@@ -102,15 +102,16 @@ class Pieces:
             stream.close()
 
 
-def _row(key: Key, seconds: list[float], plain: float | None, seen: Activity | None, least: float) -> dict:
-    """least: seconds that reading the weights takes."""
+def _row(key: Key, seconds: list[float], plain: float | None, seen: Activity | None, weights: int, rate: float) -> dict:
+    """weights: bytes. rate: bytes a second at best."""
     median = statistics.median(seconds)
     return {
         "piece": key[0],
         "launched": key[1],
         "ms": spread(seconds, 1000),
         "steps": plain and median / plain,
-        "share of the limit": least / median,
+        "GB/s of weights": weights / median / 1e9,
+        "share of the limit": weights / median / rate,
         "kernels": seen and seen.kernels,
         "launches": seen and seen.launches,
         "idle": seen and max(0.0, 1 - seen.busy / median),
@@ -138,12 +139,12 @@ def _measure(name: str, weights: str | None, rehearse: bool) -> Iterator[dict]:
     pieces = Pieces(target, random_network(target), shape.guidance, warm)
     head = {"table": "Pieces", "shape": name, "weights": weights or "bf16"}
     try:
-        taken, least = pieces.timed(repeats), weight_bytes(target) / rate
+        taken, size = pieces.timed(repeats), weight_bytes(target)
         for mode in device.modes():
             plain = taken.get((PLAIN_ROUND, mode))
             step = statistics.median(plain) if plain else None
             keys = [key for key in taken if key[1] == mode]
-            yield from (head | _row(key, taken[key], step, pieces.profiled(key, profiled), least) for key in keys)
+            yield from (head | _row(key, taken[key], step, pieces.profiled(key, profiled), size, rate) for key in keys)
             trees = [(tree, mode) for tree in TREES]
             calls = [pieces.network_calls(key) for key in trees if key in taken]
             yield from (head | row for row in differences(taken, calls, mode))

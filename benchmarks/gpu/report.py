@@ -79,6 +79,8 @@ def markdown(results: dict) -> str:
     )
     wrong = [name for name, part in parts.items() if part["errors"]]
     whole = f"Not everything went well: see {', '.join(wrong)}." if wrong else "Every part ended without an error."
-    how = "Figures are medians with the middle half of the readings behind them; what is compared took turns."
+    how = (
+        "Figures are medians with the middle half of the readings behind them; what is compared took turns unless told."
+    )
     sections = [section(name, part) for name, part in parts.items()]
     return "\n\n".join([title, ran, f"{whole} {how}", "## Bars", bars(results), *sections]) + "\n"
