@@ -95,16 +95,15 @@ def transformers_step(model, shape: Shape, length: int, kind: str) -> Step:
     return Step(step, prefill)
 
 
-def lantern_step(repository: Path, shape: Shape, length: int) -> Step:
-    """Plain steps of the Anole in a checkout of LANTERN's public code, with its own cache. Raises what its code raises.
+def _lanterns_code(repository: Path, shape: Shape):
+    """The module of LANTERN's Anole, and a configuration of our shape.
 
     Its package is entered without its ``__init__``, which wants an old version of transformers.
     """
     package = ModuleType("models")
     package.__path__ = [str(repository / "models")]
     sys.modules["models"] = package
-    theirs = import_module("models.kv_variants.modeling_anole_kv")
-    ours, where = shape.config, the_device()
+    ours = shape.config
     config = import_module("models.configs.configuration_anole").ChameleonConfig(
         vocab_size=ours.vocab_size,
         hidden_size=ours.hidden_size,
@@ -115,9 +114,15 @@ def lantern_step(repository: Path, shape: Shape, length: int) -> Step:
         vocabulary_map={"<image>": 1, "IMGIMGAZ": 2},
     )
     config.rope_scaling = None  # newer versions of transformers put there what its code does not expect
+    return import_module("models.kv_variants.modeling_anole_kv"), config
+
+
+def lantern_step(repository: Path, shape: Shape, length: int) -> Step:
+    """Plain steps of the Anole in a checkout of LANTERN's public code, with its own cache. Raises what that raises."""
+    (theirs, config), where = _lanterns_code(repository, shape), the_device()
     with torch.device(where):
         model = theirs.ChameleonModel(config).to(torch.bfloat16).eval()
-        head = torch.nn.Linear(ours.hidden_size, ours.vocab_size, bias=False, dtype=torch.bfloat16)
+        head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=torch.bfloat16)
         cache, _, known = theirs.initialize_past_key_values(model, batch_size=2)
 
     @torch.inference_mode()
