@@ -1,0 +1,1 @@
+"""One run that measures everything on a GPU: ``python -m benchmarks.gpu``."""

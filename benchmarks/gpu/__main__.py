@@ -1,0 +1,173 @@
+"""Everything that is to be known of a GPU, in one run that nobody has to watch.
+
+    python -m benchmarks.gpu [--minutes 25] [--output docs] [--rehearse]
+
+Needs CUDA, PyTorch and this project's requirements, and no network. Every part runs in a process of its own within its
+share of the minutes; what one leaves over goes to those after it. A part or a case that fails is reported, and the next
+one runs. ``gpu.json`` and ``gpu.md`` are written anew into ``--output`` after each part. ``--rehearse`` runs all parts
+on small random models, also without CUDA: to see that they run, not how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+from adt_core.app.images import write, write_json
+
+from .report import markdown
+
+PARTS = {
+    "device": ("benchmarks.gpu.device", 1),
+    "tokens": ("benchmarks.gpu.tokens", 4),
+    "pieces": ("benchmarks.gpu.pieces", 8),
+    "attention": ("benchmarks.gpu.attention", 2),
+    "images": ("benchmarks.gpu.images", 4),
+    "batches": ("benchmarks.gpu.batches", 4),
+    "memory": ("benchmarks.gpu.memory", 3),
+    "precision": ("benchmarks.gpu.precision", 3),
+}
+"""The parts in their order: module, and share of the time."""
+ROOT = Path(__file__).resolve().parents[2]
+LEAST_SILENCE, MOST_SILENCE = 60.0, 1 / 3
+"""A case that writes nothing for so many seconds, or for this share of its part's time, hangs; the next one begins."""
+ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
+
+
+def wait(command: list[str], file: Path, log: Path, seconds: float, silence: float) -> int | None:
+    """The exit code of a worker that writes to ``file``, its output to ``log``; None if it had to be ended.
+
+    That is after ``seconds``, or when nothing new was in the file for ``silence`` seconds.
+    """
+    end, size, quiet = time.monotonic() + seconds, -1, time.monotonic() + silence
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        while (now := time.monotonic()) < min(end, quiet):
+            try:
+                return process.wait(min(1.0, end - now))
+            except subprocess.TimeoutExpired:
+                written = file.stat().st_size if file.exists() else 0
+                if written != size:
+                    size, quiet = written, time.monotonic() + silence
+        process.kill()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            pass  # a process that hangs in the driver can't be ended; the next one runs beside it
+        return None
+
+
+def said(file: Path) -> list[dict]:
+    """The lines that a worker wrote; the last one may be cut off."""
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def last_words(log: Path) -> str:
+    """The last line of a process's output that says something; torch's own tracing says nothing."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("USDT:")]
+    return lines[-1] if lines else "it said nothing"
+
+
+def run_part(module: str, seconds: float, folder: Path, rehearse: bool) -> dict:
+    """Run a part, and again from the next case on where a case ended its process. What it found, as plain JSON."""
+    file, log = folder / f"{module}.jsonl", folder / f"{module}.log"
+    started, first, crashes, status = time.monotonic(), 0, [], ENDED
+    silence = max(LEAST_SILENCE, seconds * MOST_SILENCE)
+    while True:
+        command = [sys.executable, "-m", "benchmarks.gpu.worker", module, str(file), str(first)]
+        left = seconds - (time.monotonic() - started)
+        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence)
+        lines, over = said(file), time.monotonic() - started >= seconds
+        names = next((line["cases"] for line in lines if "cases" in line), [])
+        begun = max((line["begun"] for line in lines if "begun" in line), default=-1)
+        if code == 0:
+            break
+        status, words = FAILED, f"exit code {code}: {last_words(log)}"
+        if code is None:
+            status = CUT if over else FAILED
+            words = f"cut off after {seconds:.0f} s" if over else f"ended after {silence:.0f} s without a word"
+        crashes.append({"what": names[begun] if begun >= 0 else "its beginning", "error": words})
+        if over or begun < first or begun + 1 >= len(names):
+            break
+        first = begun + 1
+    return {
+        "status": status,
+        "seconds": time.monotonic() - started,
+        "limit": seconds,
+        "about": next((line["about"] for line in lines if "about" in line), None),
+        "cases": len(names),
+        "begun": begun + 1,
+        "rows": [line["row"] for line in lines if "row" in line],
+        "errors": [line["error"] for line in lines if "error" in line] + crashes,
+    }
+
+
+def commit() -> str | None:
+    """Of this checkout; None if it is none."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def measure(minutes: float, output: Path, rehearse: bool) -> dict:
+    """Run all parts, and write what is known after each."""
+    end, results = time.monotonic() + 60 * minutes, {
+        "rehearsal": rehearse,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "minutes": minutes,
+        "parts": {},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        left = sum(share for _, share in PARTS.values())
+        for name, (module, share) in PARTS.items():
+            seconds = max(1.0, (end - time.monotonic()) * share / left)
+            left -= share
+            print(f"{name}, at most {seconds:.0f} s ...", flush=True)
+            found = results["parts"][name] = run_part(module, seconds, Path(folder), rehearse)
+            rows, errors = len(found["rows"]), found["errors"]
+            print(f"  {found['status']} after {found['seconds']:.0f} s, {rows} rows, {len(errors)} errors", flush=True)
+            for error in errors:
+                print(f"  {error['what']}: {error['error']}", flush=True)
+            write_json(output / "gpu.json", results)
+            write(output / "gpu.md", markdown(results).encode())
+    return results
+
+
+def has_cuda() -> bool:
+    """Asked in another process, so that this one takes nothing of the GPU's memory."""
+    question = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", question], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs")
+    parser.add_argument("--rehearse", action="store_true")
+    args = parser.parse_args(arguments)
+    if not args.rehearse and not has_cuda():
+        print("PyTorch finds no CUDA device here; run this on a machine with one, or add --rehearse.", file=sys.stderr)
+        return 2
+    results = measure(args.minutes, args.output, args.rehearse)
+    print(f"{args.output / 'gpu.md'} and gpu.json are written.")
+    return int(any(part["status"] != ENDED or part["errors"] for part in results["parts"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

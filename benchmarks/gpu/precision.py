@@ -1,0 +1,56 @@
+"""Half precision: how often does a method draw another image than plain decoding? The bundled model on this device.
+
+*First* is the median position of the first token that differs, of the images that differ. *Flips per token*: images
+that differ, by the tokens up to the first that differs; later ones follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from adt_core.policies import PLAIN
+
+from ..harness import captions
+from .device import Case
+from .models import LANTERN, TITLES, drawn, job_of, trained
+from .tokens import agreement
+
+FIRST, IMAGES = 3400, 8  # first held-out caption of this part, and how many
+
+
+@cache
+def _codes(method: str, dtype: torch.dtype, rehearse: bool) -> Tensor:
+    """Codes [images, T] of a method."""
+    job = job_of(*trained(dtype, rehearse), method)
+    return torch.cat([drawn(job.decoding([prompt])) for prompt in captions(FIRST, 1 if rehearse else IMAGES)])
+
+
+def flips(codes: Tensor, expected: Tensor) -> float:
+    """Images that differ, by the tokens up to the first that differs. Codes [B, T]; -1 where nothing was drawn."""
+    known = (codes >= 0) & (expected >= 0)
+    differs = (codes != expected) & known
+    alike = ((differs.cumsum(1) == 0) & known).sum(1)
+    return float(differs.any(1).sum() / (alike + differs.any(1)).sum())
+
+
+def _measure(method: str, dtype: torch.dtype, rehearse: bool) -> Iterator[dict]:
+    plain, codes = (_codes(name, dtype, rehearse) for name in (PLAIN, method))
+    found = agreement(codes, plain)
+    yield (
+        {"table": "Half precision", "dtype": str(dtype)[6:], "method": TITLES[method]}
+        | found
+        | {"flips per token": flips(codes, plain)}
+    )
+
+
+def cases(rehearse: bool) -> list[Case]:
+    exact = [name for name in TITLES if name not in (PLAIN, LANTERN)]
+    return [
+        (f"{dtype} {method}", partial(_measure, method, dtype, rehearse))
+        for dtype in (torch.bfloat16, torch.float16)
+        for method in exact
+    ]

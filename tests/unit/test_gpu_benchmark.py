@@ -1,0 +1,170 @@
+"""The GPU benchmark, rehearsed: every part runs to its end without a GPU, and a part that fails stops no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.bars import BARS
+from benchmarks.gpu.device import activity
+from benchmarks.gpu.pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST, TREES, differences
+from benchmarks.gpu.precision import flips
+from benchmarks.gpu.report import markdown
+from benchmarks.gpu.tokens import agreement
+
+ROOT = Path(__file__).resolve().parents[2]
+BAD = "import os, time\n\ndef bad():\n    yield {'table': 'Kept', 'figure': 1}\n    "
+LATER = "\n\ndef good():\n    yield {'table': 'Kept', 'figure': 2}\n\ndef cases(rehearse):\n"
+CASES = "    return [('bad', bad), ('good', good)]\n"
+
+
+def figures(row: dict) -> list[float]:
+    """All numbers of a row."""
+    values = [part for value in row.values() for part in (value.values() if isinstance(value, dict) else [value])]
+    return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+@pytest.mark.timeout(600)
+def test_the_rehearsal_runs_every_part_to_its_end(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.md"]
+    results = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert results["rehearsal"] and list(results["parts"]) == list(command.PARTS)
+    for name, part in results["parts"].items():
+        assert part["status"] == command.ENDED and not part["errors"], name
+        assert part["rows"] and part["begun"] == part["cases"], name
+        assert all(figures(row) for row in part["rows"]), name
+    device = results["parts"]["device"]["rows"][0]["device"]
+    page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# A rehearsal: small random models on {device}; ")
+    assert "not met" not in page
+
+
+def test_without_cuda_it_says_so_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "has_cuda", lambda: False)
+    assert command.main(["--output", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Makes the parts of a run from the bodies of their first cases, and runs them."""
+
+    def run(minutes: float, **bodies: str) -> dict:
+        for name, body in bodies.items():
+            (tmp_path / f"part_{name}.py").write_text(BAD + body + LATER + CASES)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(command, "PARTS", {name: (f"part_{name}", 1) for name in bodies})
+        return command.measure(minutes, tmp_path / "out", True)["parts"]
+
+    return run
+
+
+def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
+    found = parts(5, error="raise ValueError('odd')", crash="os._exit(3)", fine="pass")
+    assert [part["status"] for part in found.values()] == [command.ENDED, command.FAILED, command.ENDED]
+    assert found["error"]["errors"] == [{"what": "bad", "error": "ValueError: odd"}]
+    assert [error["what"] for error in found["crash"]["errors"]] == ["bad"]
+    assert "exit code 3" in found["crash"]["errors"][0]["error"]
+    assert not found["fine"]["errors"]
+    for name, part in found.items():
+        assert [row["figure"] for row in part["rows"]] == [1, 2], name
+    page = (tmp_path / "out" / "gpu.md").read_text(encoding="utf-8")
+    assert "- bad: ValueError: odd" in page and "exit code 3" in page and "see error, crash." in page
+
+
+def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
+    found = parts(0.8, slow="time.sleep(300)", fine="pass")
+    assert found["slow"]["status"] == command.CUT and found["fine"]["status"] == command.ENDED
+    assert [row["figure"] for row in found["slow"]["rows"]] == [1]
+    assert found["slow"]["errors"][0]["what"] == "bad"
+    assert [row["figure"] for row in found["fine"]["rows"]] == [1, 2]
+
+
+def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
+    monkeypatch.setattr(command, "LEAST_SILENCE", 20.0)
+    found = parts(1, hangs="time.sleep(300)")["hangs"]
+    assert found["status"] == command.FAILED
+    assert found["errors"] == [{"what": "bad", "error": "ended after 20 s without a word"}]
+    assert [row["figure"] for row in found["rows"]] == [1, 2]
+
+
+def test_a_part_that_can_not_be_loaded_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "PARTS", {"missing": ("no_such_part", 1)})
+    part = command.measure(1, tmp_path, True)["parts"]["missing"]
+    assert part["status"] == command.FAILED and "no_such_part" in part["errors"][0]["error"]
+
+
+def test_what_the_device_did_is_read_from_a_trace():
+    def event(category: str, name: str, start: float, duration: float) -> dict:
+        return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
+
+    seen = activity(
+        [
+            event("kernel", "gemm", 0, 10),
+            event("kernel", "norm", 5, 10),  # beside the other
+            event("gpu_memcpy", "copy", 20, 5),
+            event("cuda_runtime", "cudaGraphLaunch", 0, 1),
+            event("cuda_runtime", "cudaDeviceSynchronize", 1, 1),
+            event("cpu_op", "aten::mm", 0, 1),
+            {"ph": "M", "name": "process_name"},
+        ]
+    )
+    assert (seen.kernels, seen.launches) == (3, 1)
+    assert seen.busy == pytest.approx(20e-6)
+
+
+def test_a_level_and_the_rest_of_a_round_are_told_apart():
+    # A plain round takes 1, reading the tree 1.1, a level 0.05, and everything else 0.02.
+    seconds = {f"{FORWARD}{DRAFTS + 1}": 1.1, PLAIN_ROUND: 1.0}
+    seconds |= {tree: 1.1 + 0.05 * levels + 0.02 for tree, levels in zip(TREES, (3, 6))}
+    taken = {(piece, "eager"): [value] * 3 for piece, value in seconds.items()}
+    found = {row["piece"]: row["steps"] for row in differences(taken, [3, 6], "eager")}
+    assert found == {LEVEL: pytest.approx(0.05), REST: pytest.approx(0.02)}
+    assert differences({key: taken[key] for key in list(taken)[:-1]}, [3, 6], "eager") == []
+
+
+def test_flips_count_up_to_the_first_token_that_differs():
+    expected = torch.zeros(3, 10, dtype=torch.long)
+    codes = expected.clone()
+    codes[1, 4:] = 1
+    codes[2, 9] = -1  # not drawn
+    assert flips(codes, expected) == pytest.approx(1 / (10 + 5 + 9))
+    found = agreement(codes, expected)
+    assert (found["equal images"], found["first"]) == (2, 4)
+    assert found["tokens"] == pytest.approx(23 / 29)
+
+
+def test_a_bar_is_met_missed_or_not_measured():
+    least = next(bar for bar in BARS if "plain round, share" in bar.title)
+    assert least.met(0.71) and not least.met(0.69)
+    row = {"table": "Pieces", "shape": "Anole-7B", "weights": "bf16", "piece": PLAIN_ROUND, "launched": "captured"}
+    part = {
+        "about": "It is measured.",
+        "status": "ended",
+        "seconds": 1,
+        "limit": 2,
+        "cases": 1,
+        "begun": 1,
+        "errors": [],
+    }
+    pieces = part | {"rows": [row | {"share of the limit": 0.8}]}
+    page = markdown({"rehearsal": False, "date": "today", "commit": None, "parts": {"pieces": pieces}})
+    lines = [line for line in page.splitlines() if line.startswith(f"| {least.title}")]
+    assert lines == [f"| {least.title} | at least 0.7 | 0.8 | met |"]
+    assert page.count("not measured") == len(BARS) - 1
