@@ -88,7 +88,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         plan = _plan(prompts, methods, count, lantern, path, model.path, **sampling)
         jobs = _jobs(plan, model, drafter)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
-        room = max(job.decoding([longest]).memory_required() for job in jobs.values())
+        room = max(job.decoding([longest]).memory_required(model.patcher.load_device) for job in jobs.values())
         with loaded(patchers(model, drafter), memory_required=room):
             table = _run(plan, jobs, cls.hidden.unique_id)
         return io.NodeOutput(table, ui=ui.PreviewText(table))

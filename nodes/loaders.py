@@ -64,14 +64,13 @@ class ADTTreeModelLoader(io.ComfyNode):
     def execute(cls, model: str, dtype: str) -> io.NodeOutput:
         path = folders.resolve(folders.models(), model, "model", folders.MODELS_KEY)
         drop_unused_results()
-        with torch.inference_mode(False):  # ComfyUI also moves weights while that is off
-            target = load_target(
-                path,
-                device=mm.unet_offload_device(),
-                dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
-                check=check_cancelled,
-                weights=_WEIGHTS.get(dtype),
-            )
+        target = load_target(
+            path,
+            device=mm.unet_offload_device(),
+            dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
+            check=check_cancelled,
+            weights=_WEIGHTS.get(dtype),
+        )
         lighter = "" if dtype in _WEIGHTS else "'int8 weights' in the Model Loader, or "
         decoder = manage(target.decoder, target.name, f"choose {lighter}a smaller model")
         codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
@@ -106,8 +105,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     @classmethod
     def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS_KEY)
-        with torch.inference_mode(False):
-            found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
+        found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
         patcher = None
         if found.network is not None:
             patcher = manage(found.network, f"The drafter '{drafter}'", "choose 'jacobi' in the Drafter Loader")

@@ -74,7 +74,7 @@ def loaded_for(
     singles = [copy(decoding) for decoding in decodings]
     for single in singles:
         single.at_once = 1
-    room, least = (sum(one.memory_required() for one in some) for some in (decodings, singles))
+    room, least = (sum(one.memory_required(model.patcher.load_device) for one in some) for some in (decodings, singles))
     return loaded(patchers(model, drafter), room, least)
 
 

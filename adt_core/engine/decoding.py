@@ -91,9 +91,12 @@ class Decoding:
         """Codes as [B, rows, columns] int64."""
         return self.target.cells(self.codes)
 
-    def memory_required(self) -> int:
-        """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image."""
-        return self._task.memory_required(self.at_once)
+    def memory_required(self, device: torch.device | None = None) -> int:
+        """Bytes of KV caches, noise, the largest activations of a forward, and the codec at work on an image.
+
+        device: on which it will run; where the weights are now unless told.
+        """
+        return self._task.memory_required(self.at_once, device)
 
     # ---- the loop --------------------------------------------------------------------------
 

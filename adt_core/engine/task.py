@@ -88,7 +88,7 @@ class Task:
         """Tokens of the longest prompt."""
         return max(map(len, self.prompts))
 
-    @cached_property
+    @property
     def padded(self) -> int:
         """Tokens that all prompts are padded to: the slot of raster position 0."""
         return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.fixed else self.longest
@@ -164,9 +164,11 @@ class Task:
             "lantern": self.lantern and asdict(self.lantern),
         }
 
-    def memory_required(self, at_once: int) -> int:
+    def memory_required(self, at_once: int, device: torch.device | None = None) -> int:
         """As :meth:`.Decoding.memory_required`, with so many images at work."""
-        target, decoder, slots = self.target, self.target.decoder, self.slots
+        target, decoder = self.target, self.target.decoder
+        replayed = self.fixed if device is None else device.type != "cpu"
+        slots = self.slots + (0 if self.fixed == replayed else PROMPT_STEP)
         config, itemsize = decoder.config, decoder.embedding.element_size()
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
         drafting = (drafter.cache_bytes(self.groups * held, slots, itemsize) for drafter in self.drafters)
@@ -176,7 +178,7 @@ class Task:
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
         matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
         forward = 4 * rows * tokens * numbers + 6 * matrix
-        if self.fixed:
+        if replayed:
             forward *= 2  # graphs have activations of their own
         pixels = target.grid[0] * target.grid[1] * target.downsample**2
         return caches + noise + forward + target.codec.working_bytes(pixels)
