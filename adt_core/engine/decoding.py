@@ -87,6 +87,11 @@ class Decoding:
         lanes = self._queue.lanes if self._queue else None
         return [image for image, at_work in zip(lanes.images, lanes.at_work) if at_work] if lanes else []
 
+    @property
+    def is_replayed(self) -> bool:
+        """Do rounds have fixed sizes, so that a GPU can replay them?"""
+        return self._task.fixed
+
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
         return self.target.cells(self.codes)
@@ -116,7 +121,7 @@ class Decoding:
             raise
         finally:
             lanes, self._queue, queue.lanes = queue.lanes, None, None
-            if lanes is not None and self._task.fixed:
+            if lanes is not None and lanes.plan is not None and self._task.fixed:
                 kept.keep(self.target.decoder, lanes)
 
     def _next(self, queue: ImageQueue) -> Round | None:
@@ -128,21 +133,24 @@ class Decoding:
                     self._task.check()
                 return None if lanes is None else self._round(lanes)
             except torch.cuda.OutOfMemoryError:
-                if self.at_once == 1:
+                if self.at_once == 1 and not kept.held_bytes(self.target.decoder):
                     raise
             lanes = None  # so that nothing here holds on to what is in memory, nor does the error any more
-            self._halve(queue)
+            self._free_memory(queue)
 
-    def _halve(self, queue: ImageQueue) -> None:
-        """Memory ran out: what is not finished starts again, half as many images at once."""
-        self.at_once //= 2
+    def _free_memory(self, queue: ImageQueue) -> None:
+        """Memory ran out. What is not finished starts again: without what earlier decodings left, or half as many."""
+        if kept.held_bytes(self.target.decoder):
+            kept.release(self.target.decoder)
+        else:
+            self.at_once //= 2
+            images = f"{self.at_once} images" if self.at_once > 1 else "one image"
+            logging.getLogger(__name__).warning("Out of memory; going on with %s at once.", images)
         unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
         queue.begin(unfinished, self.at_once)
         self.codes[unfinished, self.start :] = -1
         self._substituted = [0 if image in unfinished else count for image, count in enumerate(self._substituted)]
         self.trace.forget(unfinished)
-        images = f"{self.at_once} images" if self.at_once > 1 else "one image"
-        logging.getLogger(__name__).warning("Out of memory; going on with %s at once.", images)
 
     def _entered(self, lanes: Lanes, seconds: float) -> None:
         """Images have begun: their first token is drawn."""

@@ -1,30 +1,49 @@
-"""What stays in a GPU's memory from one decoding to the next, with the weights: caches, state and captured rounds."""
+"""What stays in a GPU's memory from one decoding to the next, with the weights: caches, state and captured rounds.
+
+A decoding with the same plan (:meth:`.task.Task.plan`) goes on in the same memory. Methods that take turns, as in a
+comparison, each find their own.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
+
+import torch
 from torch import nn
 
 from .lanes import Lanes
 
+MOST_KEPT = 8
+"""Sets of lanes that are kept at most; the latest stay."""
+MEMORY_SHARE = 1 / 8
+"""Share of the device's memory that they may take together, if there are several."""
+
 
 def keep(decoder: nn.Module, lanes: Lanes) -> None:
-    """Keep these lanes for the next decoding."""
-    decoder.kept = lanes  # type: ignore[assignment]
+    """Keep these lanes for the next decoding that has their plan."""
+    sets, device = _sets(decoder), lanes.rows.device
+    sets[lanes.plan] = lanes
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+    while len(sets) > MOST_KEPT or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
+        del sets[next(iter(sets))]
 
 
-def take(decoder: nn.Module) -> Lanes | None:
-    """The lanes that were kept. They are kept no more."""
-    lanes = getattr(decoder, "kept", None)
-    release(decoder)
-    return lanes
+def take(decoder: nn.Module, plan: Hashable) -> Lanes | None:
+    """The lanes of this plan, if they are kept. They are kept no more."""
+    return _sets(decoder).pop(plan, None)
 
 
 def release(decoder: nn.Module) -> None:
     """Free what is kept, because the weights are to be moved or the memory is wanted."""
-    decoder.kept = None  # type: ignore[assignment]
+    _sets(decoder).clear()
 
 
 def held_bytes(decoder: nn.Module) -> int:
-    """Bytes of the device's memory that are kept."""
-    lanes = getattr(decoder, "kept", None)
-    return 0 if lanes is None else lanes.num_bytes
+    """Bytes of the device's memory that are kept, and would be free after :func:`release`."""
+    return sum(lanes.num_bytes for lanes in _sets(decoder).values())
+
+
+def _sets(decoder: nn.Module) -> dict[Hashable, Lanes]:
+    """The lanes that are kept with these weights, by their plan, the latest last."""
+    return decoder.__dict__.setdefault("kept_lanes", {})

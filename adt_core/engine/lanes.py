@@ -54,7 +54,7 @@ class Lanes:
     @property
     def num_bytes(self) -> int:
         """Bytes of the device's memory that this takes, graphs included."""
-        return self.task.memory_required(len(self))
+        return self.task.lanes_bytes(len(self))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -76,7 +76,7 @@ class Lanes:
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
         self.images, self.positions = ([one[lane] for lane in lanes] for one in (self.images, self.positions))
         self.at_work, self.worths = [self.at_work[lane] for lane in lanes], [self.worths[lane] for lane in lanes]
-        self.orders, self._orders = self.orders[index], []
+        self.orders, self._orders, self.plan = self.orders[index], [], None
         if self.proposer is not None:
             self.proposer.keep(index, self.rows, self.noise)
 
@@ -121,8 +121,8 @@ class Lanes:
         """Say what the host has decided, in one copy: shapes of the trees, steps of plain images, LANTERN's limits."""
         orders = [[*shape[:3], move, most] for shape, move, most in zip(shapes, moves, allowed, strict=True)]
         if orders != self._orders:
-            words = torch.tensor(orders)
-            self.orders.copy_(words.pin_memory() if self.orders.is_cuda else words, non_blocking=True)
+            words, on_gpu = torch.tensor(orders), self.orders.is_cuda
+            self.orders.copy_(words.pin_memory() if on_gpu else words, non_blocking=on_gpu)
             self._orders = orders
 
     def prepare_noise(self) -> None:

@@ -64,7 +64,7 @@ class ImageQueue:
         plan = task.plan(count, self._drafter)
         before, self.lanes = self.lanes, None
         if before is None and task.fixed:
-            before = kept.take(task.target.decoder)
+            before = kept.take(task.target.decoder, plan)
         if before is not None and before.plan == plan:
             before.restart(self._enter(count))
             return before

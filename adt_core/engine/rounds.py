@@ -25,6 +25,10 @@ WAIT_SHARE = 0.05
 at one position are cheaper by about as much."""
 
 
+WORTH_STEPS = 2**20
+"""Tokens that drafts would bring travel to the host as whole numbers of such parts of a token."""
+
+
 class Result(NamedTuple):
     """What a round brought an image. path: accepted nodes, root first. codes: emitted, the new root at last."""
 
@@ -122,22 +126,23 @@ def _cut(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[in
 def _whole(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[int]) -> Outcome:
     """A round that is launched at once and read at its end."""
 
-    def launch() -> tuple[Tensor, int]:
+    def launch() -> tuple[Tensor, tuple[int, int]]:
         assert lanes.proposer is not None
         before = lanes.proposer.forwards
         tree = propose(lanes, shapes)
         checked = check_tree(lanes, tree, shapes.width)
         report = summary(checked)
         settle(lanes, checked, tree.height)
-        report = torch.cat([worths(lanes, asks), report.double()], 1)  # whole numbers stay what they are
-        return report, lanes.proposer.forwards - before
+        told = worths(lanes, asks)
+        report = torch.cat([(told * WORTH_STEPS).round().long(), report], 1)
+        return report, (told.shape[1], lanes.proposer.forwards - before)
 
     key = shapes.key, tuple(asks), lanes.roots.columns
-    report, forwards = lanes.graphs(key, launch, lanes.state())
+    report, (told, forwards) = lanes.graphs(key, launch, lanes.state())
     lanes.prepare_noise()
     rows = report.tolist()
-    _note_worths(lanes, asks, [row[: len(asks)] for row in rows])
-    return Outcome(_read(lanes, [list(map(int, row[len(asks) :])) for row in rows], asked), forwards=forwards)
+    _note_worths(lanes, asks, [[steps / WORTH_STEPS for steps in row[:told]] for row in rows])
+    return Outcome(_read(lanes, [row[told:] for row in rows], asked), forwards=forwards)
 
 
 def _note_worths(lanes: Lanes, asks: Sequence[int], values: list[list[float]]) -> None:

@@ -122,6 +122,6 @@ def settle(lanes: Lanes, checked: Checked, longest: int, contiguous: bool = Fals
 
 
 def worths(lanes: Lanes, sizes: Sequence[int]) -> Tensor:
-    """Tokens that so many drafts would bring from the roots on, float64 [B, sizes]; no columns if nobody can tell."""
+    """Tokens that so many drafts would bring from the roots on, [B, sizes]; no columns if nobody can tell."""
     found = lanes.proposer.worths(lanes.roots, sizes) if lanes.proposer is not None and sizes else None
-    return lanes.roots.at.new_zeros(len(lanes), 0, dtype=torch.float64) if found is None else found.double()
+    return torch.empty(len(lanes), 0, device=lanes.rows.device) if found is None else found

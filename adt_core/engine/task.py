@@ -166,6 +166,11 @@ class Task:
 
     def memory_required(self, at_once: int, device: torch.device | None = None) -> int:
         """As :meth:`.Decoding.memory_required`, with so many images at work."""
+        pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
+        return self.lanes_bytes(at_once, device) + self.target.codec.working_bytes(pixels)
+
+    def lanes_bytes(self, at_once: int, device: torch.device | None = None) -> int:
+        """The same without the codec's work: what lanes and their forwards take."""
         target, decoder = self.target, self.target.decoder
         replayed = self.fixed if device is None else device.type != "cpu"
         slots = self.slots + (0 if self.fixed == replayed else PROMPT_STEP)
@@ -180,8 +185,7 @@ class Task:
         forward = 4 * rows * tokens * numbers + 6 * matrix
         if replayed:
             forward *= 2  # graphs have activations of their own
-        pixels = target.grid[0] * target.grid[1] * target.downsample**2
-        return caches + noise + forward + target.codec.working_bytes(pixels)
+        return caches + noise + forward
 
 
 def rows_of(prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None, target: Target) -> Sequence[Prompt]:

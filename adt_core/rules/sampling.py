@@ -82,7 +82,8 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
         ordered, order = z.sort(dim=-1, descending=True, stable=True)
         probability = ordered.softmax(-1)
         # A GPU adds a long row up in an order that differs between runs. In float64 that is too little to matter.
-        before = probability.cumsum(-1, dtype=torch.float64) - probability
+        wide = torch.float32 if z.device.type == "mps" else torch.float64  # which Apple's GPUs don't have
+        before = probability.cumsum(-1, dtype=wide) - probability
         outside = before >= sampling.top_p  # the first token always stays
         z = z.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), -math.inf)
     return z

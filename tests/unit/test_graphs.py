@@ -184,6 +184,46 @@ def test_weights_that_have_moved_are_captured_anew(target, drafters, tape):
     assert tape.captured == 2 * captured
 
 
+def test_methods_that_take_turns_each_find_their_own(target, drafters, tape):
+    """As in a comparison."""
+
+    def both():
+        run(target, None, PROMPTS[:1])
+        run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"))
+
+    both()
+    captured = tape.captured
+    both()
+    assert tape.captured == captured
+
+
+def test_what_is_kept_is_bounded(target, drafters, tape, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 2)
+    held = []
+    for seed in range(4):
+        sampling = Sampling(temperature=1.0 + seed)
+        run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"), sampling=sampling)
+        held.append(kept.held_bytes(target.decoder))
+    assert held[1] == 2 * held[0] and held[1:] == [held[1]] * 3
+
+
+def test_what_is_kept_goes_before_images_do_where_memory_runs_out(target, drafters, tape, monkeypatch, caplog):
+    how = {"prompts": PROMPTS, "drafting": Drafting("eagle2")}
+    expected = run(target, drafters["network"], **how)
+    failures = [torch.cuda.OutOfMemoryError("CUDA out of memory.")]
+
+    def out_of_memory_once(*arguments):
+        if failures:
+            raise failures.pop()
+        return run_round(*arguments)
+
+    run(target, None, PROMPTS[:1])  # which leaves something, too
+    monkeypatch.setattr("adt_core.engine.decoding.run_round", out_of_memory_once)
+    found = run(target, drafters["network"], **how)
+    assert not failures and found.at_once == 3 and not caplog.records
+    assert found.codes.equal(expected.codes)
+
+
 def test_what_is_kept_goes_when_it_is_released(target, drafters, tape):
     run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"))
     assert kept.held_bytes(target.decoder) > 0
