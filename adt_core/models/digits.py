@@ -6,6 +6,9 @@ three digits of a byte each; the digits of all rows are stacked, and one product
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -32,7 +35,30 @@ def _has_digits(x: Tensor, weight: Tensor) -> bool:
         return False
     multiple, capability = _NEEDED[weight.dtype]
     fits = weight.shape[0] % multiple == 0 and weight.shape[1] % multiple == 0
-    return fits and torch.cuda.get_device_capability(x.device) >= capability
+    able = fits and torch.cuda.get_device_capability(x.device) >= capability
+    return able and _work_here(x.device, x.dtype, weight.dtype)
+
+
+@cache
+def _work_here(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Do digits give what a converted weight gives? Tried once, since libraries and cards differ in what they take."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 64, generator=generator).to(device, dtype)
+    weight = (40 * torch.randn(96, 64, generator=generator)).round().clamp(-127, 127).to(device, stored).t()
+    scale = torch.ones(96, device=device)
+    try:
+        found = int8_digits(x, weight, scale) if stored == torch.int8 else fp8_digits(x, weight, scale)
+        expected = _converted(x, weight, scale)
+        if float((found - expected).abs().max()) <= 0.02 * float(expected.abs().max()):
+            return True
+        reason = "what was tried on small matrices was wrong"
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+    kind = str(stored).removeprefix("torch.")
+    logging.getLogger(__name__).warning(
+        "Weights in %s are converted for each product, which is slow: %s.", kind, reason
+    )
+    return False
 
 
 def _step(x: Tensor, bits: int) -> Tensor:

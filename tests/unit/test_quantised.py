@@ -167,8 +167,32 @@ def test_digits_are_for_gpus_that_multiply_bytes(monkeypatch):
 
     def known(capability, dtype=torch.bfloat16, cut=0):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(digits, "_work_here", lambda *_: True)
         return [kind for kind, weight in weights.items() if digits._has_digits(OnGPU(dtype), weight[:, cut:])]
 
     assert known((7, 0)) == [] and known((7, 5)) == known((8, 6)) == ["int8"] and known((8, 9)) == KINDS
     assert known((9, 0), cut=8) == ["int8"] and known((9, 0), cut=4) == known((9, 0), torch.float32) == []
     assert not digits._has_digits(torch.empty(1, 32, dtype=torch.bfloat16), weights["int8"])
+
+
+@HALVES
+@pytest.mark.parametrize("kind", KINDS)
+def test_digits_are_tried_before_they_are_used(monkeypatch, caplog, kind, dtype):
+    """A library may refuse them, or be wrong: then weights are converted, and the log says so once."""
+
+    def refuse(*_):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED.\nMore words.")
+
+    def works():
+        digits._work_here.cache_clear()
+        return [digits._work_here(torch.device("cpu"), dtype, quantised.KINDS[kind]) for _ in range(2)] == [True, True]
+
+    function = f"{kind}_digits"
+    assert works() and not caplog.records
+    monkeypatch.setattr(digits, function, refuse)
+    assert not works()
+    monkeypatch.setattr(digits, function, lambda x, weight, scale: 2 * digits._converted(x, weight, scale))
+    assert not works()
+    digits._work_here.cache_clear()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "CUBLAS_STATUS_NOT_SUPPORTED." in first and "More" not in first and "wrong" in second
