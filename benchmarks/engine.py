@@ -8,9 +8,8 @@ middle half of the readings. *Share of the limit*: the time that reading the wei
 take at the memory bandwidth and the arithmetic rate that this device shows in two plain tests, by the time measured.
 
 Second table: whole images, with timers around the calls of the target's layers, of its head (also where the drafter
-reads through it) and of the drafter. On a GPU (with ADT_TREE_GRAPHS=0) they wait for each other and so hide what overlaps.
-*At most*: the
-speed-up if drafting took no time, and a node beyond the root only its arithmetic at this device's rate.
+reads through it) and of the drafter. On a GPU (with ADT_TREE_GRAPHS=0) they wait for each other, which hides overlaps.
+*At most*: the speed-up if drafting took no time, and a node beyond the root only its arithmetic at this device's rate.
 """
 
 from __future__ import annotations

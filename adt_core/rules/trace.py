@@ -38,7 +38,8 @@ class Round:
     """One target forward and what led to it.
 
     seconds: wall time. drafting: of it, the drafter's; 0 on a GPU, where a round is launched at once. plain_seconds: of
-    it, those of each plain step that was timed. prepared: something was done that later rounds need not do again, such as capturing a graph.
+    it, those of each plain step that was timed. prepared: something was done that later rounds need not do again, such
+    as capturing a graph.
     """
 
     index: int
