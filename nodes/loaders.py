@@ -108,7 +108,8 @@ class ADTTreeDrafterLoader(io.ComfyNode):
         found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
         patcher = None
         if found.network is not None:
-            patcher = manage(found.network, f"The drafter '{drafter}'", "choose 'jacobi' in the Drafter Loader")
+            title, remedy = f"The drafter '{drafter}'", "choose 'jacobi' in the Drafter Loader"
+            patcher = manage(found.network, title, remedy, model.target.decoder)
         if window and patcher is not None:
             found, path = with_window(found), path + WITH_WINDOW
         return io.NodeOutput(LoadedDrafter(found, patcher, model.target, path))

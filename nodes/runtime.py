@@ -41,12 +41,13 @@ def refusal(make: Callable, **values) -> bool | str:
 class ADTTreeWeights(torch.nn.Module):
     """Holds a module for a ModelPatcher, which sets attributes such as ``device`` on what it manages.
 
-    ComfyUI's log names this class when the weights are loaded. title, remedy: see :func:`manage`.
+    ComfyUI's log names this class when the weights are loaded. title, remedy, decoder: see :func:`manage`.
     """
 
-    def __init__(self, module: torch.nn.Module, title: str, remedy: str):
+    def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module):
         super().__init__()
         self.module, self.title, self.remedy = module, title, remedy
+        self.decoder = [decoder]  # in a list, so that its weights don't count as this module's
 
 
 class WeightsPatcher(ModelPatcher):
@@ -59,26 +60,28 @@ class WeightsPatcher(ModelPatcher):
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         """Move the weights to ``device_to``, usually the CPU."""
         if unpatch_weights:
-            release(self.model.module)
+            release(self.model.decoder[0])
         super().unpatch_model(device_to, unpatch_weights)
 
     def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, *args, **kwargs) -> int:
         """Free so many bytes of the device: first what is kept, then weights. Returns the bytes that this gave."""
-        freed = held_bytes(self.model.module)
-        release(self.model.module)
+        freed = held_bytes(self.model.decoder[0])
+        release(self.model.decoder[0])
         if freed >= memory_to_free:
             return freed
         return freed + super().partially_unload(device_to, memory_to_free - freed, *args, **kwargs)
 
 
-def manage(module: torch.nn.Module, title: str, remedy: str) -> WeightsPatcher:
+def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module | None = None) -> WeightsPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
-    title: what the user calls them. remedy: what to do if they need more memory than there is, as an order.
+    title: what the user calls them. remedy: what to do if they need more memory than there is, as an order. decoder:
+    that of the target with which the engine keeps what depends on these weights; the module itself unless told.
     The newer, dynamic ModelPatcher only works with layers of ``comfy.ops``, so this is made from the plain one.
     """
     device, offload = mm.get_torch_device(), mm.unet_offload_device()
-    return WeightsPatcher(ADTTreeWeights(module, title, remedy), load_device=device, offload_device=offload)
+    weights = ADTTreeWeights(module, title, remedy, decoder or module)
+    return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
 def drop_unused_results() -> None:
@@ -110,7 +113,7 @@ def loaded(
     known = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML can't say how much memory there is
     if known and needed > mm.get_total_memory(device):
         raise _too_large(patchers[0], needed, "has {total:.1f} GB; {remedy}")
-    held = sum(held_bytes(patcher.model.module) for patcher in patchers)
+    held = sum(map(held_bytes, {patcher.model.decoder[0] for patcher in patchers}))
     try:
         mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
         _check_complete(patchers)

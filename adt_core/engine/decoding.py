@@ -120,9 +120,8 @@ class Decoding:
             queue.lanes = None
             raise
         finally:
-            lanes, self._queue, queue.lanes = queue.lanes, None, None
-            if lanes is not None and lanes.plan is not None and self._task.fixed:
-                kept.keep(self.target.decoder, lanes)
+            self._queue = None
+            queue.leave()
 
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""

@@ -14,15 +14,16 @@ from torch import nn
 
 from .lanes import Lanes
 
-MOST_KEPT = 8
+MOST_KEPT = 16
 """Sets of lanes that are kept at most; the latest stay."""
-MEMORY_SHARE = 1 / 8
+MEMORY_SHARE = 1 / 4
 """Share of the device's memory that they may take together, if there are several."""
 
 
 def keep(decoder: nn.Module, lanes: Lanes) -> None:
     """Keep these lanes for the next decoding that has their plan."""
     sets, device = _sets(decoder), lanes.rows.device
+    sets.pop(lanes.plan, None)
     sets[lanes.plan] = lanes
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
     while len(sets) > MOST_KEPT or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:

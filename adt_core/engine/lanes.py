@@ -25,9 +25,10 @@ class Lanes:
     """State of the images at work, by lane.
 
     images: number of each lane's image. rows, cache: of the target. tables: what forwards look up. noise: None at
-    temperature 0. roots: the last decided tokens. positions: theirs, on the host. proposer: what drafts; None for
-    nothing. graphs: captured rounds. plan: of the task. at_work: False for a lane whose image is finished, and which
-    runs along. worths: tokens that drafts would bring each image, by their number.
+    temperature 0. roots: the last decided tokens. positions: theirs, on the host. graphs: captured rounds. proposer:
+    what drafts; None for nothing. plan: what ``Task.plan`` says of these lanes; None if no other images can go on in
+    their memory. at_work: False for a lane whose image is finished, and which runs along. worths: tokens that drafts
+    would bring each image, by their number.
 
     What is in the device's memory stays in its place.
     """

@@ -62,16 +62,23 @@ class ImageQueue:
         source = self._policy.begin(count)
         self._drafter = None if source is None else task.drafters[source]
         plan = task.plan(count, self._drafter)
-        before, self.lanes = self.lanes, None
-        if before is None and task.fixed:
-            before = kept.take(task.target.decoder, plan)
+        before = self.lanes
+        if task.fixed and (before is None or before.plan != plan):
+            self.leave()
+            before = self.lanes = kept.take(task.target.decoder, plan)
         if before is not None and before.plan == plan:
             before.restart(self._enter(count))
             return before
-        del before  # its memory goes first
+        before = self.lanes = None  # its memory goes first
         lanes = self._enter(count, task.slots)
         lanes.plan = plan
         return lanes
+
+    def leave(self) -> None:
+        """Leave the lanes to the next decoding, where they stay in a GPU's memory."""
+        lanes, self.lanes = self.lanes, None
+        if lanes is not None and lanes.plan is not None and self._task.fixed:
+            kept.keep(self._task.target.decoder, lanes)
 
     def _enter(self, count: int, slots: int | None = None) -> Lanes:
         """Read the prompts of the next images, and what is kept of them, and draw the next token of each.

@@ -61,7 +61,7 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     lanes.order(cut, moves, allowed)
     if not drafts:
         return Outcome(_plain(lanes, cut, moves))
-    if lanes.task.fixed:
+    if lanes.task.fixed:  # sizes are those that the policy asked for, so that they repeat; what is cut is in the limits
         return _whole(lanes, Shapes(shapes, lanes.limits, fixed=True), cut, asks)
     return _cut(lanes, Shapes(cut, lanes.limits), cut, asks)
 

@@ -21,9 +21,10 @@ from .lanes import Lanes
 
 def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
     """Codes [B, n] through the target: features [R, n, h]."""
-    decoder = lanes.task.target.decoder
+    task, decoder = lanes.task, lanes.task.target.decoder
     ids = lanes.rows.spread(decoder.image_ids[codes])
-    return decoder(ids, step, lanes.cache, lanes.tables.rope, lanes.task.check)
+    check = None if task.fixed else task.check  # nothing may be raised in the middle of a capture
+    return decoder(ids, step, lanes.cache, lanes.tables.rope, check)
 
 
 def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:

@@ -128,12 +128,12 @@ class Task:
     @property
     def noise_ahead(self) -> int:
         """Positions beyond a root whose noise this round or the next may read."""
-        return 2 * self.largest.depth + 4
+        return 3 * self.largest.depth + 6
 
     def plan(self, count: int, drafter: Drafter | None) -> Hashable:
         """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
-        places = tuple(weight.data_ptr() for network in weights for weight in network.parameters())
+        places = tuple(part.data_ptr() for one in weights for part in (*one.parameters(), *one.buffers()))
         sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid
         how = replace(self.sampling, seed=0), self.drafting.settings, self.largest, self.lantern
         return sizes, how, drafter and drafter.kind, places

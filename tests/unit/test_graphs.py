@@ -62,10 +62,11 @@ def tape(as_on_a_gpu):
 # ---- the same images ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("at_once", [None, 2, 1])
+@pytest.mark.parametrize(
+    "name, at_once", [*((name, 2) for name in METHODS), ("adt-tree", None), ("merged", None), ("auto, jacobi", 1)]
+)
 def test_an_image_is_the_same_with_graphs(target, drafters, as_on_a_gpu, name, at_once):
-    """All images together, and two at once or one, so that others take the places of those that are finished."""
+    """Two at once, so that another takes the place of one that is finished; also all together, and one by one."""
     source, options = METHODS[name]
     expected = run(target, prompts=PROMPTS).codes
     tape = as_on_a_gpu(Tape())
@@ -116,8 +117,9 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 # ---- one launch, one wait ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [None, *METHODS])
-@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(
+    "name, images", [*((name, 3) for name in (None, *METHODS)), (None, 1), ("adt-tree", 1), ("merged", 1)]
+)
 def test_a_steady_round_is_one_launch_and_one_wait(target, drafters, tape, monkeypatch, name, images):
     """Beside the replay: what the host has decided goes up in one copy, and at times new noise does."""
     source, options = METHODS[name] if name else (None, {"method": "autoregressive"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comfy_server import PACKS, Comfy
+from comfy_server import FLOOR, NEWEST, PACKS, Comfy
 from convert import Graph, to_prompt
 from test_errors import benchmark
 from test_run import images
@@ -15,6 +15,8 @@ from test_workflows import NAMES, read, write_upscaler
 
 MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
 """Packs of a server whose weights move as they do where there is a GPU."""
+ON_OLDER = ("text_to_image", "continue_image", "coco_batch")
+"""Workflows for the oldest supported ComfyUI: one that is plain, and those whose nodes read weights by themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +69,13 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_unloading_between_runs_changes_nothing(moving, name):
+@pytest.mark.parametrize(
+    "release, name",
+    [*((NEWEST, name) for name in NAMES), *((FLOOR, name) for name in ON_OLDER)],
+    ids=lambda value: value if isinstance(value, str) else value.version,
+    indirect=["release"],
+)
+def test_unloading_between_runs_changes_nothing(moving, release, name):
     """Nodes before the last sampler don't run again, so that it can't rely on what they load."""
     graph = Graph(to_prompt(read(name), moving.get("/object_info")))
     if name == "lumina_mgpt":
