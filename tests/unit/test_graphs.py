@@ -309,6 +309,28 @@ def test_a_lack_of_memory_ends_one_capture_and_no_others(target, drafters, as_on
     assert tape.captured > 0 and not graphs.refused and not caplog.records
 
 
+class FailsOnce(Tape):
+    """The third replay finds no memory, which the driver says in words of its own."""
+
+    def __call__(self, run):
+        replay = super().__call__(run)
+
+        def fail_once():
+            replay()
+            if self.replayed == 3:
+                raise RuntimeError("CUDA error: out of memory\nCompile with more.")
+
+        return fail_once
+
+
+def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on_a_gpu, caplog):
+    expected = run(target, prompts=PROMPTS).codes
+    as_on_a_gpu(FailsOnce())
+    found = run(target, drafters["network"], PROMPTS, drafting=Drafting("eagle2"))
+    assert found.codes.equal(expected) and found.at_once == 1 and not graphs.refused
+    assert [record.getMessage() for record in caplog.records] == ["Out of memory; going on with one image at once."]
+
+
 def test_no_graphs_on_other_devices_or_where_they_are_switched_off(monkeypatch):
     assert graphs.recorder_for(torch.device("cpu")) is None
     monkeypatch.setenv(graphs.SWITCH, "0")
