@@ -112,10 +112,13 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """What captures rounds on this device; None where none are captured."""
-    if device.type != "cuda" or os.environ.get(SWITCH) == "0" or refused:
-        return None
-    return CudaRecorder(device)
+    """What captures rounds on this device; None where nothing can."""
+    return CudaRecorder(device) if device.type == "cuda" else None
+
+
+def switched_off() -> bool:
+    """Are rounds launched the usual way, because graphs were given up or are not wanted?"""
+    return bool(refused) or os.environ.get(SWITCH) == "0"
 
 
 class _Graph(NamedTuple):
@@ -136,7 +139,7 @@ class Graphs:
 
     def is_new(self, key: Hashable) -> bool:
         """Would a round with this key be captured now?"""
-        return self._recorder is not None and not refused and key not in self._graphs
+        return self._recorder is not None and not switched_off() and key not in self._graphs
 
     def __call__(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
@@ -148,7 +151,7 @@ class Graphs:
         if self.is_new(key):
             return self._capture(key, launch, state)
         graph = self._graphs.get(key)
-        if graph is None or refused:
+        if graph is None or switched_off():
             return launch()
         try:
             graph.replay()

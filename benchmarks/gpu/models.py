@@ -129,7 +129,7 @@ def random_target(name: str, shape: Shape, dtype: torch.dtype, weights: str | No
     where, config, kinds = device.the_device(), shape.config, shape.codes + shape.row_end
     with torch.device("meta"):
         decoder = Decoder(config, torch.arange(kinds), shape.codes)
-    decoder.to(dtype)
+    decoder.set_dtype(dtype)
     if weights is not None:
         quantise(decoder, weights)
     _filled(decoder, where)

@@ -331,10 +331,19 @@ def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on
     assert [record.getMessage() for record in caplog.records] == ["Out of memory; going on with one image at once."]
 
 
-def test_no_graphs_on_other_devices_or_where_they_are_switched_off(monkeypatch):
+def test_no_graphs_on_other_devices_or_where_they_are_switched_off(target, tape, monkeypatch):
     assert graphs.recorder_for(torch.device("cpu")) is None
     monkeypatch.setenv(graphs.SWITCH, "0")
-    assert graphs.recorder_for(torch.device("cuda")) is None
+    run(target, None, PROMPTS[:1])
+    assert tape.captured == 0
+    monkeypatch.delenv(graphs.SWITCH)
+    run(target, None, PROMPTS[:1])
+    captured = tape.captured
+    assert captured > 0
+    monkeypatch.setenv(graphs.SWITCH, "0")
+    replayed = tape.replayed
+    run(target, None, PROMPTS[:1])
+    assert (tape.captured, tape.replayed) == (captured, replayed)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
