@@ -72,7 +72,8 @@ class Keep:
         if squeeze:
             freed = model.patcher.partially_unload(model.patcher.offload_device, squeeze)
             return {"ui": {"text": [str(freed)]}}
-        model.target.decoder.kept = thing = Kept()
+        thing = Kept()
+        model.target.decoder.kept_lanes = {"probe": thing}
         kept[:] = [weakref.ref(thing)]
         return {}
 
