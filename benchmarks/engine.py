@@ -18,7 +18,6 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -32,6 +31,7 @@ from adt_core.app.jobs import Job, decode, rounds
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
 
+from .gpu.device import seconds_of, synchronise
 from .harness import captions
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -39,26 +39,13 @@ METHODS = ("adt-tree", "jacobi-chain", "jacobi", "merged", "merged-64", "merged"
 FIRST = 4000  # held-out caption of this benchmark
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    synchronise(device)
-    started = time.perf_counter()
-    call()
-    synchronise(device)
-    return time.perf_counter() - started
-
-
 def limits(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     """Bytes a second of a reading pass over 512 MB, and operations a second of a big matrix product; the best of 8."""
     data = torch.ones(2**27, device=device)
     square = torch.randn(2048, 2048, device=device).to(dtype)
-    bandwidth = 4 * len(data) / min(seconds_of(data.sum, device) for _ in range(8))
+    bandwidth = 4 * len(data) / min(seconds_of(data.sum) for _ in range(8))
     with torch.inference_mode():  # as forwards run: what multiplies depends on it
-        return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: product(square, square), device) for _ in range(8))
+        return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: product(square, square)) for _ in range(8))
 
 
 def forwards(plain: Job, prompts: list[str], batch: int) -> dict[int, list[float]]:
@@ -86,15 +73,15 @@ def forwards(plain: Job, prompts: list[str], batch: int) -> dict[int, list[float
 def timers(target: Target, network: torch.nn.Module | None):
     """Seconds within the target's layers, its head, and the drafter's network, as they are used."""
     spent: dict[str, float] = defaultdict(float)
-    device, open_calls = target.decoder.embedding.device, []
+    open_calls: list[float] = []
 
     def before(*_) -> None:
-        synchronise(device)
+        synchronise()
         open_calls.append(time.perf_counter())
 
     def after(name: str):
         def record(*_) -> None:
-            synchronise(device)
+            synchronise()
             spent[name] += time.perf_counter() - open_calls.pop()
 
         return record

@@ -26,9 +26,9 @@ from ..rules.verify import Verdict
 class Session:
     """What a proposer works for.
 
-    rows: of the images at work. noise: the very noise that the target is sampled with; None at temperature
-    0. settings: of the method. largest: the largest shape that it will be asked for. fixed: rounds are of fixed sizes,
-    so that a GPU can replay them.
+    rows: of the images at work. noise: the very noise that the target is sampled with; None at temperature 0. settings:
+    of the method. largest: the largest shape that it will be asked for. fixed: rounds are of fixed sizes, so that a GPU
+    can replay them.
     """
 
     target: Target
@@ -73,11 +73,6 @@ class Shapes:
         self.mixed = fixed or len(set(shapes)) > 1
         together = fixed and len(shapes) > 1
         self._budgeted = together or any(shape.nodes < self.nodes for shape in shapes)
-
-    @classmethod
-    def of(cls, shapes: Sequence[Shape]) -> Shapes:
-        """The same on a CPU."""
-        return cls(shapes, torch.tensor([shape[:3] for shape in shapes]))
 
     @property
     def key(self) -> Hashable:

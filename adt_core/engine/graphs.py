@@ -30,6 +30,9 @@ Result = TypeVar("Result")
 Launch = Callable[[], tuple[Tensor, Any]]
 """Launches a round. Returns a tensor that the host reads after every replay, and what is the same in every replay, such
 as how often the drafter ran."""
+State = Callable[[], Sequence[Tensor]]
+"""Gives the tensors that a round both reads and changes. They are set back before a replay is tried. KV caches are left
+out: the same round writes the same entries again."""
 refused: list[str] = []
 """Why graphs were given up in this process; empty while they were not."""
 _log = logging.getLogger(__name__)
@@ -141,12 +144,10 @@ class Graphs:
         """Would a round with this key be captured now?"""
         return self._recorder is not None and not switched_off() and key not in self._graphs
 
-    def __call__(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
 
-        state: tensors that a round both reads and changes. They are set back before a replay is tried. KV caches are
-        left out: the same round writes the same entries again. Returns what ``launch`` returns. Raises
-        OutOfMemoryError.
+        Returns what ``launch`` returns. Raises OutOfMemoryError.
         """
         if self.is_new(key):
             return self._capture(key, launch, state)
@@ -161,22 +162,23 @@ class Graphs:
             raise torch.cuda.OutOfMemoryError(str(error)) from error
         return graph.report, graph.known
 
-    def _capture(self, key: Hashable, launch: Launch, state: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    def _capture(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Launch a round the usual way, capture it, and see whether its replay brings the same."""
         assert self._recorder is not None
         self.attempts += 1
-        before = [part.clone() for part in state]
+        parts = state()
+        before = [part.clone() for part in parts]
         expected, known = self._recorder.beside(launch)  # libraries prepare themselves for a stream at its first use
         report = torch.full_like(expected, -1)  # outside of the graph's memory
         try:
             replay = self._recorder(lambda: report.copy_(launch()[0]))
-            _write(state, before)
+            _write(parts, before)
             replay()
             if not report.equal(expected):
                 raise RuntimeError("a replayed round is not the round that was launched")
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
             self._give_up(key, error)
-            _write(state, before)
+            _write(parts, before)
             return launch()
         self._graphs[key] = _Graph(replay, report, known)
         return report, known
@@ -191,6 +193,6 @@ class Graphs:
         _log.warning("No CUDA graphs, which costs speed but changes nothing else: %s.", refused[0])
 
 
-def _write(state: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for part, value in zip(state, values):
+def _write(parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for part, value in zip(parts, values):
         part.copy_(value)

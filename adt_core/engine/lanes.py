@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,10 +44,9 @@ class Lanes:
     graphs: Graphs
     proposer: Proposer | None = None
     plan: Hashable = None
-    at_work: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.at_work = [True] * len(self)
+        self.at_work: list[bool] = [True] * len(self)
         self.worths: list[dict[int, float]] = [{}] * len(self)
         self.orders = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
         self._orders: list[list[int]] = []

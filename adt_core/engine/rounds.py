@@ -72,7 +72,7 @@ def timed_plain_step(lanes: Lanes) -> float:
     key = "step", lanes.roots.columns
 
     def run() -> None:
-        lanes.graphs(key, lambda: (plain_step(lanes), None), ())[0].tolist()
+        lanes.graphs(key, lambda: (plain_step(lanes), None), list)[0].tolist()
 
     if lanes.graphs.is_new(key):
         run()
@@ -95,7 +95,7 @@ def _plain_moves(lanes: Lanes) -> list[int]:
 def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int]) -> list[Result]:
     """One token for every image that moves."""
     key = "plain", lanes.roots.columns
-    codes, _ = lanes.graphs(key, lambda: (plain_round(lanes), None), lanes.state())
+    codes, _ = lanes.graphs(key, lambda: (plain_round(lanes), None), lanes.state)
     lanes.prepare_noise()
     found = []
     for image, at, shape, code, moved in zip(lanes.images, lanes.positions, shapes, codes.tolist(), moves):
@@ -138,7 +138,7 @@ def _whole(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[
         return report, (told.shape[1], lanes.proposer.forwards - before)
 
     key = shapes.key, tuple(asks), lanes.roots.columns
-    report, (told, forwards) = lanes.graphs(key, launch, lanes.state())
+    report, (told, forwards) = lanes.graphs(key, launch, lanes.state)
     lanes.prepare_noise()
     rows = report.tolist()
     _note_worths(lanes, asks, [[steps / WORTH_STEPS for steps in row[:told]] for row in rows])

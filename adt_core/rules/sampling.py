@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..errors import AdtError, Check
-from .noise import NOISE_VERSION as NOISE_VERSION
 from .noise import keyed_gumbel
 
 _POSITIONS_AT_ONCE = 64  # are made in float64 before they go into the table

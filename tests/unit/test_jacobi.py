@@ -147,7 +147,7 @@ def window(target):
     z[..., GUESS] = 1
     nothing = torch.empty(0)
     proposer.begin(Prefill(nothing, nothing, None, z, ROOT))
-    opened = proposer.open(roots(7, ROOT), Shapes.of([WINDOW]))
+    opened = proposer.open(roots(7, ROOT), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens.tolist() == [[7, GUESS, GUESS, GUESS, GUESS]]
     return proposer
 
@@ -196,6 +196,6 @@ def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
     node that has the best context for them."""
     at, node = window.refresh(verified(target, tokens, parents, depths))
     assert at.tolist() == [[target.length] * 3 + [8, 9]] and tuple(node[0, 3:].tolist()) == nodes
-    opened = window.open(roots(2, 7), Shapes.of([WINDOW]))
+    opened = window.open(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
     assert opened.distance[0, :2].tolist() == staleness
