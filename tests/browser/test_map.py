@@ -126,6 +126,7 @@ def test_the_shipped_workflow_from_the_template_browser(tab):
     tab.screenshot("finished")
 
 
+@pytest.mark.alone
 def test_tokens_appear_while_they_are_decoded(tab, workflow):
     """Message by message, at most ten a second, with previews under them."""
     sampler = workflow.batch(64).method("autoregressive").sampler
