@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_core.models.layers import Decoder, Layer, rope_tables
+from adt_core.models.layers import Decoder, Layer
+from adt_core.models.rotary import rope_tables
 
 SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
 SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]

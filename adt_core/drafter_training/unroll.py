@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..drafters.eagle import EagleDrafter
 from ..models.cache import KVCache
-from ..models.layers import rope_tables
+from ..models.rotary import rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..models.target import Prompt, Target, with_grammar
 from ..rules.sampling import Sampling, noise_table, process_logits

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
-from ..models.layers import Frame, Layer, Rope, product, rope_tables, without_cudnn
+from ..models.layers import Frame, Layer, product, without_cudnn
+from ..models.rotary import Rope, rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
 from ..rules.noise import Noise
@@ -58,7 +59,7 @@ class EagleDrafter(nn.Module, Drafter):
         x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
         x = product(x, self.fc) + self.fc_bias
         with without_cudnn():
-            return self.layer(x, Frame.of(step, rope, self.config), cache.data[0])
+            return self.layer(x.flatten(0, 1), Frame.of(step, rope, self.config), cache.data[0]).view(x.shape)
 
     def proposer(self, session: Session) -> EagleProposer:
         return EagleProposer(self, session)
@@ -120,8 +121,7 @@ class EagleProposer(Proposer):
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
         last = ids.shape[1] - 1
         if last > 0:
-            before = Step(step.positions[:, :last], slice(0, last), step.mask[..., :last, :last])
-            self._run(ids[:, :last], prefill.features[:, :last], before)
+            self._run(ids[:, :last], prefill.features[:, :last], step.part(0, last))
         self._features[:, :1], self._ids[:, :1] = prefill.features[:, last:], ids[:, last:]
         self._at.fill_(prefill.position - 1)
         self._positions = [prefill.position - 1] * self.rows.images

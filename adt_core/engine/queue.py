@@ -15,7 +15,7 @@ from ..rules.noise import Noise
 from . import kept
 from .graphs import Graphs, recorder_for
 from .lanes import Lanes
-from .stages import logits, perturbed
+from .stages import logits, perturbed, prefill
 from .task import Tables, Task
 
 
@@ -90,7 +90,7 @@ class ImageQueue:
         task, start = self._task, self._task.start
         lanes = self._lanes(images, slots)
         decoder, rows, step = task.target.decoder, lanes.rows, lanes.rows.prefill()
-        features = decoder(rows.ids, step, lanes.cache, lanes.tables.rope, task.check, rows.features)
+        features = prefill(lanes, step)
         known = min(start + 1, task.target.columns)  # tokens whose logits this gives, up to the first drawn one
         depths = torch.arange(1 - known, 1, device=rows.device).expand(count, -1)
         z = logits(lanes, features[:, -known:], depths)

@@ -16,15 +16,40 @@ from ..rules.tree import DraftTree
 from ..rules.verify import Verdict, exact_agreement, longest_path, relaxed_agreement
 from .lanes import Lanes
 
+KEPT_AT_ONCE = 256
+"""Kept tokens of a forward in the exact mode. Memory for attention grows with its square."""
+
 # ---- the target's forward ---------------------------------------------------------------------
 
 
 def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
-    """Codes [B, n] through the target: features [R, n, h]."""
-    task, decoder = lanes.task, lanes.task.target.decoder
-    ids = lanes.rows.spread(decoder.image_ids[codes])
+    """Codes [B, n] through the target: features [R, n, h]. step: of tokens from the roots on."""
+    task, decoder, rows = lanes.task, lanes.task.target.decoder, lanes.rows
+    ids = rows.spread(decoder.image_ids[codes])
+    if decoder.tile:
+        step = rows.windowed(step, rows.spread(lanes.roots.at) + rows.first_slot, task.near)
     check = None if task.fixed else task.check  # nothing may be raised in the middle of a capture
     return decoder(ids, step, lanes.cache, lanes.tables.rope, check)
+
+
+def prefill(lanes: Lanes, step: Step) -> Tensor:
+    """The prompts and the kept tokens through the target: features [R, n, h].
+
+    In the exact mode the kept tokens are read as if they were drawn: apart from the prompts, and a few at a time.
+    """
+    task, rows, decoder = lanes.task, lanes.rows, lanes.task.target.decoder
+    first = rows.first_slot if decoder.tile else rows.length
+    ends = [0, first, *range(first + KEPT_AT_ONCE, rows.length, KEPT_AT_ONCE)]
+    features = []
+    for start, end in zip(ends, [*ends[1:], rows.length]):
+        if start == end:
+            continue
+        part = step.part(start, end)
+        if start >= first:
+            part = rows.windowed(part, start, task.near)
+        inputs = None if rows.features is None else rows.features[:, start:end]
+        features.append(decoder(rows.ids[:, start:end], part, lanes.cache, lanes.tables.rope, task.check, inputs))
+    return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
 def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:

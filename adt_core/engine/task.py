@@ -13,7 +13,8 @@ from ..drafters import Drafter
 from ..drafters.table import sources
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
-from ..models.layers import Rope, rope_tables
+from ..models.exact import near_on
+from ..models.rotary import Rope, rope_tables
 from ..models.rows import ALIGNED
 from ..models.target import Prompt, Target
 from ..policies import Drafting, Policy, Scene, Shape
@@ -82,6 +83,11 @@ class Task:
     def fixed(self) -> bool:
         """Is every round as large as it may get, so that a GPU can replay it? On a CPU it is cut to what is there."""
         return self.target.decoder.embedding.device.type != "cpu"
+
+    @property
+    def near(self) -> int | None:
+        """Of the exact mode: positions before a token whose keys are near; None for all."""
+        return near_on(self.target.decoder.embedding.device)
 
     @cached_property
     def longest(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,88 +15,35 @@ from ..rules.sampling import guide
 from .cache import KVCache
 from .config import DecoderConfig
 from .digits import byte_product
+from .exact import HALF, Window, far_attention, filled, grouped, near_attention, tile_for
+from .rotary import Rope, Turn
 from .rows import Step
-
-Rope = tuple[Tensor, Tensor]
-"""What :func:`rope_tables` makes."""
-
-
-SPARE_POSITIONS = 512
-"""Positions behind the last one that drafts may have where their number is fixed."""
-
-
-def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
-    """cos and sign-folded sin, [max_positions + SPARE_POSITIONS, head_dim] each: NeoX half-rotation (arXiv 2104.09864).
-
-    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
-    the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
-    and keys out.
-    """
-    half = config.head_dim // 2
-    position = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float64)[:, None]
-    if config.grid_rope is None:
-        angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-        shown = torch.ones_like(position)
-    else:
-        blank, columns = config.grid_rope
-        frequency = config.rope_theta ** (-torch.arange(half // 2, dtype=torch.float64) / (half // 2))
-        cell = (position - blank).clamp_min(0)
-        angle, shown = torch.cat([cell // columns * frequency, cell % columns * frequency], -1), position >= blank
-    cos, sin = torch.cat([angle.cos()] * 2, -1) * shown, torch.cat([-angle.sin(), angle.sin()], -1) * shown
-    return cos.to(like), sin.to(like)
-
-
-MATRICES_PAY_UP_TO = {"cuda": 512}
-"""Tokens of a forward whose rotations are made matrices, by type of device: one launch a layer instead of three."""
 
 
 class Frame(NamedTuple):
     """What all layers of a forward over N = R * n tokens share.
 
-    cos, sin: [N, 1, d]. rotation: the same as matrices [N, d, d], where that pays. slots: where keys and values go, as
-    in :class:`.rows.Step`. mask: [R, 1, g * n, end], added to attention scores, for each query of a group of g heads
-    that share their keys.
+    rows: R. tile: rows of a product, 0 for all N at once; with a tile, rows are filled up to a multiple of it. turns:
+    rotations, tile by tile. slots: where keys and values go, as in :class:`.rows.Step`. mask: [R, 1, g * n, end], added
+    to attention scores, for each query of a group of g heads that share their keys. window: the near keys, in the exact
+    mode.
     """
 
-    cos: Tensor
-    sin: Tensor
-    rotation: Tensor | None
+    rows: int
+    tile: int
+    turns: Sequence[Turn]
     slots: Tensor | slice
     mask: Tensor
+    window: Window | None
 
     @classmethod
-    def of(cls, step: Step, rope: Rope, config: DecoderConfig) -> Frame:
-        cos, sin = (table[step.positions].view(-1, config.head_dim) for table in rope)
-        pays = len(cos) <= MATRICES_PAY_UP_TO.get(cos.device.type, 0) and config.num_layers > 2
-        rotation = _matrices(cos, sin) if pays and not torch.is_grad_enabled() else None
-        group = config.num_heads // config.num_kv_heads
-        mask = step.mask if group == 1 else step.mask.repeat(1, 1, group, 1)
-        return cls(cos[:, None], sin[:, None], rotation, step.slots, mask)
-
-    def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
-        """Queries and keys [N, heads, d], rotated, and behind them the values, which are the last of ``qkv``'s heads.
-
-        It has the memory of ``qkv``, unless gradients are asked for.
-        """
-        place, values = qkv.tensor_split([qk.shape[1]], 1)
-        if self.rotation is not None:
-            torch.bmm(qk, self.rotation, out=place)
-            return qkv
-        terms = qk * self.cos, qk.roll(qk.shape[-1] // 2, -1), self.sin
-        if torch.is_grad_enabled():
-            return torch.cat([torch.addcmul(*terms), values], 1)
-        torch.addcmul(*terms, out=place)
-        return qkv
-
-
-def _matrices(cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotations [N, d, d], such that ``x @ rotation`` is x [d] rotated. cos, sin: [N, d]."""
-    half = cos.shape[1] // 2
-    made = cos.new_zeros(*cos.shape, cos.shape[1])
-    made.diagonal(0, 1, 2).copy_(cos)
-    made.diagonal(-half, 1, 2).copy_(sin[:, :half])
-    made.diagonal(half, 1, 2).copy_(sin[:, half:])
-    return made
+    def of(cls, step: Step, rope: Rope, config: DecoderConfig, tile: int = 0) -> Frame:
+        positions = filled(step.positions.flatten(), tile)
+        turns = [Turn.of(part, rope, config.num_layers) for part in positions.split(tile or len(positions))]
+        group, window = config.num_heads // config.num_kv_heads, step.window
+        if window is not None:
+            window = window._replace(mask=grouped(window.mask, group))
+        return cls(len(step.positions), tile, turns, step.slots, grouped(step.mask, group), window)
 
 
 @contextmanager
@@ -113,32 +60,53 @@ def without_cudnn() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
+def attention(q: Tensor, cache: Tensor, mask: Tensor, window: Window | None) -> Tensor:
+    """Queries q [R, heads, m, d] over a layer's cache [2, R, heads, slots, d] -> [R, heads, m, d].
+
+    mask: [R, 1, m, end], of all keys; with a ``window`` of the far ones alone.
+    """
+    keys, values = cache.narrow(3, 0, mask.shape[-1])
+    if window is None:
+        return F.scaled_dot_product_attention(q, keys, values, mask)
+    far = None if window.columns is None else far_attention(q, keys, values, mask)
+    return near_attention(q, window.take(cache, mask.shape[-1]), window, far).to(q.dtype)
+
+
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices: nearly all of a model's weights."""
 
+_HALF_IS_SLOW = torch.backends.cpu.get_cpu_capability() != "AVX512"
+"""Has this CPU no products in half precision? What stands in for them is some ten times slower than float32's."""
 _ONEDNN = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's product. torch.compile lives on it, but torch offers it under no public name."""
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
-    """x [..., in] times weight [in, out], added to ``plus`` [..., out], which is written over without gradients.
+    """x [..., in] times weight [in, out], added to ``plus`` [N, out], which is written over without gradients.
 
     scale: [out], of a quantised weight, which stands for ``weight * scale``. float32 on a CPU goes to oneDNN, as half
-    precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md).
+    precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md). Where the CPU
+    has no products in half precision, they are float32's.
     """
+    grads = torch.is_grad_enabled()
     if scale is not None:
-        y = byte_product(x.flatten(0, -2), weight, scale).view(*x.shape[:-1], -1)
-        return y if plus is None else y.add_(plus)
-    on_cpu = x.dtype == torch.float32 and x.device.type == "cpu" and torch.is_inference_mode_enabled()
-    if _ONEDNN and on_cpu:
-        y = _ONEDNN.default(x, weight.t(), None, "none", [], "")
-        return y if plus is None else y.add_(plus)
-    if plus is None:
-        return x @ weight
-    if torch.is_grad_enabled():
-        return plus + x @ weight
-    plus.flatten(0, -2).addmm_(x.flatten(0, -2), weight)  # one launch, where a sum apart is two
-    return plus
+        y = byte_product(x, weight, scale)
+    elif _in_float32(x):
+        y = _onednn(x.float(), weight.float()).to(x.dtype)
+    elif plus is None or grads:
+        y = x @ weight
+    else:
+        return plus.addmm_(x, weight)  # one launch, where a sum apart is two
+    return y if plus is None else plus + y if grads else plus.add_(y)
+
+
+def _in_float32(x: Tensor) -> bool:
+    drawing = x.device.type == "cpu" and torch.is_inference_mode_enabled()
+    return drawing and (x.dtype == torch.float32 or _HALF_IS_SLOW and x.dtype in HALF)
+
+
+def _onednn(x: Tensor, weight: Tensor) -> Tensor:
+    return _ONEDNN.default(x, weight.t(), None, "none", [], "") if _ONEDNN else x @ weight
 
 
 class Layer(nn.Module):
@@ -167,35 +135,57 @@ class Layer(nn.Module):
         for name in MATRICES:
             self.register_buffer(f"{name}_scale", None)  # of quantised weights
 
-    def attention(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
-        """x: [R, n, h]; cache: [2, R, kv heads, slots, d], written at ``frame.slots``."""
-        rows, n, _ = x.shape
+    def forward(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+        """x: [N, h], the residual stream of R * n tokens, row after row, and what fills up the last tile.
+
+        It is written over, unless gradients are asked for. cache: [2, R, kv heads, slots, d], written at
+        ``frame.slots``.
+        """
+        parts = x.split(frame.tile or len(x))
+        qkv = _joined([self._rotated(part, turn) for part, turn in zip(parts, frame.turns)])
+        seen = self._attention(qkv, frame, cache)
+        after = [self._after_attention(part, of_part) for part, of_part in zip(parts, seen.split(frame.tile or len(x)))]
+        return _joined(after) if torch.is_grad_enabled() else x
+
+    def _rotated(self, x: Tensor, turn: Turn) -> Tensor:
+        """x [N, h] -> queries, keys and values [N, heads, d]."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        qkv = product(x, self.qkv, self.qkv_scale).view(rows * n, -1, dim)
+        if self.input_norm is not None:
+            x = F.rms_norm(x, (self.config.hidden_size,), self.input_norm, self.config.rms_norm_eps)
+        qkv = product(x, self.qkv, self.qkv_scale).view(len(x), -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # the values too: to leave them out, torch would copy the rest
             qk = torch.addcmul(self.qk_norm_bias, normed[:, : heads + shared], self.qk_norm_weight)
         else:
             qk = qkv[:, : heads + shared].clone()
-        qkv = frame.rotated(qk, qkv)
-        q = qkv[:, :heads].view(rows, n, heads, dim).transpose(1, 2)
-        new = qkv[:, heads:].view(rows, n, 2, shared, dim).permute(2, 0, 3, 1, 4)
+        return turn.rotated(qk, qkv)
+
+    def _attention(self, qkv: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+        """Queries, keys and values [N, heads, d] -> what the queries have seen, [N, h]."""
+        heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        tokens, rows = frame.rows * (frame.mask.shape[2] * shared // heads), frame.rows
+        qkv, spare = qkv[:tokens].view(rows, -1, *qkv.shape[1:]), len(qkv) - tokens
+        q, n = qkv[:, :, :heads].transpose(1, 2), qkv.shape[1]
+        new = qkv[:, :, heads:].view(rows, n, 2, shared, dim).permute(2, 0, 3, 1, 4)
         if isinstance(frame.slots, slice):
             cache.narrow(3, frame.slots.start, n).copy_(new)
         else:
             cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
-        keys, values = cache.narrow(3, 0, frame.mask.shape[-1])
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
-        y = F.scaled_dot_product_attention(q.reshape(rows, shared, -1, dim), keys, values, frame.mask)
-        return y.view(rows, heads, n, dim).transpose(1, 2).reshape(rows, n, -1)
+        y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.window)
+        y = y.view(rows, heads, n, dim).transpose(1, 2).reshape(tokens, -1)
+        return F.pad(y, (0, 0, 0, spare)) if spare else y
 
-    def forward(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
-        """x: [R, n, h], the residual stream. It is written over, unless gradients are asked for."""
-        eps, width = self.config.rms_norm_eps, (self.config.hidden_size,)
-        h = x if self.input_norm is None else F.rms_norm(x, width, self.input_norm, eps)
-        x = product(self.attention(h, frame, cache), self.out, self.out_scale, x)
-        gate, up = product(F.rms_norm(x, width, self.mlp_norm, eps), self.gate_up, self.gate_up_scale).chunk(2, -1)
+    def _after_attention(self, x: Tensor, seen: Tensor) -> Tensor:
+        """The residual stream x [N, h] with what attention has ``seen`` and what the MLP makes of it."""
+        x = product(seen, self.out, self.out_scale, x)
+        normed = F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps)
+        gate, up = product(normed, self.gate_up, self.gate_up_scale).chunk(2, -1)
         return product(F.silu(gate) * up, self.down, self.down_scale, x)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # type: ignore[arg-type]
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")
@@ -211,6 +201,8 @@ class Decoder(nn.Module):
     """
 
     image_ids: Tensor
+    exact: bool = True
+    """In half precision: do a token's features not depend on the forward that it is in (:mod:`.exact`)?"""
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
@@ -244,6 +236,11 @@ class Decoder(nn.Module):
         return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].get_parameter("qkv").dtype)
 
     @property
+    def tile(self) -> int:
+        """Rows of a product in the exact mode; 0 where that is off or not needed."""
+        return tile_for(self.dtype, self.embedding.device) if self.exact else 0
+
+    @property
     def wide_dtype(self) -> torch.dtype:
         """The dtype of features, logits and noise: float64 for float64 weights, else float32."""
         return torch.promote_types(self.dtype, torch.float32)
@@ -262,12 +259,16 @@ class Decoder(nn.Module):
         inputs: [R, n, h], what stands in the place of the tokens' embeddings.
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
-        frame = Frame.of(step, rope, self.config)
+        shape, tile = x.shape, self.tile
+        x, frame = filled(x.flatten(0, 1), tile), Frame.of(step, rope, self.config, tile)
         with without_cudnn():
             for layer, slot in zip(self.layers, cache.data):
                 if check is not None:
                     check()
                 x = layer(x, frame, slot)
+        return self._by_tiles(self._normed, x[: shape[0] * shape[1]].view(shape))
+
+    def _normed(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
 
     def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
@@ -276,7 +277,22 @@ class Decoder(nn.Module):
         Under classifier-free guidance the rows [cond..., uncond...] [2B, ..., h] become [B, ..., num_codes]. The head's
         last step is affine, so guiding its input guides its logits, at half the cost.
         """
-        if self.head_in is not None and self.head_in_bias is not None:
-            features = F.gelu(product(features, self.head_in) + self.head_in_bias)
-        z = product(guide(features, guidance), self.head)
+        if self.head_in is not None:
+            features = self._by_tiles(self._inner, features)
+        return self._by_tiles(self._outer, guide(features, guidance))
+
+    def _inner(self, features: Tensor) -> Tensor:
+        assert self.head_in is not None and self.head_in_bias is not None
+        return F.gelu(product(features, self.head_in) + self.head_in_bias)
+
+    def _outer(self, features: Tensor) -> Tensor:
+        z = product(features, self.head)
         return z if self.head_bias is None else z + self.head_bias
+
+    def _by_tiles(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``function`` of x [..., k], which works on rows [N, k]: of as many at a time as a product has."""
+        if not self.tile:
+            return function(x)
+        rows = x.flatten(0, -2)
+        made = _joined([function(part) for part in filled(rows, self.tile).split(self.tile)])
+        return made[: len(rows)].view(*x.shape[:-1], -1)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .exact import Window, aligned
 
 ALIGNED = 8
 """A GPU's attention kernels want the rows of a mask to begin at multiples of so many numbers; else it is copied."""
@@ -25,15 +27,21 @@ class Step:
 
     positions: [R, n] position ids. slots: [R, n] cache slots, or a slice when all rows agree.
     mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` slots of the cache are read.
+    window: the near keys in the exact mode, and then ``mask`` is that of the far ones (:mod:`.exact`).
     """
 
     positions: Tensor
     slots: Tensor | slice
     mask: Tensor
+    window: Window | None = None
 
     @property
     def end(self) -> int:
         return self.mask.shape[-1]
+
+    def part(self, first: int, last: int) -> Step:
+        """The tokens from ``first`` to before ``last`` of a forward whose slots begin at 0."""
+        return Step(self.positions[:, first:last], slice(first, last), self.mask[:, :, first:last, :last])
 
 
 @dataclass
@@ -149,8 +157,7 @@ class Rows:
         real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         positions = (at - self.pads[:, None]).clamp_min(0)
-        mask = F.pad(self._additive(visible), (0, -self.length % ALIGNED))[..., : self.length]
-        return Step(positions, slice(0, self.length), mask[:, None])
+        return Step(positions, slice(0, self.length), aligned(self._additive(visible), ALIGNED)[:, None])
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """A forward of n tokens for each image, behind its committed slots, which end where its root's slot begins.
@@ -176,6 +183,26 @@ class Rows:
             return self.step(roots, 0, 0, None)
         at = self.columns[:n].expand(len(roots.at), -1)
         return self.step(roots, 0, at, at[..., None] >= at[:, None])
+
+    def windowed(self, step: Step, start: Tensor | int, near: int | None) -> Step:
+        """The same forward with near and far keys apart, as the exact mode wants them.
+
+        start: slot of the first token that may be in another slot than its position's, [R, 1] or of all rows. near:
+        positions before a token whose keys are near; None for all. The prompt is never near then.
+        """
+        if near is None:
+            return replace(step, window=Window(None, step.mask.double()))
+        seen, end = step.mask[:, 0], step.end
+        far_until = (step.positions + self.pads[:, None] - near).clamp_min(self.first_slot)[..., None]  # [R, n, 1]
+        columns = (start - near + torch.arange(near + seen.shape[1], device=self.device)).expand(
+            self.count, -1
+        )  # [R, w]
+        there = (columns >= 0) & (columns < end)
+        columns = columns.clamp(0, end - 1)
+        close = there[:, None] & (columns[:, None] >= far_until)
+        mask = torch.where(close, seen.gather(2, columns[:, None].expand_as(close)), self._shut)[:, None]
+        far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
+        return replace(step, mask=aligned(far, ALIGNED), window=Window(columns, mask.double()))
 
     def _ragged_step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """The same where the device alone knows where its images are, or where these have advanced unequally.

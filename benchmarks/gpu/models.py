@@ -22,8 +22,9 @@ from adt_core.drafters import Drafter
 from adt_core.drafters.eagle_files import grid_of_pairs
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig
-from adt_core.models.layers import Decoder, rope_tables
+from adt_core.models.layers import Decoder
 from adt_core.models.quantised import quantise, store
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from adt_core.models.target import Prompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel

@@ -9,7 +9,7 @@ from transformers import Emu3ForConditionalGeneration, UnbatchedClassifierFreeGu
 
 from adt_core import Sampling, load_target
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import rope_tables
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from tests.drafted import run
 from tests.layouts.emu3 import CODES, write_emu3

@@ -6,7 +6,7 @@ from transformers import JanusForConditionalGeneration
 
 from adt_core import Sampling, load_target
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import rope_tables
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from tests.drafted import run
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD, deepseeks_name, random_model, write_janus

@@ -18,7 +18,7 @@ from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 from adt_core import load_drafter, load_target
 from adt_core.drafters import Prefill, Session
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import rope_tables
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from adt_core.policies import Drafting
 from adt_core.rules.sampling import Sampling

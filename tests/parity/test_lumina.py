@@ -8,7 +8,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from adt_core import Decoding, Drafting, Sampling, load_target
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import rope_tables
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Rows
 from tests.layouts.lumina import write_lumina
 

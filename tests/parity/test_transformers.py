@@ -7,7 +7,7 @@ from transformers import ChameleonForConditionalGeneration
 from adt_core import load_target
 from adt_core.models.cache import KVCache
 from adt_core.models.checkpoint import resolve
-from adt_core.models.layers import rope_tables
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from adt_core.rules.tree import ancestor_matrix
 from tests.tiny import write_tiny_checkpoint

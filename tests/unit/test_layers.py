@@ -9,9 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
-from adt_core.models import layers
+from adt_core.models import layers, rotary
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import Frame, rope_tables
+from adt_core.models.layers import Frame
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from tests.layouts.janus import write_janus
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -122,14 +123,14 @@ class Operations(TorchDispatchMode):
 @torch.inference_mode()
 def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
     """On a GPU each is a launch, which costs as much as the work of a small model's layer."""
-    monkeypatch.setitem(layers.MATRICES_PAY_UP_TO, "cpu", 512)
+    monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
     rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
     step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
     config = replace(decoder.config, num_layers=32)
-    x, rope = torch.randn(2, tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
+    x, rope = torch.randn(2 * tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
     frame = Frame.of(step, rope, config)
-    assert frame.rotation is not None
+    assert frame.turns[0].matrices is not None
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) <= 13, operations.names
@@ -142,7 +143,7 @@ def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
         )  # asked for by several layers only
         expected = forwards(decoder)
         with monkeypatch.context() as patch, torch.inference_mode():
-            patch.setitem(layers.MATRICES_PAY_UP_TO, "cpu", 512)
+            patch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
             found = forwards(decoder)
         for mine, theirs in zip(found, expected):
             assert (mine - theirs).abs().max() < 1e-12

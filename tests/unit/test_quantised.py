@@ -8,7 +8,8 @@ from torch.utils._pytree import tree_leaves
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.models import digits, quantised
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import MATRICES, product, rope_tables
+from adt_core.models.layers import MATRICES, product
+from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Rows
 
 KINDS = ["int8", "fp8"]

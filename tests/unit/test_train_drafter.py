@@ -160,7 +160,7 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
 
     from adt_core.models.cache import KVCache
-    from adt_core.models.layers import rope_tables
+    from adt_core.models.rotary import rope_tables
     from adt_core.models.rows import Roots, Rows
 
     rows = Rows(reading.prompts, 64, drafter.embedding)

@@ -1,0 +1,108 @@
+"""Half precision in which a token's features do not depend on the forward that it is in.
+
+A node of a draft tree and the same token decoded alone go through products of other shapes, and find their keys in
+other slots of the KV cache. Both change the order of sums, so results round differently. In half precision that is
+enough to change an image. Two rules keep every bit the same:
+
+- **Products have one shape.** What is done to tokens one by one is done to :data:`TILE` rows at a time; missing rows
+  are filled up. So every row goes through the same kernel.
+- **Attention adds keys in one order.** For a token at position q, its own key and those of the :data:`NEAR` positions
+  before it are *near*; those before them are *far*. No tree is deeper, so far keys are decided tokens: they stand in
+  the order of their positions, whoever asks, and torch's kernel adds them in that order. Near keys may stand anywhere.
+  They are added in float64, where the order of a sum does not show in a result of half precision.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
+TILE = {"cuda": 64, "cpu": 16}
+"""Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once."""
+NEAR = 32
+"""Positions before a token whose keys are near. Trees are no deeper."""
+
+
+def tile_for(dtype: torch.dtype, device: torch.device) -> int:
+    """Rows of a product in the exact mode; 0 where there is no such mode."""
+    return TILE.get(device.type, 0) if dtype in HALF else 0
+
+
+@cache
+def near_on(device: torch.device) -> int | None:
+    """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones."""
+    q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
+    try:
+        far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))
+    except (RuntimeError, NotImplementedError):
+        return None
+    return NEAR
+
+
+def filled(x: Tensor, tile: int) -> Tensor:
+    """Rows x [N, ...] with zeros behind them up to a multiple of ``tile``; as they are if it is 0."""
+    missing = -len(x) % tile if tile else 0
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+
+
+class Window(NamedTuple):
+    """The near keys of a forward's n tokens.
+
+    columns: [R, w] columns of the KV cache; None for all that are read. mask: float64 [R, 1, n, w], added to scores.
+    """
+
+    columns: Tensor | None
+    mask: Tensor
+
+    def take(self, cache: Tensor, end: int) -> Tensor:
+        """The entries of a layer's cache [2, R, heads, slots, d] in float64: [2, R, heads, w, d]."""
+        if self.columns is None:
+            return cache.narrow(3, 0, end).double()
+        index = self.columns[None, :, None, :, None].expand(2, -1, cache.shape[2], -1, cache.shape[4])
+        return cache.gather(3, index).double()
+
+
+def near_attention(q: Tensor, near: Tensor, window: Window, far: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Attention of q [R, heads, m, d] to near keys and values [2, R, heads, w, d], and to what ``far`` says: float64.
+
+    far: output [R, heads, m, d] and log-sum-exp [R, heads, m] over the far keys; None if there are none.
+    """
+    rows, heads, m, dim = q.shape
+    keys, values = near.flatten(1, 2)
+    mask = window.mask.expand(-1, heads, -1, -1).reshape(rows * heads, m, -1)
+    scores = torch.baddbmm(mask, q.reshape(rows * heads, m, dim).double(), keys.mT, alpha=dim**-0.5)
+    if far is None:
+        return (scores.softmax(-1) @ values).view(q.shape)
+    out, log_sum = far
+    weights = torch.cat([scores, log_sum.reshape(rows * heads, m, 1).double()], -1).softmax(-1)
+    return torch.addcmul(
+        (weights[..., :-1] @ values).view(q.shape), out.double(), weights[..., -1:].view(*q.shape[:3], 1)
+    )
+
+
+def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [R, heads, m, d] and log-sum-exp [R, heads, m] of attention to far keys, by a kernel for NVIDIA's GPUs.
+
+    q: [R, heads, m, d]. keys, values: [R, heads, end, d]. mask: [R, 1, m, end], added to the scores. The kernel goes
+    through the keys block by block, in the order of their columns; a block that is masked changes nothing. torch offers
+    the log-sum-exp under no public name.
+    """
+    mask = mask.expand(-1, q.shape[1], -1, -1)
+    out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, keys, values, mask, True)
+    return out, log_sum[..., : q.shape[2]]
+
+
+def grouped(mask: Tensor, group: int) -> Tensor:
+    """A mask [R, 1, n, w] for every query of a group of heads that share their keys: [R, 1, g * n, w]."""
+    return mask if group == 1 else mask.repeat(1, 1, group, 1)
+
+
+def aligned(mask: Tensor, multiple: int) -> Tensor:
+    """The same mask [..., end] in memory whose rows begin at multiples of so many numbers, as GPUs' kernels want it."""
+    missing = -mask.shape[-1] % multiple
+    return F.pad(mask, (0, missing))[..., : mask.shape[-1]] if missing else mask

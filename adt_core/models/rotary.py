@@ -1,0 +1,82 @@
+"""Rotary positions (RoPE, arXiv 2104.09864)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .config import DecoderConfig
+
+Rope = tuple[Tensor, Tensor]
+"""What :func:`rope_tables` makes."""
+
+SPARE_POSITIONS = 512
+"""Positions behind the last one that drafts may have where their number is fixed."""
+
+
+def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
+    """cos and sign-folded sin, [max_positions + SPARE_POSITIONS, head_dim] each: NeoX half-rotation.
+
+    With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
+    the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
+    and keys out.
+    """
+    half = config.head_dim // 2
+    position = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float64)[:, None]
+    if config.grid_rope is None:
+        angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        shown = torch.ones_like(position)
+    else:
+        blank, columns = config.grid_rope
+        frequency = config.rope_theta ** (-torch.arange(half // 2, dtype=torch.float64) / (half // 2))
+        cell = (position - blank).clamp_min(0)
+        angle, shown = torch.cat([cell // columns * frequency, cell % columns * frequency], -1), position >= blank
+    cos, sin = torch.cat([angle.cos()] * 2, -1) * shown, torch.cat([-angle.sin(), angle.sin()], -1) * shown
+    return cos.to(like), sin.to(like)
+
+
+MATRICES_PAY_UP_TO = {"cuda": 512}
+"""Tokens of a forward whose rotations are made matrices, by type of device: one launch a layer instead of three."""
+
+
+class Turn(NamedTuple):
+    """The rotations of N tokens. cos, sin: [N, 1, d]. matrices: the same as [N, d, d], where that pays."""
+
+    cos: Tensor
+    sin: Tensor
+    matrices: Tensor | None
+
+    @classmethod
+    def of(cls, positions: Tensor, rope: Rope, layers: int) -> Turn:
+        """positions: [N]. layers: how many share it."""
+        cos, sin = (table[positions] for table in rope)
+        pays = len(cos) <= MATRICES_PAY_UP_TO.get(cos.device.type, 0) and layers > 2
+        matrices = _matrices(cos, sin) if pays and not torch.is_grad_enabled() else None
+        return cls(cos[:, None], sin[:, None], matrices)
+
+    def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
+        """Queries and keys [N, heads, d], rotated, and behind them the values, which are the last of ``qkv``'s heads.
+
+        It has the memory of ``qkv``, unless gradients are asked for.
+        """
+        place, values = qkv.tensor_split([qk.shape[1]], 1)
+        if self.matrices is not None:
+            torch.bmm(qk, self.matrices, out=place)
+            return qkv
+        terms = qk * self.cos, qk.roll(qk.shape[-1] // 2, -1), self.sin
+        if torch.is_grad_enabled():
+            return torch.cat([torch.addcmul(*terms), values], 1)
+        torch.addcmul(*terms, out=place)
+        return qkv
+
+
+def _matrices(cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotations [N, d, d], such that ``x @ rotation`` is x [d] rotated. cos, sin: [N, d]."""
+    half = cos.shape[1] // 2
+    made = cos.new_zeros(*cos.shape, cos.shape[1])
+    made.diagonal(0, 1, 2).copy_(cos)
+    made.diagonal(-half, 1, 2).copy_(sin[:, :half])
+    made.diagonal(half, 1, 2).copy_(sin[:, half:])
+    return made
