@@ -167,6 +167,7 @@ CONTINUATION = (
 TARGET = (
     Flag("--model PATH", "folder or weights file of the target", str, "bundled"),
     Flag("--dtype", "of the computation; float32 and float64 keep the image", DTYPES, "float32"),
+    Flag("--exact", "on: in half precision, too, drafts do not change the image; off is faster", ("on", "off"), "on"),
     Flag("--weights", "store the transformer's matrices in a byte per number (default: as --dtype)", ("int8", "fp8")),
     Flag("--size WxH", "pixels of an image, for models that draw several sizes (default: the model's own)", _size),
 )
@@ -352,4 +353,5 @@ def _saved(path: Path) -> dict[str, object]:
             f"{path} was drawn with noise version {saved.get('noise_version')}, and this ADT-Tree draws "
             f"{NOISE_VERSION}; it can't be made again."
         )
-    return {name: saved[name] for name in remade() & saved.keys()}
+    before = {"exact": "off"}  # there was no such mode when a PNG does not say
+    return before | {name: saved[name] for name in remade() & saved.keys()}

@@ -48,6 +48,7 @@ class ADTTreeModelLoader(io.ComfyNode):
                     "models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models.",
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
+                io.Boolean.Input("exact", default=True, optional=True, advanced=True),
             ],
             outputs=[
                 ModelSocket.Output(display_name="model"),
@@ -57,11 +58,11 @@ class ADTTreeModelLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model: str, dtype: str) -> str:
+    def fingerprint_inputs(cls, model: str, dtype: str, exact: bool = True) -> str:
         return folders.fingerprint(folders.models().get(model, BUNDLED))
 
     @classmethod
-    def execute(cls, model: str, dtype: str) -> io.NodeOutput:
+    def execute(cls, model: str, dtype: str, exact: bool = True) -> io.NodeOutput:
         path = folders.resolve(folders.models(), model, "model", folders.MODELS_KEY)
         drop_unused_results()
         target = load_target(
@@ -70,6 +71,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
             check=check_cancelled,
             weights=_WEIGHTS.get(dtype),
+            exact=exact,
         )
         lighter = "" if dtype in _WEIGHTS else "'int8 weights' in the Model Loader, or "
         decoder = manage(target.decoder, target.name, f"choose {lighter}a smaller model")

@@ -99,6 +99,7 @@ def key(job: Job) -> str:
             "stored": target.decoder.weights,
             "grid": list(target.grid),
             "dtype": job.dtype,
+            **({"exact": True} if target.decoder.tile else {}),  # folders of other precisions keep their names
             "sampling": asdict(job.sampling),
             "negative": job.negative.strip(),
             "lantern": relaxed,

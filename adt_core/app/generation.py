@@ -106,8 +106,10 @@ def default_drafter(model: str) -> str:
 
 
 def open_target(options: argparse.Namespace, device: torch.device, check: Check | None = None) -> Target:
-    """The target that ``--model``, ``--dtype``, ``--weights`` and ``--size`` ask for."""
-    target = load_target(options.model, device, getattr(torch, options.dtype), check, options.weights)
+    """The target that ``--model``, ``--dtype``, ``--weights``, ``--exact`` and ``--size`` ask for."""
+    target = load_target(
+        options.model, device, getattr(torch, options.dtype), check, options.weights, options.exact == "on"
+    )
     return target.sized(*options.size) if options.size else target
 
 

@@ -116,6 +116,7 @@ class Job:
             "drafter": self.drafter_path,
             "dtype": self.dtype,
             "weights": decoder.weights,
+            "exact": "on" if decoder.exact else "off",
             "size": [columns * side, rows * side] if self.target.usual_grid else None,
             "device": decoder.embedding.device.type,
             **asdict(self.sampling),

@@ -187,7 +187,7 @@ class Decoding:
             return [NO_DRAFTS] * len(lanes)
         every = zip(lanes.images, lanes.positions, lanes.worths)
         seen = [Lane(*lane) for lane, at_work in zip(every, lanes.at_work) if at_work]
-        chosen = iter(self._policy.choose(seen))
+        chosen = map(self._task.cut, self._policy.choose(seen))
         return [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
 
     def _allowed(self, lanes: Lanes) -> list[int]:

@@ -86,8 +86,9 @@ class Task:
 
     @property
     def near(self) -> int | None:
-        """Of the exact mode: positions before a token whose keys are near; None for all."""
-        return near_on(self.target.decoder.embedding.device)
+        """Of the exact mode: positions before a token whose keys are near; None for all, and without that mode."""
+        decoder = self.target.decoder
+        return near_on(decoder.embedding.device) if decoder.tile else None
 
     @cached_property
     def longest(self) -> int:
@@ -119,7 +120,11 @@ class Task:
 
     @property
     def largest(self) -> Shape:
-        return self.drafting.policy.largest(self.drafting.settings)
+        return self.cut(self.drafting.policy.largest(self.drafting.settings))
+
+    def cut(self, shape: Shape) -> Shape:
+        """The shape without the levels at which the exact mode would not be exact any more."""
+        return shape if self.near is None else shape._replace(depth=min(shape.depth, self.near))
 
     @property
     def uncommitted(self) -> int:
@@ -164,6 +169,7 @@ class Task:
             "device": str(decoder.embedding.device),
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "weights": decoder.weights,
+            "exact": decoder.tile > 0,
             "noise_version": NOISE_VERSION,
             "sampling": asdict(self.sampling),
             "drafting": self.drafting.flat(),

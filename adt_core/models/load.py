@@ -62,12 +62,14 @@ def load_target(
     dtype: torch.dtype = torch.float32,
     check: Check | None = None,
     weights: str | None = None,
+    exact: bool = True,
 ) -> Target:
     """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if it can't be read.
 
     dtype: of the transformer, with norm and head in at least float32, and of the text encoder, which is in bfloat16
     instead of float16 because T5 overflows that. The codec is in float32. weights: "int8" or "fp8" to store the
-    transformer's matrices so. Every tensor is read straight to its place on ``device``; ``check`` is called before each
+    transformer's matrices so. exact: in half precision, drafts leave the image as it is, at some cost in speed
+    (:mod:`.exact`). Every tensor is read straight to its place on ``device``; ``check`` is called before each
     and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
     loaded inside it.
     """
@@ -78,6 +80,7 @@ def load_target(
     check_entries(family.entries(target, checkpoint), checkpoint, family.remedies)
     image_ids = target.decoder.image_ids  # a buffer, which to_empty would leave without its values
     target.decoder.set_dtype(dtype)
+    target.decoder.exact = exact
     if weights is not None:
         quantise(target.decoder, weights)
     if target.text_encoder is not None:

@@ -1,0 +1,123 @@
+"""Exact half precision: a node of any tree has, bit for bit, the features of the same token decoded alone."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adt_core import load_target
+from adt_core.models import exact, layers
+from adt_core.models.cache import KVCache
+from adt_core.models.rotary import rope_tables
+from adt_core.models.rows import Roots, Rows
+from adt_core.rules.tree import ancestor_matrix
+from tests.tiny import write_tiny_checkpoint
+
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14], [15, 16]]
+"""Of two images under guidance: conditional rows, then unconditional ones."""
+SLOTS, DECIDED = 64, 14
+NEAR = 5
+"""Positions that are near where far keys are tested, and the depth of the deepest tree."""
+
+
+@cache
+def target(dtype, weights=None, kv_heads=4):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tiny_checkpoint(Path(folder) / "target", scale=3.0, kv_heads=kv_heads)
+        return load_target(path, dtype=dtype, weights=weights)
+
+
+class Context:
+    """Prompts that were read, and image tokens behind them: so many as are decided of each image."""
+
+    def __init__(self, decoder, near, decided, tokens):
+        self.decoder, self.near = decoder, near
+        self.rows = Rows(PROMPTS, SLOTS, decoder.embedding, images=2)
+        self.cache = KVCache(decoder.config, 4, SLOTS, decoder.embedding)
+        self.rope = rope_tables(decoder.config, decoder.embedding)
+        decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope)
+        for at in range(max(decided)):  # the images in step, and those that are further decided go on alone
+            self.read(Roots.all_at(tokens[:, at], at), tokens[:, at : at + 1])
+
+    def read(self, roots, codes, own=None, depths=0):
+        """Features [R, n, h] of codes [B, n] from the roots on."""
+        rows, step = self.rows, self.rows.step(roots, 0, depths, own)
+        if self.decoder.tile:
+            step = rows.windowed(step, rows.spread(roots.at) + rows.first_slot, self.near)
+        return self.decoder(rows.spread(self.decoder.image_ids[codes]), step, self.cache, self.rope)
+
+
+def by_hand(q, keys, values, mask):
+    """Attention to far keys, in float64, for devices that have no kernel for it."""
+    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
+    return (scores.softmax(-1) @ values.double()).to(q.dtype), scores.logsumexp(-1).float()
+
+
+def random_parents(draw, n):
+    """Parents of n nodes, the root first; no path is longer than NEAR."""
+    depths, parents = [0], [0]
+    for node in range(1, n):
+        parent = draw(st.sampled_from([i for i in range(node) if depths[i] < NEAR]))
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    return parents, depths
+
+
+@pytest.mark.parametrize("near", [None, NEAR], ids=["all keys near", "far keys"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "fp8", "grouped heads"])
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+@torch.inference_mode()
+def test_a_node_is_the_token_decoded_alone(kind, near, data):
+    dtype = getattr(torch, kind, torch.bfloat16) if "float" in kind else torch.bfloat16
+    model = target(dtype, kind if kind in ("int8", "fp8") else None, 2 if kind == "grouped heads" else 4)
+    decoder, n = model.decoder, data.draw(st.integers(1, 24))
+    decided = data.draw(st.lists(st.integers(0, DECIDED), min_size=2, max_size=2))
+    trees = [random_parents(data.draw, n) for _ in range(2)]
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    tokens = torch.randint(0, model.num_codes, (2, DECIDED + n), generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "far_attention", by_hand)
+        context = Context(decoder, near, decided, tokens)
+        before = context.cache.data.clone()
+        parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
+        codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
+        roots = Roots(codes[:, 0], torch.tensor(decided)[:, None], list(decided))
+        seen = context.read(roots, codes, ancestor_matrix(parents, NEAR), depths)
+        for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
+            path, at = [node], node
+            while at:
+                at = trees[image][0][at]
+                path.insert(0, at)
+            context.cache.data.copy_(before)
+            for step, at in enumerate(path):
+                alone = Roots(codes[:, at], torch.tensor(decided)[:, None] + step, [d + step for d in decided])
+                feature = context.read(alone, codes[:, at : at + 1])
+            for row in (image, image + 2):
+                assert seen[row, node].equal(feature[row, 0])
+
+
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+@torch.inference_mode()
+def test_it_takes_the_mode(monkeypatch, on):
+    """A chain is not what its tokens are alone without it, so the test above can fail."""
+    decoder, n = target(torch.bfloat16).decoder, 12
+    monkeypatch.setattr(decoder, "exact", on)
+    codes = torch.randint(0, 32, (2, n + 9), generator=torch.Generator().manual_seed(0))
+    context = Context(decoder, None, [9, 9], codes)
+    before, codes = context.cache.data.clone(), codes[:, 9:]
+    chain = context.read(
+        Roots.all_at(codes[:, 0], 9), codes, torch.ones(2, n, n, dtype=torch.bool).tril(), torch.arange(n).expand(2, -1)
+    )
+    context.cache.data.copy_(before)
+    alone = [context.read(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
+    assert chain.equal(torch.cat(alone, 1)) is on
+
+
+@pytest.mark.parametrize("dtype, tile", [(torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 0)], ids=str)
+def test_only_half_precision_needs_the_mode(dtype, tile):
+    assert target(dtype).decoder.tile == exact.tile_for(dtype, torch.device("cpu")) == tile
