@@ -121,3 +121,22 @@ def test_it_takes_the_mode(monkeypatch, on):
 @pytest.mark.parametrize("dtype, tile", [(torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 0)], ids=str)
 def test_only_half_precision_needs_the_mode(dtype, tile):
     assert target(dtype).decoder.tile == exact.tile_for(dtype, torch.device("cpu")) == tile
+
+
+@pytest.mark.parametrize("near", [None, NEAR], ids=["all keys near", "far keys"])
+@torch.inference_mode()
+def test_every_key_is_seen_once(monkeypatch, near):
+    """In the exact mode features are those of float32 to bfloat16's precision, and those of a usual forward are too."""
+    monkeypatch.setattr(layers, "far_attention", by_hand)
+    codes = torch.randint(0, 32, (2, 18), generator=torch.Generator().manual_seed(0))
+
+    def features(dtype, on):
+        decoder = target(dtype).decoder
+        monkeypatch.setattr(decoder, "exact", on)
+        context = Context(decoder, near, [12, 12], codes)
+        return torch.cat([context.read(Roots.all_at(codes[:, at], at), codes[:, at : at + 1]) for at in range(18)], 1)
+
+    true = features(torch.float32, True)
+    for on in (True, False):
+        error = (features(torch.bfloat16, on) - true).abs().max() / true.abs().max()
+        assert error < 0.015

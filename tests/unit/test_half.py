@@ -1,29 +1,109 @@
-"""Half precision, which GPUs use: every way of drafting ends, with one image and with several that come and go."""
+"""Half precision, which GPUs use: drafting leaves every image as it is, to the last token."""
+
+from functools import cache
 
 import pytest
 import torch
 
-from adt_core import Drafting, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import sources
 from tests.drafted import METHODS, run
+from tests.layouts import llamagen
+from tests.layouts.emu3 import write_emu3
+from tests.layouts.janus import write_janus
+from tests.layouts.lumina import write_lumina
+
+PROMPTS = ("a cat", "three small dogs", "fog")
 
 
-@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float16], ids=str)
-def half(request, tiny):
-    target = load_target(tiny / "target", dtype=request.param)
-    return target, sources(load_drafter(tiny / "drafter", target))
+@pytest.fixture(scope="module")
+def half(tiny):
+    """By dtype and kind of weights: the tiny target, and its drafters by source."""
+
+    @cache
+    def load(dtype, weights=None):
+        target = load_target(tiny / "target", dtype=dtype, weights=weights)
+        return target, sources(load_drafter(tiny / "drafter", target))
+
+    return load
 
 
-@pytest.mark.parametrize("name", METHODS)
+def sampling(temperature=1.0, guidance=3.0, seed=5):
+    return Sampling(seed=seed, temperature=temperature, guidance=guidance)
+
+
 @pytest.mark.parametrize(
-    "prompts, at_once", [(("a cat",), None), (("a cat", "three small dogs", "fog"), 2)], ids=["one", "several"]
+    "dtype, temperature, guidance",
+    [(torch.bfloat16, 1, 3), (torch.bfloat16, 0, 1), (torch.float16, 1, 1), (torch.float16, 0, 3)],
+    ids=str,
 )
-def test_every_method(half, name, prompts, at_once):
-    """The first tokens are those of plain decoding. Later a near tie may fall differently, and the image is another."""
-    target, drafters = half
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_the_tokens_of_plain_decoding(half, name, dtype, temperature, guidance):
+    target, drafters = half(dtype)
     source, options = METHODS[name]
-    codes = run(target, drafters[source], prompts, drafting=Drafting(**options), at_once=at_once).codes
-    expected = run(target, prompts=prompts).codes
-    assert (codes >= 0).all() and (codes < target.num_codes).all()
-    assert codes[:, :2].equal(expected[:, :2])
-    assert (codes == expected).float().mean() > 0.5
+    how = dict(prompts=PROMPTS, sampling=sampling(temperature, guidance))
+    drafted = run(target, drafters[source], drafting=Drafting(**options), **how)
+    assert drafted.codes.equal(run(target, **how).codes)
+    assert "auto" in name or any(share.accepted for round in drafted.trace.rounds for share in round.images)
+
+
+@pytest.mark.parametrize("weights, dtype", [("int8", torch.bfloat16), ("fp8", torch.float16)], ids=str)
+@pytest.mark.parametrize("name", ["adt-tree", "jacobi", "merged"])
+def test_weights_of_a_byte(half, name, weights, dtype):
+    target, drafters = half(dtype, weights)
+    source, options = METHODS[name]
+    drafted = run(target, drafters[source], PROMPTS, drafting=Drafting(**options), sampling=sampling())
+    assert drafted.codes.equal(run(target, prompts=PROMPTS, sampling=sampling()).codes)
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "adt-tree", "jacobi", "merged"])
+def test_images_that_come_and_go_are_those_drawn_alone(half, name):
+    """So neither the number of images at work counts, nor how far apart they are, nor the longest prompt."""
+    target, drafters = half(torch.bfloat16)
+    source, options = METHODS.get(name, ("jacobi", {"method": name}))
+    how = dict(sampling=sampling(), drafting=Drafting(**options))
+    together = run(target, drafters[source], PROMPTS, at_once=2, **how).codes
+    for codes, prompt in zip(together, PROMPTS):
+        assert codes.equal(run(target, prompts=(prompt,), sampling=sampling()).codes[0])
+
+
+@pytest.mark.parametrize("kept", [1, 5, 11])
+@pytest.mark.parametrize("name", ["autoregressive", "adt-tree", "merged"])
+def test_the_beginning_of_an_image_leads_to_that_image(half, name, kept):
+    """Kept tokens are read in other forwards than they were drawn in."""
+    target, drafters = half(torch.float16)
+    whole = run(target, prompts=PROMPTS, sampling=sampling()).codes
+    source, options = METHODS.get(name, ("jacobi", {"method": name}))
+    how = dict(sampling=sampling(), drafting=Drafting(**options))
+    assert run(target, drafters[source], PROMPTS, prefix=whole[:, :kept], **how).codes.equal(whole)
+
+
+def _llamagen(folder, dtype):
+    llamagen.write_upstream(folder)
+    return load_target(folder / llamagen.NAMES[16], dtype=dtype)
+
+
+FAMILIES = {
+    "lumina": lambda folder, dtype: load_target(write_lumina(folder / "Lumina-mGPT-tiny", scale=3.0), dtype=dtype),
+    "emu3": lambda folder, dtype: load_target(write_emu3(folder / "emu3"), dtype=dtype).sized(48, 40),
+    "janus": lambda folder, dtype: load_target(write_janus(folder / "janus", image_size=128), dtype=dtype),
+    "llamagen": _llamagen,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(tmp_path, family):
+    target = FAMILIES[family](tmp_path, torch.bfloat16)
+    expected = run(target, sampling=sampling(), prompts=PROMPTS[:2]).codes
+    for width in (1, 3):
+        window = Drafting(method="eagle2", depth=12, width=width, nodes=16)
+        drafted = run(target, load_drafter("jacobi", target), PROMPTS[:2], drafting=window, sampling=sampling())
+        assert drafted.codes.equal(expected)
+        assert any(share.accepted for round in drafted.trace.rounds for share in round.images)
+
+
+def test_the_trace_says_whether_it_is_exact(half, monkeypatch):
+    target, _ = half(torch.bfloat16)
+    assert run(target).trace.settings["exact"] is True
+    monkeypatch.setattr(target.decoder, "exact", False)
+    assert run(target).trace.settings["exact"] is False
