@@ -1,10 +1,12 @@
 """The losslessness matrix: every method, drafter, proposal and tree size writes plain decoding's tokens.
 
-    python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64|float32]
+    python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64] [--weights int8] [--guidance 3]
+                                  [--temperatures 0 1] [--only TEXT] [--exact on|off]
 
-In float64 any difference is a failure (exit code 1). In float32 the first difference of an image must be a near tie of
-the plain run: a gap below 1e-3 between its two best perturbed logits. Every cell also counts accepted drafts by depth
-and sibling rank, so that a matrix in which nothing was drafted can't pass. The captions of a seed decode as one batch.
+In float64 and in half precision any difference is a failure (exit code 1). In float32 the first difference of an image
+must be a near tie of the plain run: a gap below 1e-3 between its two best perturbed logits. Every cell also counts
+accepted drafts by depth and sibling rank, so that a matrix in which nothing was drafted can't pass. The captions of a
+seed decode as one batch.
 """
 
 from __future__ import annotations
@@ -144,14 +146,19 @@ class Cell:
 
 
 def run_matrix(
-    target: Target, prompts: list[str], seeds: list[int], temperatures: list[float], settings: list[Setting]
+    target: Target,
+    prompts: list[str],
+    seeds: list[int],
+    temperatures: list[float],
+    settings: list[Setting],
+    guidance: float = 3.0,
 ) -> dict[str, Cell]:
     """Decode everything, the prompts of one seed as one batch. A Cell by temperature and setting, in words."""
     cells: dict[str, Cell] = {}
     drafters = {name: load_drafter(name, target) for name in {setting.drafter for setting in settings}}
     for seed in seeds:
         for temperature in temperatures:
-            sampling = Sampling(seed=seed, temperature=temperature)
+            sampling = Sampling(seed=seed, temperature=temperature, guidance=guidance)
             plain = plain_run(target, prompts, sampling)
             for setting in settings:
                 job = Job(target, sampling, Drafting(**setting.options), drafters[setting.drafter])
@@ -166,10 +173,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16", "float16"], default="float64")
+    parser.add_argument("--weights", choices=["int8", "fp8"])
+    parser.add_argument("--exact", choices=["on", "off"], default="on", help="of half precision")
+    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--only", default="", help="settings whose name holds this")
     args = parser.parse_args()
-    target, tolerance = load_target(dtype=getattr(torch, args.dtype)), TIE if args.dtype == "float32" else 0.0
-    cells = run_matrix(target, captions(3000, args.captions), list(range(args.seeds)), [0.0, 1.0], SETTINGS)
+    target = load_target(dtype=getattr(torch, args.dtype), weights=args.weights, exact=args.exact == "on")
+    settings = [setting for setting in SETTINGS if args.only in setting.name]
+    tolerance, prompts = TIE if args.dtype == "float32" else 0.0, captions(3000, args.captions)
+    cells = run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance)
     print("| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |")
     print("|---|---|---|---|---|---|---|")
     for name, cell in cells.items():
@@ -178,7 +192,10 @@ def main() -> None:
         print(f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {depths} | {ranks} |")
     good = all(cell.really_drafted and cell.lossless(tolerance) for cell in cells.values())
     total, same = sum(c.images for c in cells.values()), sum(c.identical for c in cells.values())
-    print(f"{args.dtype}: {same} of {total} images identical to plain decoding" + ("" if good else "; FAILED"))
+    print(
+        f"{args.dtype} {args.weights or ''}: {same} of {total} images identical to plain decoding"
+        + ("" if good else "; FAILED")
+    )
     sys.exit(0 if good else 1)
 
 

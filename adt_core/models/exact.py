@@ -79,10 +79,8 @@ def near_attention(q: Tensor, near: Tensor, window: Window, far: tuple[Tensor, T
     if far is None:
         return (scores.softmax(-1) @ values).view(q.shape)
     out, log_sum = far
-    weights = torch.cat([scores, log_sum.reshape(rows * heads, m, 1).double()], -1).softmax(-1)
-    return torch.addcmul(
-        (weights[..., :-1] @ values).view(q.shape), out.double(), weights[..., -1:].view(*q.shape[:3], 1)
-    )
+    weights = torch.cat([scores, log_sum.reshape(rows * heads, m, 1)], -1).softmax(-1)
+    return torch.addcmul((weights[..., :-1] @ values).view(q.shape), out, weights[..., -1:].view(*q.shape[:3], 1))
 
 
 def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -136,6 +136,25 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
     assert len(operations.names) <= 13, operations.names
 
 
+@pytest.mark.parametrize("near, most", [(None, 22), (4, 26)], ids=["all keys near", "far keys"])
+@torch.inference_mode()
+def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
+    """Thirteen, rows that fill up a tile, and attention in two parts: one of them is torch's kernel."""
+    monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
+    monkeypatch.setattr(layers, "_HALF_IS_SLOW", False)  # a GPU has products in half precision
+    decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
+    rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
+    config, heads = replace(decoder.config, num_layers=32), decoder.config.num_heads
+    seen = torch.zeros(2, heads, 3, config.head_dim, dtype=decoder.dtype), torch.zeros(2, heads, 3)
+    monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
+    step = rows.windowed(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
+    frame = Frame.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
+    x = torch.randn(decoder.tile, config.hidden_size).to(decoder.dtype)
+    with Operations() as operations:
+        decoder.layers[0](x, frame, cache.data[0])
+    assert len(operations.names) + (near is not None) <= most, operations.names
+
+
 def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
     for decoder in (models[0].decoder, load_target(grouped / "target", dtype=torch.float64).decoder):
         monkeypatch.setattr(
