@@ -15,9 +15,7 @@ from ..rules.sampling import process_logits
 from ..rules.tree import DraftTree
 from ..rules.verify import Verdict, exact_agreement, longest_path, relaxed_agreement
 from .lanes import Lanes
-
-KEPT_AT_ONCE = 256
-"""Kept tokens of a forward in the exact mode. Memory for attention grows with its square."""
+from .task import KEPT_AT_ONCE
 
 # ---- the target's forward ---------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ from ..rules.verify import Lantern, Neighbours
 PROMPT_STEP = 64
 """Where sizes are fixed, prompts are padded to a multiple of this, so that the next decoding has the same sizes."""
 
+KEPT_AT_ONCE = 256
+"""Kept tokens of a forward in the exact mode. Memory for attention grows with its square."""
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -194,10 +197,19 @@ class Task:
         tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
         matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
-        forward = 4 * rows * tokens * numbers + 6 * matrix
+        forward = 4 * rows * tokens * numbers + 6 * matrix + rows * self._near_bytes(slots)
         if replayed:
             forward *= 2  # graphs have activations of their own
         return caches + noise + forward
+
+    def _near_bytes(self, slots: int) -> int:
+        """Bytes of a row's attention to near keys, in float64: keys and values, and three tables of scores."""
+        decoder, config = self.target.decoder, self.target.decoder.config
+        if not decoder.tile:
+            return 0
+        tokens = max(self.largest.nodes + 1, min(self.start, KEPT_AT_ONCE))
+        width = slots if self.near is None else self.near + tokens
+        return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
 
 def rows_of(prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None, target: Target) -> Sequence[Prompt]:
