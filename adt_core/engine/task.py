@@ -150,7 +150,7 @@ class Task:
         places = tuple(part.data_ptr() for one in weights for part in (*one.parameters(), *one.buffers()))
         sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid
         how = replace(self.sampling, seed=0), self.drafting.settings, self.largest, self.lantern
-        return sizes, how, drafter and drafter.kind, places
+        return sizes, how, self.target.decoder.tile, drafter and drafter.kind, places
 
     def policy(self) -> Policy:
         """A fresh policy, for images that begin where the weights are now."""
