@@ -4,6 +4,8 @@ The method is a preset, and the only input that everybody sees; the page calls i
 All others are advanced.
 """
 
+from functools import partial
+
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.policies import DEFAULT, POLICIES, Drafting, Option, options
@@ -32,7 +34,8 @@ class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, depth_min: int, depth_max: int, width_min: int, width_max: int) -> bool | str:
         """Bounds that cross are refused before anything runs."""
-        return refusal(Drafting, depth_min=depth_min, depth_max=depth_max, width_min=width_min, width_max=width_max)
+        bounds = {"depth_min": depth_min, "depth_max": depth_max, "width_min": width_min, "width_max": width_max}
+        return refusal(partial(Drafting, "adt-tree"), **bounds)
 
     @classmethod
     def execute(cls, **values) -> io.NodeOutput:

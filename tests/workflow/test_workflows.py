@@ -125,7 +125,7 @@ def test_compare_with_plain(comfy, graph_of):
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
     assert (
-        report.startswith("A: adt-tree, ") and "\nB: autoregressive, " in report and "every token is the same" in report
+        report.startswith("A: auto, ") and "\nB: autoregressive, " in report and "every token is the same" in report
     )
 
 
