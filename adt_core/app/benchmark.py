@@ -74,8 +74,9 @@ _PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_a
 
 
 def _of_policies() -> dict[str, Preset]:
-    """Every method in the table of policies, with its defaults."""
-    return {name: Preset(Drafting(name), NETWORK if one.needs_drafter else "") for name, one in POLICIES.items()}
+    """Every method in the table of policies, with its defaults; plain decoding first."""
+    methods = sorted(POLICIES, key=lambda name: name != PLAIN)
+    return {name: Preset(Drafting(name), NETWORK if POLICIES[name].needs_drafter else "") for name in methods}
 
 
 PRESETS = {

@@ -77,12 +77,12 @@ def everything(graph):
 
 @pytest.fixture
 def short(graph):
-    """The shipped workflow with the drafter that needs no files, drawing the last rows of a picture only: that takes
-    the caches of a whole one, and a tenth of the time."""
+    """The shipped workflow with the drafter that needs no files, drawing the last row of a picture only: that takes the
+    caches of a whole one, and a fraction of the time."""
     picture = graph.add("EmptyImage", width=128, height=128, batch_size=1, color=0x336699)
     latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
     graph.set("ADTTreeDrafterLoader", drafter="jacobi").drop("ADTTreeSampler", "settings")
-    return graph.set("ADTTreeSampler", latent_image=latent, keep=0.9)
+    return graph.set("ADTTreeSampler", latent_image=latent, keep=0.95)
 
 
 CONSTANTS = {"Drafting", "Family", "Lantern", "Option", "Pairing", "Preset", "Published", "Sampling", "Shape"}
