@@ -91,7 +91,9 @@ def drafting_of(options: argparse.Namespace) -> Drafting:
     drafting = Drafting.of({**drafter_defaults(options.drafter), **given})
     strange = [f"--{name.replace('_', '-')}" for name in given if name not in drafting.flat()]
     if strange and not options.from_png:
-        raise AdtError(f"{strange[0]}: method {drafting.method!r} has no such option; leave it out, or name a --method.")
+        raise AdtError(
+            f"{strange[0]}: method {drafting.method!r} has no such option; leave it out, or name a --method."
+        )
     check_fit(drafting.method, is_network(options.drafter))
     return drafting
 

@@ -131,7 +131,9 @@ def test_other_models_come_and_go_between_our_runs(comfy, short):
     }
     sizes, first = [], None
     for run in range(1, 2 + RUNS // 2 + SETTLED):
-        (image,) = comfy.files(comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto"))
+        (image,) = comfy.files(
+            comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto")
+        )
         pixels = decode_png(image)
         if run % 2:
             first = pixels if first is None else first
