@@ -1,4 +1,7 @@
-/** The Settings node shows methods by their everyday names. What is saved and sent is the method itself. */
+/**
+ * The Settings node: one list of methods by their everyday names, and all else on request. What is saved and sent is the
+ * method itself.
+ */
 
 import { app } from "../../scripts/app.js";
 import { methodName } from "./words.js";
@@ -8,6 +11,9 @@ app.registerExtension({
 
   nodeCreated(node) {
     if (node.comfyClass !== "ADTTreeSettings") return;
-    node.widgets.find(({ name }) => name === "method").options.getOptionLabel = methodName;
+    for (const widget of node.widgets) {
+      if (widget.name === "method") widget.options.getOptionLabel = methodName;
+      widget.advanced = widget.options.advanced; // Nodes 2.0 reads it of the options, the canvas of the widget
+    }
   },
 });

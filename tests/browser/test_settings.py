@@ -11,9 +11,10 @@ def settings(tab, expression: str):
 
 def test_a_preset_is_chosen_by_its_name_and_saved_by_its_method(tab, workflow):
     tab.load(workflow.method("auto").data)
-    assert settings(tab, "node.widgets.filter((one) => !one.options.advanced).map((one) => one.name)") == ["method"]
+    visible = "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)"
+    assert settings(tab, visible) == ["method"]
+    shown = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Settings")
     if tab.vue:
-        shown = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Settings")
         shown.get_by_text("Auto", exact=True).click()
         offered = tab.page.locator("[role=option]")
         assert [text.strip() for text in offered.all_text_contents()] == NAMES
@@ -28,3 +29,11 @@ def test_a_preset_is_chosen_by_its_name_and_saved_by_its_method(tab, workflow):
         offered.get_by_text("EAGLE-2", exact=True).click()
     assert settings(tab, "node.serialize().widgets_values[0]") == "eagle2"
     tab.screenshot("settings")
+    if tab.vue:
+        assert not shown.get_by_text("depth_max", exact=True).count()
+        shown.get_by_text("Show advanced inputs").click()
+        shown.get_by_text("depth_max", exact=True).wait_for()
+    else:
+        settings(tab, "node.toggleAdvanced()")
+    assert len(settings(tab, visible)) == 16
+    tab.screenshot("settings_advanced")
