@@ -15,5 +15,6 @@ app.registerExtension({
       if (widget.name === "method") widget.options.getOptionLabel = methodName;
       widget.advanced = widget.options.advanced; // Nodes 2.0 reads it of the options, the canvas of the widget
     }
+    node.getLayoutWidgets = () => node.widgets.filter((one) => !one.advanced || node.showAdvanced); // no empty room for them
   },
 });

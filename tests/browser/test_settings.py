@@ -13,6 +13,7 @@ def test_a_preset_is_chosen_by_its_name_and_saved_by_its_method(tab, workflow):
     tab.load(workflow.method("auto").data)
     visible = "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)"
     assert settings(tab, visible) == ["method"]
+    assert settings(tab, "node.size[1]") < 150, "there is no empty room"
     shown = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Settings")
     if tab.vue:
         shown.get_by_text("Auto", exact=True).click()
