@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 def demo() -> int:
     """Generate one picture with the bundled model, with and without speculation, and print the speed-up."""
     environment(requirements())
-    _say(f'Generating "{CAPTION}", once with ADT-Tree and once plainly.')
+    _say(f'Generating "{CAPTION}", once with drafts and once plainly.')
     return _run("-m", "adt_core", "generate", "--compare", "--prompt", CAPTION, "--output", str(PICTURE))
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from .app.prompts import CAPTIONS
 from .errors import AdtError
-from .policies import POLICIES, Drafting
+from .policies import DEFAULT, POLICIES
 from .policies import options as drafting_options
 from .version import VERSION
 
@@ -251,7 +251,7 @@ CHECKPOINT = (
 def _drafting() -> tuple[Flag, ...]:
     """The options of all policies, read when they are needed: policies may be added. None stands for their defaults."""
     policies = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
-    flags = [Flag("--method METHOD", f"{policies} (default: {Drafting().method})", tuple(POLICIES))]
+    flags = [Flag("--method METHOD", f"{policies} (default: {DEFAULT})", tuple(POLICIES))]
     for name, option in drafting_options().items():
         usage = f"--{name.replace('_', '-')}" + ("" if option.choices else " X")
         said = f"{option.help.rstrip('.')} (default: {option.default})"

@@ -25,10 +25,10 @@ from .harness import captions
 FIRST = 4100  # held-out caption of this benchmark
 METHODS = {
     "plain": "--method autoregressive",
-    "ADT-Tree": "",
+    "ADT-Tree": "--method adt-tree",
     "window, a chain of 16": "--drafter jacobi --method eagle2 --depth 16 --width 1 --nodes 16",
-    "window": "--drafter jacobi",
-    "network and window": "--drafter bundled+jacobi",
+    "window": "--drafter jacobi --method eagle2",
+    "network and window": "--drafter bundled+jacobi --method eagle2",
 }
 """Options of ``generate`` for each method."""
 

@@ -7,7 +7,7 @@ import { MapPanel } from "./map_panel.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { parts, recall, remember } from "./runs.js";
-import { speak, words } from "./words.js";
+import { methodName, speak, words } from "./words.js";
 
 const SAMPLERS = new Set(["ADTTreeSampler", "ADTTreeCompare"]);
 const WIDGET = "acceptance_map";
@@ -132,9 +132,9 @@ class NodeMap {
     const others = [...maps.values()].filter((other) => other !== this && other.run);
     const beside = this.parts[1];
     return [
-      ...(beside ? [{ id: BESIDE, label: words.beside(beside.method) }] : []),
-      ...(this.previous ? [{ id: "previous", label: words.previous(this.previous.method) }] : []),
-      ...others.map(({ node, run }) => ({ id: `node ${node.id}`, label: `${node.title} #${node.id} (${run.method})` })),
+      ...(beside ? [{ id: BESIDE, label: words.beside(methodName(beside.method)) }] : []),
+      ...(this.previous ? [{ id: "previous", label: words.previous(methodName(this.previous.method)) }] : []),
+      ...others.map(({ node, run }) => ({ id: `node ${node.id}`, label: `${node.title} #${node.id} (${methodName(run.method)})` })),
     ];
   }
 

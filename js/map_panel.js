@@ -4,7 +4,7 @@ import { cssColour } from "./colours.js";
 import { FIGURES, range } from "./map_model.js";
 import { draw, hit, layout } from "./map_view.js";
 import { picture } from "./pictures.js";
-import { describe, summary, words } from "./words.js";
+import { describe, methodName, summary, words } from "./words.js";
 
 const SWATCHES = 9; // a legend of more whole numbers is a ramp
 const MOST_PIXELS = 4; // device pixels per CSS pixel, however far the page is zoomed in
@@ -218,7 +218,7 @@ export class MapPanel {
       ink,
       picture: picture(run, this.#imageOf(run), this.redraw),
       opacity: settings.opacity,
-      label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(run.method, run.seed)}` : "",
+      label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(methodName(run.method), run.seed)}` : "",
       cursor: cursor ? cursor.cell : null,
       together: cursor ? run.together(this.#imageOf(run), cursor.cell) : null,
     }));

@@ -1,6 +1,8 @@
-/** All that the map says, in the languages of locales/. */
+/** All that the map and the Settings node say beside the schema, in the languages of locales/. */
 
 const ENGLISH = {
+  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "Plain" },
+  staticTree: (name) => `Static: ${name}`,
   map: "Acceptance map",
   figures: {
     acceptance: ["Acceptance", "tokens accepted at once"],
@@ -41,6 +43,8 @@ const ENGLISH = {
 };
 
 const CHINESE = {
+  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "普通解码" },
+  staticTree: (name) => `固定树：${name}`,
   map: "接受图",
   figures: {
     acceptance: ["接受数", "一次接受的 token 数"],
@@ -86,6 +90,12 @@ export let words = ENGLISH;
 /** Speak a language of ComfyUI's setting ("zh", "en", ...) from now on; English where the map doesn't know it. */
 export function speak(locale) {
   words = locale === "zh" ? CHINESE : ENGLISH;
+}
+
+/** What people call a method; one that has no name here, by its own. */
+export function methodName(method) {
+  const [, tree] = /^static:(.+)/.exec(method) ?? [];
+  return tree ? words.staticTree(tree) : (words.methods[method] ?? method);
 }
 
 const unit = (value, digits) => value.toFixed(digits);

@@ -31,7 +31,9 @@ def generate(target, drafter, captions: list[str], seed: int) -> np.ndarray:
     images = []
     for start in range(0, len(captions), BATCH):
         prompts = [target.encode_prompt(caption) for caption in captions[start : start + BATCH]]
-        decoding = Decoding(target, prompts, sampling=Sampling(seed=seed + start), drafting=Drafting(), drafter=drafter)
+        decoding = Decoding(
+            target, prompts, sampling=Sampling(seed=seed + start), drafting=Drafting("adt-tree"), drafter=drafter
+        )
         for _ in decoding:
             pass
         with torch.inference_mode():

@@ -37,12 +37,12 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tupl
 
 
 def choose_drafting(settings: Drafting | None, drafter: LoadedDrafter | None, model: LoadedModel) -> Drafting:
-    """The settings; without any, the defaults of the drafter. Raises AdtError if what is connected does not fit."""
+    """The settings; without any, those of the drafter. Raises AdtError if what is connected does not fit."""
     drafting = settings or Drafting.of(drafter.drafter.defaults if drafter is not None else {})
     if drafter is None and drafting.policy.needs_drafter:
         raise AdtError(
             f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an "
-            f"ADT-Tree Settings node with the method '{PLAIN}'."
+            f"ADT-Tree Settings node with the method Plain ('{PLAIN}')."
         )
     if drafter is not None:
         check_same_model(drafter, model, "Sampler")

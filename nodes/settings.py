@@ -1,8 +1,14 @@
-"""The settings node: how to draft. Its inputs are the options of ``adt_core.policies``, with their help as tooltips."""
+"""The settings node: how to draft. Its inputs are the options of ``adt_core.policies``, with their help as tooltips.
+
+The method is a preset, and the only input that everybody sees; the page calls it by its everyday name (js/settings.js).
+All others are advanced.
+"""
+
+from functools import partial
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.policies import POLICIES, Drafting, Option, options
+from ..adt_core.policies import DEFAULT, POLICIES, Drafting, Option, options
 from .runtime import refusal
 from .schema import schema
 from .sockets import SettingsSocket
@@ -12,7 +18,6 @@ class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         # The order is that of the table, to which new options are appended: a saved workflow knows values by position.
-        methods = " ".join(f"{name}: {policy.help}." for name, policy in POLICIES.items())
         return schema(
             "ADTTreeSettings",
             "ADT-Tree Settings",
@@ -20,7 +25,7 @@ class ADTTreeSettings(io.ComfyNode):
             "None of this changes the image, only the time that it takes.",
             search_aliases=["draft tree", "speculative decoding"],
             inputs=[
-                io.Combo.Input("method", options=list(POLICIES), default=Drafting().method, tooltip=methods),
+                io.Combo.Input("method", options=list(POLICIES), default=DEFAULT),
                 *(_input(name, option) for name, option in options().items()),
             ],
             outputs=[SettingsSocket.Output(display_name="settings")],
@@ -29,7 +34,8 @@ class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, depth_min: int, depth_max: int, width_min: int, width_max: int) -> bool | str:
         """Bounds that cross are refused before anything runs."""
-        return refusal(Drafting, depth_min=depth_min, depth_max=depth_max, width_min=width_min, width_max=width_max)
+        bounds = {"depth_min": depth_min, "depth_max": depth_max, "width_min": width_min, "width_max": width_max}
+        return refusal(partial(Drafting, "adt-tree"), **bounds)
 
     @classmethod
     def execute(cls, **values) -> io.NodeOutput:
@@ -38,7 +44,7 @@ class ADTTreeSettings(io.ComfyNode):
 
 def _input(name: str, option: Option) -> io.Input:
     """The widget for an option, by the kind of its default."""
-    common = {"default": option.default, "tooltip": option.help, "advanced": option.advanced}
+    common = {"default": option.default, "tooltip": option.help, "advanced": True}
     if option.choices:
         return io.Combo.Input(name, options=list(option.choices), **common)
     if isinstance(option.default, int):

@@ -67,24 +67,25 @@ class Preset(NamedTuple):
     lantern: Lantern | None = None
 
 
-_WINDOW = Drafting.of(drafter_defaults(JACOBI))
+_WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI)})
 _CHAIN = _WINDOW.replace(width=1, nodes=16)
 _LONG = _WINDOW.replace(depth=42, width=4, nodes=64)
 _PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
 
 
 def _of_policies() -> dict[str, Preset]:
-    """Every method in the table of policies, with its defaults."""
-    return {name: Preset(Drafting(name), NETWORK if one.needs_drafter else "") for name, one in POLICIES.items()}
+    """Every method in the table of policies, with its defaults; plain decoding first."""
+    methods = sorted(POLICIES, key=lambda name: name != PLAIN)
+    return {name: Preset(Drafting(name), NETWORK if POLICIES[name].needs_drafter else "") for name in methods}
 
 
 PRESETS = {
     **_of_policies(),
     "eagle2-top-k": Preset(Drafting("eagle2", proposal="top-k")),
     "eagle2-pruned": Preset(_PRUNED),
-    "adt-tree-vertical": Preset(Drafting(init="vertical")),
-    "adt-tree-random": Preset(Drafting(init="random")),
-    "adt-tree-top-k": Preset(Drafting(proposal="top-k")),
+    "adt-tree-vertical": Preset(Drafting("adt-tree", init="vertical")),
+    "adt-tree-random": Preset(Drafting("adt-tree", init="random")),
+    "adt-tree-top-k": Preset(Drafting("adt-tree", proposal="top-k")),
     "jacobi-chain": Preset(_CHAIN, JACOBI),
     "jacobi": Preset(_WINDOW, JACOBI),
     "jacobi-64": Preset(_LONG, JACOBI),

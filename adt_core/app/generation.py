@@ -82,10 +82,18 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
 
 
 def drafting_of(options: argparse.Namespace) -> Drafting:
-    """How drafts are made: the given options, else what suits the drafter. AdtError if these don't go together."""
+    """How drafts are made: the given options, else what suits the drafter. AdtError if these don't go together.
+
+    A PNG names options of its own method, which another one may lack. Those of the command line must belong to it.
+    """
     named = {name: getattr(options, name) for name in ("method", *drafting_options())}
     given = {name: value for name, value in named.items() if value is not None}
     drafting = Drafting.of({**drafter_defaults(options.drafter), **given})
+    strange = [f"--{name.replace('_', '-')}" for name in given if name not in drafting.flat()]
+    if strange and not options.from_png:
+        raise AdtError(
+            f"{strange[0]}: method {drafting.method!r} has no such option; leave it out, or name a --method."
+        )
     check_fit(drafting.method, is_network(options.drafter))
     return drafting
 

@@ -236,8 +236,8 @@ def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
 class Drafter:
     """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
 
-    defaults: options of drafting with it where nothing else is asked for. most_candidates: how many candidates at a
-    position it can use; with one it makes chains.
+    defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``.
+    most_candidates: how many candidates at a position it can use; with one it makes chains.
     """
 
     defaults: Mapping[str, Any] = {}

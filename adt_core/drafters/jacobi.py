@@ -43,7 +43,7 @@ class JacobiDrafter(Drafter):
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
     defaults = {
-        "method": "eagle2", "depth": 16, "width": 3, "nodes": 24, "beta": 0.25, "depth_step": 4,
+        "depth": 16, "width": 3, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 20, "width_min": 2, "width_max": 4,
     }  # fmt: skip
 

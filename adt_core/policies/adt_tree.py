@@ -33,8 +33,8 @@ _WRAP_HELP = (
 class AdtTreeSettings(FixedSettings):
     """Settings of :class:`AdtTree`."""
 
-    init: str = setting(HORIZONTAL, _INIT_HELP, choices=INITS, advanced=True)
-    wrap: str = setting(CARRY, _WRAP_HELP, choices=WRAPS, advanced=True)
+    init: str = setting(HORIZONTAL, _INIT_HELP, choices=INITS)
+    wrap: str = setting(CARRY, _WRAP_HELP, choices=WRAPS)
     beta: float = share(0.6, "ADT-Tree: from this accepted share of a tree's levels, the next is deeper and narrower.")
     depth_step: int = whole(1, "ADT-Tree: levels added or taken away at a time.")
     width_step: int = whole(1, "ADT-Tree: branches added or taken away at a time.")
@@ -66,7 +66,7 @@ class AdtTree(Policy):
     """
 
     settings_type = AdtTreeSettings
-    help = "the tree gets deeper where the image is easy and wider where it is hard"
+    help = "the tree of the ADT-Tree paper, deeper where the image is easy and wider where it is hard"
 
     def __init__(self, settings: AdtTreeSettings, scene: Scene):
         super().__init__(settings, scene)

@@ -41,7 +41,6 @@ class Option(NamedTuple):
     """All that the command line and the Settings node say about a setting.
 
     help: one or two sentences for people. low, high: bounds of a number, None for what is none. choices: of a word.
-    advanced: the node shows it on request only.
     """
 
     default: Any
@@ -49,7 +48,6 @@ class Option(NamedTuple):
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    advanced: bool = False
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
@@ -57,14 +55,14 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(default, help, **more)})
 
 
-def whole(default: int, help: str, *, advanced: bool = True) -> Any:
+def whole(default: int, help: str) -> Any:
     """A setting that is a whole number from 1 to 256."""
-    return setting(default, help, low=1, high=256, advanced=advanced)
+    return setting(default, help, low=1, high=256)
 
 
 def share(default: float, help: str) -> Any:
     """A setting that is a number from 0 to 1."""
-    return setting(default, help, low=0.0, high=1.0, advanced=True)
+    return setting(default, help, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ A node's name is its path from the root: a string of sibling ranks 0, 1, ... No 
 class Plain(Policy):
     """No drafts."""
 
-    help = "no drafting, one token per pass of the model, for comparison"
+    help = "no drafting, one token per pass of the model, to compare with"
     needs_drafter = False
 
     @classmethod
@@ -33,16 +33,16 @@ class Plain(Policy):
 class FixedSettings(Settings):
     """Settings of :class:`Fixed`."""
 
-    depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.", advanced=False)
-    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; jacobi's guesses per token.", advanced=False)
-    nodes: int = whole(6, "Guesses that one pass of the model checks, at most.", advanced=False)
+    depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.")
+    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; jacobi's guesses per token.")
+    nodes: int = whole(6, "Guesses that one pass of the model checks, at most.")
 
 
 class Fixed(Policy):
     """The same shape in every round; with a drafter network this is EAGLE-2 (arXiv 2406.16858)."""
 
     settings_type = FixedSettings
-    help = "the same shape everywhere"
+    help = "the tree of the EAGLE-2 paper, of the same shape everywhere"
 
 
 class Static(Policy):

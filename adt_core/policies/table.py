@@ -14,14 +14,16 @@ from .fixed import STATIC_TREES, Fixed, Plain, static
 
 PLAIN = "autoregressive"
 """The method that drafts nothing; all others are measured against it."""
+DEFAULT = "auto"
+"""The method where none is named."""
 POLICIES: dict[str, type[Policy]] = {
-    PLAIN: Plain,
-    "eagle2": Fixed,
+    DEFAULT: Auto,
     "adt-tree": AdtTree,
-    "auto": Auto,
+    "eagle2": Fixed,
+    PLAIN: Plain,
     **{f"static:{name}": static(name) for name in STATIC_TREES},
 }
-"""The policies by the name of their method. A new policy is a line here."""
+"""The policies by the name of their method, those for everyday use first. A new policy is a line here."""
 
 
 @dataclass(frozen=True, init=False)
@@ -31,7 +33,7 @@ class Drafting:
     method: str
     settings: Settings
 
-    def __init__(self, method: str = "adt-tree", **options: Any):
+    def __init__(self, method: str = DEFAULT, **options: Any):
         """options: of the method, by their names.
 
         Raises AdtError for a method that is unknown, an option that it does not have, and a value out of bounds.
@@ -49,7 +51,7 @@ class Drafting:
     def of(cls, values: Mapping[str, Any]) -> Drafting:
         """The same from options of several methods: None, and what the method does not have, is left out."""
         given = {name: value for name, value in values.items() if value is not None}
-        method = given.pop("method", "adt-tree")
+        method = given.pop("method", DEFAULT)
         known = POLICIES[method].settings_type.options() if method in POLICIES else {}
         return cls(method, **{name: given[name] for name in known if name in given})
 

@@ -59,12 +59,13 @@ def console(request):
 
 
 class Workflow:
-    """The shipped workflow with the tiny model, and short ways to change it before it is opened."""
+    """The shipped workflow with the tiny model and ADT-Tree, and short ways to change it before it is opened."""
 
     def __init__(self):
         self.data = json.loads((ROOT / "workflows" / "text_to_image.json").read_text(encoding="utf-8"))
         self.widgets("ADTTreeModelLoader")[0] = "tiny"
         self.widgets("ADTTreeDrafterLoader")[0] = "jacobi"
+        self.method("adt-tree")
         self.sampler = self.node("ADTTreeSampler")["id"]
         self.widgets("ADTTreeSampler")[:2] = [next(_seeds), "fixed"]
 

@@ -366,7 +366,7 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     tab.screenshot("comparing")
     tab.finished(node)
     assert tab.map(node, "map.parts.map((one) => [one.method, one.state, one.done])") == [
-        ["adt-tree", "done", 256],
+        ["auto", "done", 256],
         ["autoregressive", "done", 256],
     ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
@@ -381,7 +381,7 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     tab.load(tab.page.evaluate("app.graph.serialize()"))
     tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
     assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
-        "adt-tree",
+        "auto",
         "autoregressive",
     ]
 

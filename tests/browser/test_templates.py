@@ -54,6 +54,7 @@ def test_a_workflow_from_the_template_browser(tab, name):
         """(seed) => {
           const widgets = app.graph.nodes.flatMap((n) => n.widgets ?? []);
           widgets.filter((w) => w.name === 'seed').forEach((w) => { w.value = seed; });
+          widgets.filter((w) => w.name === 'count').forEach((w) => { w.value = 3; }); // of a batch's prompts
         }""",
         next(SEEDS),
     )

@@ -162,7 +162,7 @@ def test_drafter(path, target, tmp_path):
     states = [features for features, _ in expected_rows(path, codes)]
     ids, turn = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1), rotation(122, 119)
     rows, decoder = Rows(our_rows(target), 140, target.decoder.embedding, images=2), target.decoder
-    drafting = Drafting()
+    drafting = Drafting("adt-tree")
     largest = drafting.policy.largest(drafting.settings)
     proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))
     features, z = torch.stack([state[:120] for state in states]), torch.zeros(2, 1, layout.CODES)

@@ -22,7 +22,7 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 def make(models):
     """A job with a network that drafts."""
     target, drafter = models
-    return Job(target, Sampling(seed=3, guidance=2.0), Drafting(), drafter, drafter_path="somewhere/tiny")
+    return Job(target, Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter, drafter_path="somewhere/tiny")
 
 
 def run(
@@ -100,12 +100,12 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
         replace(make, target=load_target(tiny / "target", dtype=torch.float32)),
         replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
         replace(relaxed, lantern=Lantern(delta=0.2)),
-        replace(relaxed, drafting=Drafting(depth=2)),
+        replace(relaxed, drafting=Drafting("adt-tree", depth=2)),
         replace(relaxed, drafter=load_drafter("jacobi", make.target), drafter_path="jacobi"),
     ]
     assert len({key(other) for other in others}) == len(others)
     same = [
-        replace(make, drafting=Drafting(depth=2)),
+        replace(make, drafting=Drafting("adt-tree", depth=2)),
         replace(make, drafter=None, drafting=Drafting(method="autoregressive")),
         replace(make, negative="  "),
         replace(make, model_path="elsewhere"),

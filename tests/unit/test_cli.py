@@ -194,7 +194,7 @@ def test_prompts_of_a_list_may_be_decoded_together(generate):
 
 
 def test_a_png_names_everything_that_made_it(generate):
-    assert generate(seed=3, prompt="a café")[0] == 0
+    assert generate(seed=3, prompt="a café", method="adt-tree")[0] == 0
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
     assert cli.remade() <= set(saved), "what --from-png reads back"
@@ -309,8 +309,10 @@ def assert_refused(result, *named, code=1):
         ({"batch_size": -1}, ["--batch-size", "-1"]),
         ({"seed": -1}, ["seed", "-1"]),
         ({"seed": 2**64}, ["seed", 2**64]),
-        ({"depth": 0}, ["depth", "0"]),
-        ({"beta": "nan"}, ["beta", "nan"]),
+        ({"method": "adt-tree", "depth": 0}, ["depth", "0"]),
+        ({"method": "adt-tree", "beta": "nan"}, ["beta", "nan"]),
+        ({"depth_max": 3}, ["--depth-max", "'auto'", "--method"]),
+        ({"method": "eagle2", "beta": 0.3}, ["--beta", "'eagle2'"]),
         ({"method": "magic"}, ["--method", "magic", "adt-tree"]),
         ({"proposal": "magic"}, ["--proposal", "magic"]),
         ({"dtype": "int8"}, ["--dtype", "int8"]),

@@ -103,17 +103,22 @@ def test_every_method_writes_the_plain_tokens(models, settings, temperature):
 def test_filters_and_guidance_stay_lossless(models, sampling):
     target, drafter = models
     assert torch.equal(
-        run(target, drafter=drafter, sampling=sampling, drafting=Drafting()).codes, run(target, sampling=sampling).codes
+        run(target, drafter=drafter, sampling=sampling, drafting=Drafting("adt-tree")).codes,
+        run(target, sampling=sampling).codes,
     )
 
 
 def test_an_image_does_not_depend_on_its_batch(models):
     target, drafter = models
     together = run(
-        target, ("a", "bb", "a much longer prompt"), drafter=drafter, drafting=Drafting(), image_indices=[3, 0, 1]
+        target,
+        ("a", "bb", "a much longer prompt"),
+        drafter=drafter,
+        drafting=Drafting("adt-tree"),
+        image_indices=[3, 0, 1],
     )
     for i, (prompt, index) in enumerate((("a", 3), ("bb", 0), ("a much longer prompt", 1))):
-        alone = run(target, (prompt,), drafter=drafter, drafting=Drafting(), image_indices=[index])
+        alone = run(target, (prompt,), drafter=drafter, drafting=Drafting("adt-tree"), image_indices=[index])
         assert torch.equal(alone.codes[0], together.codes[i])
 
 
@@ -128,8 +133,8 @@ def test_same_seed_same_tokens_and_no_global_randomness(models):
     target, drafter = models
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = run(target, drafter=drafter, drafting=Drafting(init="random"))
-    assert torch.equal(first.codes, run(target, drafter=drafter, drafting=Drafting(init="random")).codes)
+    first = run(target, drafter=drafter, drafting=Drafting("adt-tree", init="random"))
+    assert torch.equal(first.codes, run(target, drafter=drafter, drafting=Drafting("adt-tree", init="random")).codes)
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -138,7 +143,7 @@ def test_negative_prompt_takes_the_place_of_the_unconditional_row(models):
     ids = [target.encode_prompt("fog")] * 2
     changed = run(target, negatives=ids)
     assert not torch.equal(changed.codes, run(target).codes)
-    assert torch.equal(run(target, negatives=ids, drafter=drafter, drafting=Drafting()).codes, changed.codes)
+    assert torch.equal(run(target, negatives=ids, drafter=drafter, drafting=Drafting("adt-tree")).codes, changed.codes)
 
 
 def test_progress_counts_up_and_the_map_covers_the_grid(models):

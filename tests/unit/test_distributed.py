@@ -118,12 +118,11 @@ def without_times(decodings):
 
 def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
     files = {"tokens": "t.json", "trace": "trace.json", "report": "r.json"}
-    assert (
-        run("generate", "alone/a.png", batch_size=2, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
-    )
+    options = {"batch_size": 2, "method": "adt-tree"}
+    assert run("generate", "alone/a.png", **options, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
     monkeypatch.setattr(generation, "Engine", fragile(generation, "Engine", folder))
     code, out, err = run(
-        "generate", "spread/a.png", workers=2, batch_size=2, **{name: f"spread/{path}" for name, path in files.items()}
+        "generate", "spread/a.png", workers=2, **options, **{name: f"spread/{path}" for name, path in files.items()}
     )
     assert code == 0, err
     assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), (

@@ -297,7 +297,7 @@ def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_g
     as_on_a_gpu(recorder())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert run(target, drafters["network"], drafting=Drafting()).codes.equal(expected)
+            assert run(target, drafters["network"], drafting=Drafting("adt-tree")).codes.equal(expected)
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [f"No CUDA graphs, which costs speed but changes nothing else: {reason}."]
 
@@ -305,7 +305,7 @@ def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_g
 def test_a_lack_of_memory_ends_one_capture_and_no_others(target, drafters, as_on_a_gpu, caplog):
     expected = run(target).codes
     tape = as_on_a_gpu(HasNoMemoryTwice())
-    assert run(target, drafters["network"], drafting=Drafting()).codes.equal(expected)
+    assert run(target, drafters["network"], drafting=Drafting("adt-tree")).codes.equal(expected)
     assert tape.captured > 0 and not graphs.refused and not caplog.records
 
 

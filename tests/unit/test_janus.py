@@ -54,7 +54,7 @@ def test_relaxed_acceptance_substitutes_codes(folder, target):
     drafted = run(
         target,
         load_drafter(str(folder / "network"), target),
-        drafting=Drafting(),
+        drafting=Drafting("adt-tree"),
         lantern=Lantern(neighbours=CODES - 1, delta=1.0),
     )
     assert drafted.trace.report()["substitution_rate"] > 0 and ((drafted.codes >= 0) & (drafted.codes < CODES)).all()

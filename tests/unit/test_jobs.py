@@ -14,7 +14,7 @@ PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 @pytest.fixture
 def job(models):
     target, drafter = models
-    return Job(target, Sampling(seed=3), Drafting(), drafter)
+    return Job(target, Sampling(seed=3), Drafting("adt-tree"), drafter)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -136,7 +136,7 @@ def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_p
             move_as_comfyui_does(module)
     length = len(target.encode_prompt("a cat"))  # weights are read outside of inference mode as well
     assert length > 0 and target.decoder.embedding[0].isfinite().all()
-    drafting = Drafting() if drafter else Drafting(method="autoregressive")
+    drafting = Drafting("adt-tree") if drafter else Drafting(method="autoregressive")
     drawn = run(target, drafter, drafting=drafting).codes
     with torch.inference_mode():
         assert (drawn >= 0).all() and target.codec.decode(target.cells(drawn)).isfinite().all()

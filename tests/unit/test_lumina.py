@@ -61,7 +61,7 @@ def test_every_row_ends_with_the_forced_token_and_only_there(target):
 
 def test_relaxed_acceptance_never_touches_a_row_end(folder, target):
     drafter = load_drafter(str(folder / "network"), target)
-    decoding = run(target, drafter, drafting=Drafting(), lantern=Lantern(neighbours=39, delta=1.0))
+    decoding = run(target, drafter, drafting=Drafting("adt-tree"), lantern=Lantern(neighbours=39, delta=1.0))
     tokens = decoding.codes.view(2, 4, 7)
     assert (tokens[..., -1] == 40).all() and (tokens[..., :-1] < 40).all()
     assert decoding.trace.report()["substitution_rate"] > 0

@@ -187,7 +187,7 @@ def test_no_shape_is_larger_than_the_largest(method):
 )
 def test_bad_settings_are_named(field, value):
     with pytest.raises(AdtError, match=field.removesuffix("_max")):
-        Drafting(**{field: value})
+        Drafting(**{"method": "adt-tree", field: value})
 
 
 def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
@@ -196,11 +196,15 @@ def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
     assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)
 
 
+def test_auto_drafts_where_no_method_is_named():
+    assert Drafting() == Drafting.of({}) == Drafting("auto")
+
+
 def test_a_drafting_is_what_its_options_say():
-    drafting = Drafting(depth=2, proposal="top-k")
+    drafting = Drafting("adt-tree", depth=2, proposal="top-k")
     assert drafting.flat() == {"method": "adt-tree", **drafting.flat()} and drafting.flat()["depth"] == 2
     assert Drafting(**drafting.flat()) == drafting and hash(Drafting(**drafting.flat())) == hash(drafting)
-    assert drafting.replace(depth=3) == Drafting(depth=3, proposal="top-k")
+    assert drafting.replace(depth=3) == Drafting("adt-tree", depth=3, proposal="top-k")
     assert drafting.replace(method="eagle2") == Drafting("eagle2", depth=2, proposal="top-k")
 
 

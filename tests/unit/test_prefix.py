@@ -11,8 +11,8 @@ from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 PLAIN = Drafting(method="autoregressive")
 METHODS = {
     "eagle2": ("eagle", Drafting(method="eagle2", depth=3, width=3, nodes=9)),
-    "adt-tree": ("eagle", Drafting()),
-    "vertical": ("eagle", Drafting(init="vertical", wrap="reset")),
+    "adt-tree": ("eagle", Drafting("adt-tree")),
+    "vertical": ("eagle", Drafting("adt-tree", init="vertical", wrap="reset")),
     "static": ("eagle", Drafting(method="static:naive_extend_57")),
     "jacobi": ("jacobi", Drafting(method="eagle2", depth=5, width=3, nodes=16)),
     "merged": ("merged", Drafting(method="eagle2", depth=5, width=3, nodes=16)),
@@ -68,7 +68,7 @@ def test_an_image_continued_from_its_own_beginning_is_that_image(models, name, t
 def test_filters_and_guidance_stay_lossless(models, sampling):
     prefix = strangers_codes(2, 6)
     assert torch.equal(
-        decode(models, Drafting(), prefix=prefix, sampling=sampling).codes,
+        decode(models, Drafting("adt-tree"), prefix=prefix, sampling=sampling).codes,
         decode(models, prefix=prefix, sampling=sampling).codes,
     )
 
@@ -88,9 +88,9 @@ def test_what_follows_depends_on_seed_prompt_and_prefix(models):
 def test_an_image_does_not_depend_on_its_batch(models):
     prefix = strangers_codes(3, 5)
     prompts = ("a", "bb", "a much longer prompt")
-    together = decode(models, Drafting(), prefix=prefix, prompts=prompts)
+    together = decode(models, Drafting("adt-tree"), prefix=prefix, prompts=prompts)
     for i, prompt in enumerate(prompts):
-        alone = decode(models, Drafting(), prefix=prefix[i : i + 1], prompts=(prompt,), image_indices=[i])
+        alone = decode(models, Drafting("adt-tree"), prefix=prefix[i : i + 1], prompts=(prompt,), image_indices=[i])
         assert torch.equal(alone.codes[0], together.codes[i])
 
 
@@ -136,7 +136,7 @@ def test_a_windows_columns_start_from_what_is_kept(models):
 
 
 def test_figures_count_what_was_drawn(models):
-    drafted = decode(models, Drafting(), prefix=strangers_codes(2, 6))
+    drafted = decode(models, Drafting("adt-tree"), prefix=strangers_codes(2, 6))
     report = drafted.trace.report()
     assert report["tokens"] == 2 * 10 and drafted.total_tokens == drafted.done_tokens == 2 * 16
     assert (
@@ -149,7 +149,7 @@ def test_figures_count_what_was_drawn(models):
 
 def test_an_image_that_is_kept_whole(models):
     prefix = strangers_codes(2, 16)
-    decoding = decode(models, Drafting(), prefix=prefix)
+    decoding = decode(models, Drafting("adt-tree"), prefix=prefix)
     assert (
         torch.equal(decoding.codes, prefix) and decoding.trace.rounds == [] and decoding.trace.report()["tokens"] == 0
     )

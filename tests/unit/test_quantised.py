@@ -58,7 +58,8 @@ def test_logits_stay_close_on_the_bundled_model(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "source, drafting", [("drafter", Drafting()), ("jacobi", Drafting(method="eagle2", depth=8, width=2, nodes=12))]
+    "source, drafting",
+    [("drafter", Drafting("adt-tree")), ("jacobi", Drafting(method="eagle2", depth=8, width=2, nodes=12))],
 )
 def test_drafting_is_lossless_on_the_quantised_model(tiny, kind, source, drafting):
     target = load_target(tiny / "target", dtype=torch.float64, weights=kind)

@@ -246,8 +246,13 @@ class Comfy:
         return WebSocket(self.address, f"/ws?clientId={client}", client)
 
     def queue(self, prompt: dict, client: str | None = None, **extra) -> str:
-        """Queue a prompt in API format and return its id; raises :class:`Refused` if it does not validate."""
-        request = {"prompt": prompt, "extra_data": extra} | ({"client_id": client} if client else {})
+        """Queue a prompt in API format and return its id; raises :class:`Refused` if it does not validate.
+
+        Without a client nobody watches: there are no previews, which take a sixth of the time, unless ``extra`` asks.
+        """
+        watched = {"client_id": client} if client else {}
+        unwatched = {} if client else {"preview_method": "none"}
+        request = {"prompt": prompt, "extra_data": unwatched | extra, **watched}
         try:
             return self.post("/prompt", request)["prompt_id"]
         except urllib.error.HTTPError as error:

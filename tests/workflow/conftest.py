@@ -1,7 +1,6 @@
 """One running ComfyUI per supported end of the version range, shared by all tests of this folder."""
 
 import json
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy, environment  # noqa: E402
+from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
 from convert import Graph, to_prompt  # noqa: E402
+from reference import draw  # noqa: E402
 
 
 @pytest.fixture(scope="session", params=[NEWEST, FLOOR], ids=lambda release: f"comfyui-{release.version}")
@@ -49,16 +49,14 @@ def graph(workflow, object_info):
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory):
+def reference():
     """A function: what the engine alone gives for a request (see reference.py), each request worked out once."""
-    folder, known = tmp_path_factory.mktemp("reference"), {}
+    known = {}
 
     def ask(**request) -> dict[str, np.ndarray]:
         key = json.dumps(request, sort_keys=True)
         if key not in known:
-            output = folder / f"{len(known)}.npz"
-            subprocess.run([str(environment()), str(HERE / "reference.py"), str(ROOT), str(output), key], check=True)
-            known[key] = dict(np.load(output))
+            known[key] = draw(**request)
         return known[key]
 
     return ask

@@ -16,17 +16,21 @@ from test_cancel import LIMIT, interrupt_and_time
 from test_errors import failed, refused
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
+COUNT = 10
+"""Captions of the batch."""
+SHEET = 4
+"""Thumbnails in a row of its contact sheet."""
 TEXT = 3
 """ComfyUI's number for a line of text under a node."""
 
 
 @pytest.fixture
 def coco(comfy):
-    """The name of a file of 20 captions in MS-COCO's layout in the input folder, and the captions by id."""
+    """The name of a file of 10 captions in MS-COCO's layout in the input folder, and the captions by id."""
     whole = json.loads(CAPTIONS.read_text(encoding="utf-8"))
     annotations = [
         {**annotation, "id": 7000 + number, "image_id": 3 * number + 100}
-        for number, annotation in enumerate(whole["annotations"][:20])
+        for number, annotation in enumerate(whole["annotations"][:COUNT])
     ]
     name = "captions_test2017.json"
     (comfy.base / "input").mkdir(exist_ok=True)
@@ -38,7 +42,7 @@ def coco(comfy):
 def batch(comfy, coco):
     """The shipped batch workflow for these captions."""
     workflow = json.loads((ROOT / "workflows" / "coco_batch.json").read_text(encoding="utf-8"))
-    return Graph(to_prompt(workflow, comfy.get("/object_info"))).set("ADTTreePrompts", file=coco[0], count=20)
+    return Graph(to_prompt(workflow, comfy.get("/object_info"))).set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
 def images(comfy, outputs, node) -> list[np.ndarray]:
@@ -50,7 +54,7 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     captions, seed = coco[1], 41
     folders = lambda: set(comfy.base.glob("output/adt_tree_batches/*"))  # noqa: E731
     before = folders()
-    batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=5).drop("ADTTreeBatchSampler", "settings")
+    batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4).drop("ADTTreeBatchSampler", "settings")
     sampler = batch.id("ADTTreeBatchSampler")
     with comfy.socket() as browser:
         prompt_id = comfy.queue(batch.prompt, browser.id)
@@ -58,18 +62,18 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
         browser.wait_for(lambda m: m.type == TEXT and made(m.data) >= 2)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
     (folder,) = folders() - before
-    length = first.data["max"] // 20
+    length = first.data["max"] // COUNT
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
-    assert 2 <= len(kept) < 20 and not list(folder.glob("report.*"))
+    assert 2 <= len(kept) < COUNT and not list(folder.glob("report.*"))
 
     # Neither what drafts nor how many are made at once has a part in the images.
-    batch.set("ADTTreeDrafterLoader", drafter="jacobi").set("ADTTreeBatchSampler", chunk_size=8)
+    batch.set("ADTTreeDrafterLoader", drafter="jacobi").set("ADTTreeBatchSampler", chunk_size=5)
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     with comfy.socket() as browser:
         outputs = comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=900)
         browser.wait_for(lambda m: m.type == "execution_success")
         steps = [m.data["value"] for m in browser.messages if m.type == "progress" and m.data["node"] == sampler]
-        assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == 20 * length, (
+        assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == COUNT * length, (
             "what was made before counts at once"
         )
         assert [m for m in browser.messages if m.type in (1, 4)], "no preview"
@@ -88,18 +92,18 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     assert [line["id"] for line in table] == list(captions) and {line["seed"] for line in table} == {str(seed)}
     assert {folder / line["file"] for line in table} == set(folder.glob("*.png")) - {folder / "report.png"} and len(
         {line["file"] for line in table}
-    ) == 20
+    ) == COUNT
     assert all(
         float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
     )
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [image["drafter"] for image in report["images"]].count("bundled") == len(kept) and report["summary"][
         "images"
-    ] == 20
+    ] == COUNT
     together = images(comfy, outputs, saved)
     (sheet,) = images(comfy, outputs, batch.id("ADTTreeCollector"))
     np.testing.assert_array_equal(sheet, images(comfy, outputs, batch.id("PreviewImage"))[0])
-    assert sheet.shape[1] == 5 * 200 + 8 and all(
+    assert sheet.shape[1] == SHEET * 200 + 8 and all(
         sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet)
     )
     assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
@@ -120,9 +124,9 @@ def made(message: bytes) -> int:
 
 
 def places(sheet: np.ndarray) -> list[tuple[int, int]]:
-    """Where the 20 thumbnails are, in four rows of five."""
-    row = (sheet.shape[0] - 8) // 4
-    return [(8 + number // 5 * row, 8 + number % 5 * 200) for number in range(20)]
+    """Where the thumbnails are, row by row."""
+    row = (sheet.shape[0] - 8) // -(-COUNT // SHEET)
+    return [(8 + number // SHEET * row, 8 + number % SHEET * 200) for number in range(COUNT)]
 
 
 def loop(graph, text: str, seed: int) -> str:
@@ -147,7 +151,7 @@ def test_prompt_lists(comfy, batch, coco):
     """Parts, filter and shuffle; a file in the input folder is offered, and read again when it has changed."""
     name, captions = coco
     assert name in comfy.get("/object_info/ADTTreePrompts")["ADTTreePrompts"]["input"]["required"]["file"][1]["options"]
-    assert listed(comfy, batch, start=18) == list(captions.items())[18:]
+    assert listed(comfy, batch, start=8) == list(captions.items())[8:]
     shuffled = listed(comfy, batch, shuffle=5, count=4)
     assert len(set(shuffled)) == 4 and set(shuffled) < set(captions.items()) and shuffled != list(captions.items())[:4]
     found = listed(comfy, batch, filter="RED ")
@@ -185,12 +189,12 @@ def test_bad_values_are_refused_before_the_run(comfy, batch, node, values, words
 @pytest.mark.parametrize(
     "node, change, words",
     [
-        ("ADTTreePrompts", {"filter": "no such thing"}, "filter: none of the 20 prompts"),
-        ("ADTTreePrompts", {"start": 20}, "start is 20"),
-        ("ADTTreeBatchSampler", {"ids": ["other", 1]}, "ids: 1 ids arrived for 20 prompts"),
+        ("ADTTreePrompts", {"filter": "no such thing"}, "filter: none of the 10 prompts"),
+        ("ADTTreePrompts", {"start": 10}, "start is 10"),
+        ("ADTTreeBatchSampler", {"ids": ["other", 1]}, "ids: 1 ids arrived for 10 prompts"),
         ("ADTTreeBatchSampler", {"prompts": ["other", 0], "ids": None}, "the id '1': prompt is"),
-        ("ADTTreeBatchSampler", {"seed": ["lengths", 0]}, "seed: 20 values arrived"),
-        ("ADTTreeBatchSampler", {"drafter": None}, "drafter: the method 'adt-tree' needs one"),
+        ("ADTTreeBatchSampler", {"seed": ["lengths", 0]}, "seed: 10 values arrived"),
+        ("ADTTreeBatchSampler", {"drafter": None}, "drafter: the method 'auto' needs one"),
     ],
 )
 def test_bad_lists_fail_at_once_and_write_nothing(comfy, batch, node, change, words):

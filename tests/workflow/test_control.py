@@ -140,7 +140,7 @@ def test_compare_shows_no_difference_and_both_times(comfy, graph, reference):
     assert not difference.any()
     first, second, verdict = report.splitlines()
     assert (
-        first.startswith("A: adt-tree, ")
+        first.startswith("A: auto, ")
         and second.startswith("B: autoregressive, ")
         and all(" s, " in line for line in (first, second))
     )
@@ -149,14 +149,12 @@ def test_compare_shows_no_difference_and_both_times(comfy, graph, reference):
 
 def test_compare_shows_what_lantern_changes(comfy, graph, reference):
     values = {"rule": "delta (LANTERN)", "neighbours": 50, "delta": 0.4, "factor": 2.0, "max_substitution": 1.0}
-    settings = graph.add("ADTTreeSettings", **{**graph.inputs("ADTTreeSettings"), "method": "eagle2"})
+    drafting, methods = graph.inputs("ADTTreeSettings"), {"settings_a": "adt-tree", "settings_b": "eagle2"}
+    ways = {name: graph.add("ADTTreeSettings", **{**drafting, "method": one}) for name, one in methods.items()}
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5)
-    (a, b, difference), report = compare(
-        comfy, graph, lantern=graph.add("ADTTreeLantern", **values), settings_b=settings
-    )
-    np.testing.assert_array_equal(
-        a, reference(prompt=PROMPT, sampling={"seed": 5}, lantern={"neighbours": 50, "delta": 0.4})["images"][0]
-    )
+    (a, b, difference), report = compare(comfy, graph, lantern=graph.add("ADTTreeLantern", **values), **ways)
+    relaxed = {"drafting": {"method": "adt-tree"}, "lantern": {"neighbours": 50, "delta": 0.4}}
+    np.testing.assert_array_equal(a, reference(prompt=PROMPT, sampling={"seed": 5}, **relaxed)["images"][0])
     np.testing.assert_array_equal(b, reference(prompt=PROMPT, sampling={"seed": 5})["images"][0])
     assert np.abs(difference.astype(int) - np.abs(a.astype(int) - b)).max() <= 1 and difference.any()
     assert "B: eagle2" in report and "replaced by LANTERN" in report and "tokens differ" in report

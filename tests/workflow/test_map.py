@@ -18,8 +18,9 @@ def read(outputs: dict) -> dict:
 
 @pytest.fixture
 def traced(graph):
+    """The shipped workflow by ADT-Tree, whose trees have several shapes, with a node that shows the trace."""
     graph.add("ProbeReadTrace", trace=graph.link("ADTTreeSampler", 1))
-    return graph
+    return graph.set("ADTTreeSettings", method="adt-tree")
 
 
 def test_increments_and_history_tell_the_whole_trace(comfy, traced):
@@ -60,7 +61,7 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
 def test_without_a_tab_nothing_is_sent_and_no_picture_is_kept(comfy, graph):
     graph.set("ADTTreeSampler", seed=602)
     with comfy.socket() as bystander:
-        outputs = comfy.run(graph.prompt)
+        outputs = comfy.run(graph.prompt, preview_method="auto")
         assert not [m for m in bystander.messages if m.type == EVENT]
     (kept,) = outputs[graph.id("ADTTreeSampler")]["adt_tree_map"]
     assert kept["pictures"] == [] and kept["rounds"]

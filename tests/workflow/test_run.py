@@ -73,8 +73,9 @@ def test_lantern_gives_the_engines_relaxed_image(comfy, graph, reference, values
         **{"rule": rule, "neighbours": 100, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0, **values},
     )
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, lantern=lantern)
-    (image,) = images(comfy, comfy.run(graph.prompt))
-    np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 5}, lantern=values)["images"][0])
+    (image,) = images(comfy, comfy.run(graph.set("ADTTreeSettings", method="adt-tree").prompt))
+    relaxed = reference(prompt=PROMPT, sampling={"seed": 5}, drafting={"method": "adt-tree"}, lantern=values)
+    np.testing.assert_array_equal(image, relaxed["images"][0])
     exact = reference(prompt=PROMPT, sampling={"seed": 5})["images"][0]
     assert np.array_equal(image, exact) == (values.get("delta") == 0)
 
@@ -146,7 +147,7 @@ def test_preview_method_none_is_respected(comfy, graph):
 
 def test_trace_says_what_was_drafted(comfy, graph):
     graph.add("ProbeReadTrace", trace=graph.link("ADTTreeSampler", 1))
-    outputs = comfy.run(graph.prompt)
+    outputs = comfy.run(graph.set("ADTTreeSettings", method="adt-tree").prompt)
     (text,) = next(output["text"] for output in outputs.values() if "text" in output)
     report = json.loads(text)["report"]
     assert report["method"] == "adt-tree" and report["seed"] == graph.inputs("ADTTreeSampler")["seed"]

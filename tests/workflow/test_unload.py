@@ -17,6 +17,8 @@ MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
 """Packs of a server whose weights move as they do where there is a GPU."""
 ON_OLDER = ("coco_batch",)
 """Workflows for the oldest supported ComfyUI: one whose nodes read weights in several places."""
+SMALL = "small"
+"""A random model and its network, as large in pixels as the bundled ones."""
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +26,15 @@ def moving(release, tmp_path_factory):
     """A server on which all workflows find what they need, made small: other models are random and have their names."""
     from tests.layouts.llamagen import write_hugging_face
     from tests.layouts.lumina import write_lumina
-    from tests.tiny import write_tiny_checkpoint
+    from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
     base = tmp_path_factory.mktemp(f"moving-{release.version}")
     folder = base / "models" / "ar_image"
     write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
     write_lumina(folder / "Lumina-mGPT-7B-768")
     write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
+    write_tiny_checkpoint(folder / SMALL, scale=3.0, resolution=128, max_positions=512)
+    write_tiny_drafter(base / "models" / "ar_image_drafters" / SMALL, folder / SMALL)
     write_upscaler(base / "models" / "upscale_models")
     with Comfy(release, base, MOVING, ("--preview-method", "auto")) as server:
         yield server
@@ -64,9 +68,16 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     *_, last = (node for node in graph.prompt.values() if "seed" in node["inputs"])
     last["inputs"]["seed"] = seed
     before = moves(server)["loaded"]
-    outputs = server.run(graph.prompt)
+    outputs = server.run(graph.prompt, preview_method="auto")
     assert moves(server)["loaded"] > before
     return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
+
+
+def with_small_models(graph: Graph) -> Graph:
+    """With SMALL in place of the bundled model and network."""
+    for node in graph.prompt.values():
+        node["inputs"] |= {name: SMALL for name in ("model", "drafter") if node["inputs"].get(name) == "bundled"}
+    return graph
 
 
 @pytest.mark.parametrize(
@@ -76,8 +87,13 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     indirect=["release"],
 )
 def test_unloading_between_runs_changes_nothing(moving, release, name):
-    """Nodes before the last sampler don't run again, so that it can't rely on what they load."""
+    """Nodes before the last sampler don't run again, so that it can't rely on what they load.
+
+    One workflow draws with the bundled models, the others with small ones.
+    """
     graph = Graph(to_prompt(read(name), moving.get("/object_info")))
+    if name != "text_to_image":
+        with_small_models(graph)
     if name == "lumina_mgpt":
         small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
         graph.set("ADTTreeSampler", model=small)
@@ -96,7 +112,7 @@ def test_unloading_between_runs_changes_nothing(moving, release, name):
 
 @pytest.mark.parametrize("release", [NEWEST], ids=lambda value: value.version, indirect=True)
 def test_unloading_between_benchmarks(moving, release, workflow):
-    graph = benchmark(Graph(to_prompt(workflow, moving.get("/object_info"))))
+    graph = benchmark(with_small_models(Graph(to_prompt(workflow, moving.get("/object_info")))))
     for seed in (1, 2):
         run(moving, graph, seed)
         unload(moving)

@@ -124,9 +124,7 @@ def test_compare_with_plain(comfy, graph_of):
     np.testing.assert_array_equal(a, b)
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
-    assert (
-        report.startswith("A: adt-tree, ") and "\nB: autoregressive, " in report and "every token is the same" in report
-    )
+    assert report.startswith("A: auto, ") and "\nB: autoregressive, " in report and "every token is the same" in report
 
 
 def test_lantern(comfy, graph_of):
