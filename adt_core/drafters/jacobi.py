@@ -49,6 +49,7 @@ class JacobiDrafter(Drafter):
 
     def __init__(self, most_candidates: int = 256):
         self.most_candidates = most_candidates
+        self.source = "chain" if most_candidates == 1 else "window"
 
     @property
     def kind(self) -> Hashable:
@@ -68,8 +69,7 @@ class JacobiProposer(Proposer):
     budget of spine and branches together.
     """
 
-    by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled")
-    shared = ("calibration",)
+    by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled", "calibration")
 
     def __init__(self, session: Session, width: int):
         """width: candidates that are kept for a position. AdtError for a published tree."""
@@ -87,7 +87,7 @@ class JacobiProposer(Proposer):
         self._distance = torch.full_like(self._codes, NEVER)
         self._above: Tensor
         self._filled = self._codes.new_zeros(images, 1)
-        self.calibration = Calibration(self._scores)
+        self.calibration = Calibration(images, self._scores)
         self.forecasts: list[Forecast] = []  # of the round's positions
 
     @property

@@ -18,7 +18,7 @@ from ..drafters import Shapes
 from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from .lanes import Lanes
-from .stages import check_tree, plain_round, plain_step, propose, settle, summary, worths
+from .stages import check_tree, plain_round, propose, settle, summary, worths
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
@@ -64,21 +64,6 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     if lanes.task.fixed:  # sizes are those that the policy asked for, so that they repeat; what is cut is in the limits
         return _whole(lanes, Shapes(shapes, lanes.limits, fixed=True), cut, asks)
     return _cut(lanes, Shapes(cut, lanes.limits), cut, asks)
-
-
-def timed_plain_step(lanes: Lanes) -> float:
-    """Seconds of a plain step that decides nothing: the round that comes reads the roots again."""
-    lanes.begin_round()
-    key = "step", lanes.roots.columns
-
-    def run() -> None:
-        lanes.graphs(key, lambda: (plain_step(lanes), None), list)[0].tolist()
-
-    if lanes.graphs.is_new(key):
-        run()
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
 
 
 # ---- without drafts -----------------------------------------------------------------------------
