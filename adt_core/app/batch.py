@@ -31,6 +31,7 @@ class Picture(NamedTuple):
     codes: Tensor
     figures: dict
 
+
 NESTED = "sampling", "drafting", "lantern", "profile"
 """Entries of a report that are no figures."""
 

@@ -115,7 +115,10 @@ class JacobiProposer(Proposer):
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def observe(self, verified: Verified) -> None:
-        self.refresh(verified)
+        if verified.tree.size > 1:
+            self.refresh(verified)
+        else:  # a lone root speaks of no token but the one that is decided
+            self._decide(verified)
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Enter the decided tokens, and refresh every later position from the node that has the best context for it.

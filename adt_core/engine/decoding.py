@@ -75,7 +75,7 @@ class Decoding:
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
         self.profile = self._given = profile if drafting.policy.many_sources else None
-        self._threads = self._task.threads
+        self._threads, self._readings = self._task.threads, list[tuple[float, float]]()
         self._queue: ImageQueue | None = None
         self._substituted = [0] * self.images
 
@@ -118,8 +118,14 @@ class Decoding:
         return wanted and profiles.find(name_of(self._task), self.at_once) is None
 
     def learn_costs(self) -> None:
-        """Measure what rounds cost here, if that is not known. It takes a second or two, so images are drawn first."""
-        if not self.is_unmeasured or self.start == self.length or self.done_tokens < self.total_tokens:
+        """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
+
+        It takes a second or two, so images are drawn first.
+        """
+        if self.start == self.length or self.done_tokens < self.total_tokens or self._given is not None:
+            return
+        doubted = self.profile is not None and profiles.doubted(self.profile, self._readings)
+        if not (doubted or self.is_unmeasured):
             return
         with at_most(self._threads), suppress(torch.cuda.OutOfMemoryError):
             profiles.keep(measure(self._task, self.at_once, self.codes))
@@ -200,8 +206,11 @@ class Decoding:
         outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes), self._policy.asks)
         shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
+        steps = self._policy.steps if drafting else 1.0
         prepared = lanes.graphs.attempts > attempts
         round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, prepared)
+        if steps is not None and not prepared:
+            self._readings.append((steps, seconds))
         if drafting:
             self._policy.observe(round)
             if not self._policy.drafts:

@@ -10,6 +10,7 @@ import logging
 import platform
 import time
 from dataclasses import replace
+from itertools import accumulate
 from statistics import median
 
 import torch
@@ -71,10 +72,11 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
                 ratios[source, size].append(ratio)
         if turn and time.perf_counter() - began > ENOUGH_SECONDS:
             break
-    costs = {
-        task.drafters[i].source: tuple((size, rounded(median(ratios[i, size]))) for j, size in cells if i == j)
-        for i in sources
-    }
+    costs = {}
+    for i in sources:
+        sizes = [size for j, size in cells if i == j]
+        steps = accumulate((median(ratios[i, size]) for size in sizes), max)  # more drafts are never cheaper
+        costs[task.drafters[i].source] = tuple(zip(sizes, map(rounded, steps)))
     profile = CostProfile(name_of(task), images, costs)
     took = time.perf_counter() - began
     logging.getLogger(__name__).info("Measured in %.1f s what drafts cost here: profile %s.", took, profile.digest)

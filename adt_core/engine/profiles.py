@@ -10,7 +10,10 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from ..errors import AdtError
 from ..policies import CostProfile
@@ -19,7 +22,11 @@ FOLDER = "ADT_TREE_CACHE"
 """Environment variable: the cache folder, in place of the system's usual one."""
 LARGEST_FILE = 2**16
 """Bytes. What is larger is no profile."""
+DOUBTS, DOUBTFUL, FEWEST = 8, 1.3, 8
+"""A profile is measured anew when so many decodings in a row found the dear rounds dearer or cheaper than it says, next
+to the cheap ones, by this factor; a decoding with fewer of either than this says nothing."""
 _unwritten: dict[Path, CostProfile] = {}  # where the folder can't be written, for the rest of the process
+_doubts: Counter[str] = Counter()  # decodings in a row that disagreed, by the digest of the profile
 
 
 def folder() -> Path:
@@ -36,7 +43,7 @@ def find(name: str, images: int) -> CostProfile | None:
     path = _path(name, images)
     try:
         with path.open("rb") as file:
-            found = CostProfile.from_json(json.loads(file.read(LARGEST_FILE)))
+            found: CostProfile | None = CostProfile.from_json(json.loads(file.read(LARGEST_FILE)))
     except (OSError, ValueError, RecursionError, AdtError):
         found = _unwritten.get(path)
     return found if found is not None and (found.name, found.images) == (name, images) else None
@@ -53,6 +60,20 @@ def keep(profile: CostProfile) -> None:
     except OSError as error:
         _unwritten[path] = profile
         logging.getLogger(__name__).info("The cost profile is not kept beyond this process: %s.", error)
+
+
+def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:
+    """Is a profile to be measured anew? readings: of another decoding with it, plain steps and seconds of rounds."""
+    middle = median(steps for steps, _ in readings) if readings else 0.0
+    cheap, dear = ([r[1] / r[0] for r in readings if (r[0] > middle) == above] for above in (False, True))
+    if min(len(cheap), len(dear)) < FEWEST:
+        return False
+    ratio = median(dear) / median(cheap)
+    _doubts[profile.digest] = 0 if 1 / DOUBTFUL < ratio < DOUBTFUL else _doubts[profile.digest] + 1
+    if _doubts[profile.digest] < DOUBTS:
+        return False
+    del _doubts[profile.digest]
+    return True
 
 
 def _path(name: str, images: int) -> Path:

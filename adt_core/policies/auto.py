@@ -34,12 +34,15 @@ GROWTH = {"chain": 0.37, "window": 0.40, "both": 0.48}
 """By source: how tokens grow with the drafts of a round, before anything was seen of the image."""
 OTHER_GROWTH = 0.37
 """Of a source that is not in the table."""
+FIRST_ROW = 0.3
+"""Drafts that are accepted in the first raster row, which has nothing above it to guess from, of those elsewhere."""
 MEMORY, PRIOR = 0.95, 6.0
 """Weight of an image's earlier rounds, round by round, and accepted drafts that the assumption counts for."""
 PACE_PRIOR = 20.0
 """Plain steps that the pace expected of an image counts for."""
-LOSS = 0.02
-"""What drafts may lose of an image's plain decoding time, by the profile's numbers."""
+LOSS, STAKE = 0.03, 0.25
+"""What drafts may lose of an image's plain decoding time, by the profile's numbers, and how much of what is left of
+that a round may take beyond a plain step. So sizes shrink before drafting ends."""
 
 
 class Auto(Policy):
@@ -52,7 +55,7 @@ class Auto(Policy):
         super().__init__(settings, scene)
         assert scene.profile is not None
         self._profile, self._images = scene.profile, dict[int, _Image]()
-        self._source, self._width, self._pace = "", 1, 1.0
+        self.source, self._width, self._pace = "", 1, 1.0
 
     @classmethod
     def largest(cls, settings: Settings) -> Shape:
@@ -62,34 +65,47 @@ class Auto(Policy):
         """The source that has the best pace at its best size, if that is faster than plain decoding."""
         self._images, known = {}, [source for source in self.scene.sources if source in self._profile.costs]
         paces = {source: max(self._paces(source)) for source in known}
-        self._source = max(known, key=paces.__getitem__, default="")
-        if paces.get(self._source, 0.0) <= 1:
+        self.source = max(known, key=paces.__getitem__, default="")
+        if paces.get(self.source, 0.0) <= 1:
             return None
-        self._pace, self._width = paces[self._source], min(self.scene.sources[self._source], WIDTH)
+        self._pace, self._width = paces[self.source], min(self.scene.sources[self.source], WIDTH)
         self.drafts = True
-        return list(self.scene.sources).index(self._source)
+        return list(self.scene.sources).index(self.source)
 
     def _paces(self, source: str) -> list[float]:
         """What to expect of every size before anything is seen."""
         image = _Image(GROWTH.get(source, OTHER_GROWTH), 0.0)
-        return [image.tokens_with(size) / self._profile.of(source, size) for size in SIZES]
+        return [image.tokens_with(size) / self._profile.of(source, size) for size in self._sizes(source)]
+
+    def _sizes(self, source: str) -> list[int]:
+        longest = LONGEST_CHAIN if self.scene.sources[source] == 1 else SIZES[-1]
+        return [size for size in SIZES if size <= longest]
 
     @property
     def asks(self) -> tuple[int, ...]:  # type: ignore[override]
         return SIZES if self._width > 1 else ()
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        return [self._choose(self._image(lane.image), lane) for lane in lanes]
+        shapes = [self._choose(self._image(lane.image), lane) for lane in lanes]
+        self.steps = self._profile.of(self.source, max(shape.nodes for shape in shapes))
+        return shapes
 
     def _image(self, number: int) -> _Image:
-        new = _Image(GROWTH.get(self._source, OTHER_GROWTH), self._pace)
+        new = _Image(GROWTH.get(self.source, OTHER_GROWTH), self._pace)
         return self._images.setdefault(number, new)
+
+    def pace(self, image: int) -> float:
+        """Tokens per plain step's time that this image achieves."""
+        return self._image(image).pace
 
     def _choose(self, image: _Image, lane: Lane) -> Shape:
         def gain(size: int) -> float:
-            return image.tokens_with(size, lane.worths) - image.pace * self._profile.of(self._source, size)
+            return image.tokens_with(size, lane.worths) - image.pace * self._profile.of(self.source, size)
 
-        sizes = SIZES if self._width > 1 else [size for size in SIZES if size <= LONGEST_CHAIN]
+        image.usual = FIRST_ROW if lane.position + 1 < self.scene.columns else 1.0
+        room = STAKE * (LOSS * self.scene.length + image.tokens - image.cost)
+        sizes = [n for n in self._sizes(self.source) if self._profile.of(self.source, n) - 1 <= room]
+        image.given_up |= not sizes
         image.drafts = 0 if image.given_up else max((0, *sizes), key=gain)
         if not image.drafts:
             return NO_DRAFTS
@@ -99,8 +115,7 @@ class Auto(Policy):
     def observe(self, round: Round) -> None:
         for share in round.images:
             image = self._images[share.image]
-            image.learn(share.accepted, self._profile.of(self._source, image.drafts))
-            image.given_up |= image.cost - image.tokens > LOSS * self.scene.length
+            image.learn(share.accepted, self._profile.of(self.source, image.drafts))
         self.drafts = not all(self._images[share.image].given_up for share in round.images)
 
 
@@ -119,6 +134,7 @@ class _Image:
     cost: float = 0.0
     accepted: float = 0.0
     expected: float = 0.0
+    usual: float = 1.0
     given_up: bool = False
 
     @property
@@ -131,7 +147,7 @@ class _Image:
 
     def _usual(self, size: int) -> float:
         """Drafts that are accepted of so many in a usual image."""
-        return (1 + size) ** self.growth - 1
+        return self.usual * ((1 + size) ** self.growth - 1)
 
     def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:
         """Tokens that a round with so many drafts should bring. told: by the drafter, without the one that is sure."""

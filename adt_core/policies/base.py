@@ -143,6 +143,9 @@ class Policy:
     asks: tuple[int, ...] = ()
     """Numbers of drafts of which it wants to know, before it chooses next, how many tokens they will bring."""
 
+    steps: float | None = None
+    """Plain steps that a round of the shapes which were chosen last should take; None if it does not know."""
+
     def __init__(self, settings: Any, scene: Scene):
         self.settings, self.scene = settings, scene
 

@@ -49,15 +49,18 @@ class CostProfile:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON types."""
         return {
-            "name": self.name,
-            "images": self.images,
-            "costs": {source: [list(point) for point in curve] for source, curve in self.costs.items()},
+            "digest": self.digest,
+            **self._content(),
         }
+
+    def _content(self) -> dict[str, Any]:
+        curves = {source: [list(point) for point in curve] for source, curve in self.costs.items()}
+        return {"name": self.name, "images": self.images, "costs": curves}
 
     @property
     def digest(self) -> str:
-        """Ten hexadecimal digits that name these numbers."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        """Ten hexadecimal digits that name this profile."""
+        canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @classmethod
@@ -65,15 +68,15 @@ class CostProfile:
         """What :meth:`to_json` gave. Raises AdtError for anything else."""
         try:
             name, images, costs = value["name"], value["images"], value["costs"]
-            good = set(value) == {"name", "images", "costs"} and _is_text(name) and _is_whole(images, 1, 2**20)
             made = cls(name, images, {source: _curve(points) for source, points in costs.items()})
-            if good and made.costs and all(map(_is_text, made.costs)) and len(made.costs) <= MOST_POINTS:
+            texts = all(map(_is_text, (name, *costs))) and 0 < len(costs) <= MOST_POINTS
+            if texts and _is_whole(images, 1, 2**20) and value == made.to_json():
                 return made
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             pass
         raise AdtError(
-            "the cost profile is damaged: it must hold a name, a number of images, and by source of drafts the plain "
-            "steps of rounds; leave it out, and the rounds are measured anew."
+            "the profile of costs is damaged or was changed by hand; draw the image without it, and costs are measured "
+            "anew."
         )
 
 
@@ -105,7 +108,9 @@ def _curve(points: Any) -> Curve:
     """Raises TypeError or ValueError for what is none."""
     sizes = [size for size, _ in points]
     whole = all(_is_whole(size, 0, MOST_DRAFTS) for size in sizes) and sizes[:1] == [0] and sizes == sorted(set(sizes))
-    numbers = all(type(steps) in (int, float) and math.isfinite(steps) and 0 < steps <= MOST_STEPS for _, steps in points)
+    numbers = all(
+        type(steps) in (int, float) and math.isfinite(steps) and 0 < steps <= MOST_STEPS for _, steps in points
+    )
     if not (whole and numbers and 2 <= len(sizes) <= MOST_POINTS):
         raise ValueError
     return tuple((size, float(steps)) for size, steps in points)
