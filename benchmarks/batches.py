@@ -3,14 +3,14 @@
     python -m benchmarks.batches [--sizes 1,2,4,8,16] [--repeats 3] [--images 4] [--methods auto,chain] [--kinds ...]
                                  [--drafter bundled] [--first] [--busy] [--json FILE]
 
-Two kinds of captions: the bundled model's own, which it has not seen, and free words of which it is less sure. A cell
-draws so many images at once, ``--images`` of them or one batch, whichever is more; the next takes the place of one that
-is finished. Methods take turns within a cell, in an order drawn anew each time, so a machine whose speed drifts slows
-all of them. *Times plain* is the median over all turns of plain decoding's seconds over the method's, in brackets the 95
-% bootstrap interval. Times hold the prefills; loading, writing and the image decoder are left out. *Identical* is the
-share of images whose tokens are plain decoding's of the same number at once.
+Two kinds of captions: the bundled model's own, which it has not seen, and free words, of which it is less sure. A cell
+draws ``--images`` images, or one batch if that is more; the next image takes the place of one that is finished. Methods
+take turns within a cell, in an order drawn anew each time, so a machine whose speed drifts slows all of them. *Times
+plain* is the median over all turns of plain decoding's seconds over the method's; in brackets stands the 95 % bootstrap
+interval. Times hold the prefills; loading, writing and the image decoder are left out. *Identical* is the share of
+images whose tokens are plain decoding's of the same number at once.
 
-``--first`` leaves out the warm-up, with which ``auto`` measures what rounds cost. ``--busy`` compares one image of every
+``--first`` leaves out the warm-up, in which ``auto`` measures what rounds cost. ``--busy`` compares one image of every
 method with the same beside a process that keeps one core busy.
 """
 
@@ -21,7 +21,7 @@ import json
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 
@@ -98,7 +98,6 @@ def measure(jobs: dict[str, Job], kind: str, at_once: int, images: int, rng: np.
 def compare(jobs: dict[str, Job], kind: str, at_once: int, images: int, repeats: int) -> list[dict]:
     """A line of the table for every method but plain decoding."""
     rng = np.random.default_rng(0)
-    # One image at a time is the noisiest: its prompts take turns by themselves.
     turns = [measure(jobs, kind, at_once, images, rng) for _ in range(repeats)]
     lines = []
     for method in list(jobs)[1:]:
@@ -117,10 +116,8 @@ def slowed(jobs: dict[str, Job], repeats: int) -> None:
         ratios = []
         for _ in range(repeats):
             seconds = []
-            for neighbours in ([], [busy_neighbour()]):
-                with ExitStack() as stack:
-                    for neighbour in neighbours:
-                        stack.enter_context(neighbour)
+            for neighbour in (nullcontext(), busy_neighbour()):
+                with neighbour:
                     seconds.append(decode(job.decoding(prompts_of(KINDS[0], 1))).trace.report()["seconds"])
             ratios.append(seconds[1] / seconds[0])
         print(f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |", flush=True)

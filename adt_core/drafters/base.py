@@ -59,7 +59,8 @@ class Prefill:
 class Shapes:
     """The shapes of a round, one for each image, and the largest of them in each direction.
 
-    fixed: the sizes of the work depend on the largest of them alone. How they differ is a matter of numbers.
+    branches: drafts beyond the longest path, of the image that has most of them. fixed: the sizes of the work depend on
+    the largest alone. How shapes differ is a matter of numbers.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
@@ -71,13 +72,15 @@ class Shapes:
         # Policies that set this have one shape for all images, but for those that have no room left for drafts.
         self.tree = max(shapes, key=lambda shape: shape.depth).tree
         self.mixed = fixed or len(set(shapes)) > 1
+        branches = {shape.nodes - min(shape.depth, shape.nodes) for shape in shapes}
+        self.branches = max(branches)
         together = fixed and len(shapes) > 1
-        self._budgeted = together or any(shape.nodes < self.nodes for shape in shapes)
+        self._budgeted = together or len(branches) > 1 or any(shape.nodes < self.nodes for shape in shapes)
 
     @property
     def key(self) -> Hashable:
         """Rounds with the same key launch the same work."""
-        return self.depth, self.width, self.nodes, self.tree
+        return self.depth, self.width, self.nodes, self.branches, self.tree
 
     @property
     def depths(self) -> Tensor:

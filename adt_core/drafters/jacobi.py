@@ -210,10 +210,12 @@ class JacobiProposer(Proposer):
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
         log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
-        if log_p.shape[-1] == 1 or window.depth >= shapes.nodes:
+        # As many branches as an image asks for, whatever the others' spines take, so far as memory was set aside.
+        nodes = min(window.depth + shapes.branches, self.session.largest.nodes)
+        if log_p.shape[-1] == 1 or window.depth >= nodes:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
         others = window.candidates[..., 1 : log_p.shape[-1]]
-        return spine_and_branches(window.tokens, others, log_p, shapes.nodes, shapes.budgets)
+        return spine_and_branches(window.tokens, others, log_p, nodes, shapes.budgets)
 
     def _expect(self, window: Window) -> tuple[Forecast, Tensor]:
         """What to expect of a window's positions, and the log-probabilities of all candidates."""

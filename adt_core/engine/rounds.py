@@ -52,9 +52,7 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     draft of an image still leaves one token to emit.
     """
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
-    cut = [
-        shape._replace(depth=min(shape.depth, room)) if room > 0 else NO_DRAFTS for shape, room in zip(shapes, rooms)
-    ]
+    cut = [_within(shape, room) for shape, room in zip(shapes, rooms)]
     drafts = lanes.proposer is not None and max(rooms) > 0
     moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
     lanes.begin_round()
@@ -64,6 +62,14 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     if lanes.task.fixed:  # sizes are those that the policy asked for, so that they repeat; what is cut is in the limits
         return _whole(lanes, Shapes(shapes, lanes.limits, fixed=True), cut, asks)
     return _cut(lanes, Shapes(cut, lanes.limits), cut, asks)
+
+
+def _within(shape: Shape, room: int) -> Shape:
+    """The shape for an image in which ``room`` drafts can follow each other: a shorter tree has no more branches."""
+    if room <= 0:
+        return NO_DRAFTS
+    depth, branches = min(shape.depth, room), max(shape.nodes - shape.depth, 0)
+    return shape._replace(depth=depth, nodes=shape.nodes if shape.tree else min(shape.nodes, depth + branches))
 
 
 # ---- without drafts -----------------------------------------------------------------------------
