@@ -184,6 +184,8 @@ class JacobiProposer(Proposer):
     # ---- drafting ----------------------------------------------------------------------------
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        if shapes.depth == 0:
+            return chain(roots.codes[:, None], self._scores.new_zeros(len(roots.codes), 0))
         return self.close(self.open(roots, shapes), shapes)
 
     def open(self, roots: Roots, shapes: Shapes) -> Window:

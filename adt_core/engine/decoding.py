@@ -127,6 +127,7 @@ class Decoding:
         doubted = self.profile is not None and profiles.doubted(self.profile, self._readings)
         if not (doubted or self.is_unmeasured):
             return
+        kept.release(self.target.decoder)  # else there may be too little memory for two more sets of lanes
         with at_most(self._threads), suppress(torch.cuda.OutOfMemoryError):
             profiles.keep(measure(self._task, self.at_once, self.codes))
 

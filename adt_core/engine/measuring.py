@@ -19,7 +19,7 @@ from torch import Tensor
 from ..policies import NO_DRAFTS, CostProfile, Policy, Shape
 from ..policies.auto import SIZES, WIDTH
 from ..policies.base import spine_length
-from ..policies.costs import rounded
+from ..policies.costs import Curve, rounded
 from .lanes import Lanes
 from .queue import ImageQueue
 from .rounds import run_round
@@ -27,10 +27,10 @@ from .task import Task
 
 CHAINS, TREES = (0, 4, 16, 32), (0, 8, 24, 64)
 """Numbers of drafts that are timed; costs of others lie on lines between them."""
-READINGS = 7
+READINGS = 9
 """Of every size, at most."""
-ENOUGH_SECONDS = 1.5
-"""After these no further readings are begun, but each size has one in any case."""
+ENOUGH_SECONDS = 0.7
+"""Of a source: after these no further readings are begun, but each size has one in any case."""
 
 
 def name_of(task: Task) -> str:
@@ -58,29 +58,30 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     The lower half of these images is drawn again and again; nothing is kept of it.
     """
     began = time.perf_counter()
-    half = max(task.start, task.target.length // 2)
-    task = replace(task, kept=codes[:, :half])
-    plain = _Rounds(task, None, images)
-    sources = {i: _Rounds(task, i, images) for i in range(len(task.drafters))}
-    cells = [(i, size) for i, one in sources.items() for size in (CHAINS if one.width == 1 else TREES)]
-    ratios: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
-    for turn in range(1 + READINGS):
-        for source, size in cells:
-            step = plain.seconds(0)
-            ratio = sources[source].seconds(size) / step
-            if turn:  # in the first, things are done for the first time
-                ratios[source, size].append(ratio)
-        if turn and time.perf_counter() - began > ENOUGH_SECONDS:
-            break
-    costs = {}
-    for i in sources:
-        sizes = [size for j, size in cells if i == j]
-        steps = accumulate((median(ratios[i, size]) for size in sizes), max)  # more drafts are never cheaper
-        costs[task.drafters[i].source] = tuple(zip(sizes, map(rounded, steps)))
+    task = replace(task, kept=codes[:, : max(task.start, task.target.length // 2)])
+    plain, costs = _Rounds(task, None, images), {}
+    for number, drafter in enumerate(task.drafters):
+        costs[drafter.source] = _curve(plain, _Rounds(task, number, images))
     profile = CostProfile(name_of(task), images, costs)
     took = time.perf_counter() - began
     logging.getLogger(__name__).info("Measured in %.1f s what drafts cost here: profile %s.", took, profile.digest)
     return profile
+
+
+def _curve(plain: _Rounds, drafting: _Rounds) -> Curve:
+    """Plain steps that the rounds of a source take, by their number of drafts."""
+    began = time.perf_counter()
+    ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if drafting.width == 1 else TREES)}
+    for turn in range(1 + READINGS):
+        for size, found in ratios.items():
+            step = plain.seconds(0)
+            ratio = drafting.seconds(size) / step
+            if turn:  # in the first, things are done for the first time
+                found.append(ratio)
+        if turn and time.perf_counter() - began > ENOUGH_SECONDS:
+            break
+    steps = accumulate(map(median, ratios.values()), max)  # more drafts are never cheaper
+    return tuple(zip(ratios, map(rounded, steps)))
 
 
 class _Rounds:
@@ -90,6 +91,7 @@ class _Rounds:
         self._task, self._images = task, images
         self.width = min(task.drafters[source].most_candidates, WIDTH) if source is not None else 1
         self._queue = ImageQueue(task, _Chosen(source), lambda *_: None)
+        self._queue.begin([], images)
 
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
@@ -104,9 +106,7 @@ class _Rounds:
         """Images that are at most in their last quarter; else they are begun anew."""
         lanes, length = self._queue.lanes, self._task.target.length
         if lanes is None or max(lanes.positions) >= (length + self._task.start) // 2:
-            self._queue.begin(list(range(self._images)), self._images)
-            lanes = self._queue.refill()
-        assert lanes is not None
+            lanes = self._queue.restart(list(range(self._images)))
         return lanes
 
 

@@ -18,7 +18,7 @@ from ..drafters import Shapes
 from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from .lanes import Lanes
-from .stages import check_tree, plain_round, propose, settle, summary, worths
+from .stages import check_root, check_tree, plain_round, propose, settle, summary, worths
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
@@ -105,7 +105,7 @@ def _cut(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[in
     started, before = time.perf_counter(), lanes.proposer.forwards
     tree = propose(lanes, shapes)
     drafting = time.perf_counter() - started
-    checked = check_tree(lanes, tree, shapes.width)
+    checked = check_tree(lanes, tree, shapes.width) if tree.size > 1 else check_root(lanes, tree)
     results = _read(lanes, summary(checked).tolist(), asked)
     contiguous = all(result.path == list(range(len(result.path))) for result in results)
     settle(lanes, checked, max(result.share.accepted for result in results), contiguous)

@@ -30,7 +30,7 @@ SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of drafts to choose from."""
 LONGEST_CHAIN, WIDTH = 32, 4
 """Drafts of a chain, and candidates at a position of a tree, at most."""
-GROWTH = {"chain": 0.37, "window": 0.40, "both": 0.48}
+GROWTH = {"chain": 0.36, "window": 0.38, "both": 0.47}
 """By source: how tokens grow with the drafts of a round, before anything was seen of the image."""
 OTHER_GROWTH = 0.37
 """Of a source that is not in the table."""
@@ -40,7 +40,9 @@ MEMORY, PRIOR = 0.95, 6.0
 """Weight of an image's earlier rounds, round by round, and accepted drafts that the assumption counts for."""
 PACE_PRIOR = 20.0
 """Plain steps that the pace expected of an image counts for."""
-LOSS, STAKE = 0.03, 0.25
+WORTH_TRYING = 1.05
+"""Pace that is expected of a source before it is tried."""
+LOSS, STAKE = 0.03, 0.3
 """What drafts may lose of an image's plain decoding time, by the profile's numbers, and how much of what is left of
 that a round may take beyond a plain step. So sizes shrink before drafting ends."""
 
@@ -62,11 +64,11 @@ class Auto(Policy):
         return Shape(spine_length(SIZES[-1]), WIDTH, SIZES[-1])
 
     def begin(self, together: int) -> int | None:
-        """The source that has the best pace at its best size, if that is faster than plain decoding."""
+        """The source that has the best pace at its best size, if that is clearly faster than plain decoding."""
         self._images, known = {}, [source for source in self.scene.sources if source in self._profile.costs]
         paces = {source: max(self._paces(source)) for source in known}
         self.source = max(known, key=paces.__getitem__, default="")
-        if paces.get(self.source, 0.0) <= 1:
+        if paces.get(self.source, 0.0) < WORTH_TRYING:
             return None
         self._pace, self._width = paces[self.source], min(self.scene.sources[self.source], WIDTH)
         self.drafts = True
