@@ -300,7 +300,7 @@ COMMANDS: dict[Callable[[argparse.Namespace], str], dict[str, Sequence[Flag] | C
     check_drafter: {"what is drawn": DRAWN, "model": (*TARGET, DRAFTER, DEVICE), "sampling": SAMPLING},
 }
 """The options of every command, in groups by their titles."""
-HIDDEN = {"image_index": 0, "kept": None}
+HIDDEN = {"image_index": 0, "kept": None, "profile": None}
 """Settings of ``generate`` that only a PNG can have."""
 
 

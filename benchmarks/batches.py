@@ -1,81 +1,161 @@
-"""Images a minute when several are decoded together, plainly and with drafts.
+"""Is drafting ever slower? One image, and several together, by all methods in turns.
 
-    python -m benchmarks.batches [--sizes 1,2,4,8,16] [--prompts 16] [--repeats 3] [--threads 2] [--drafter bundled]
-                                 [--methods adt-tree,auto]
+    python -m benchmarks.batches [--sizes 1,2,4,8,16] [--repeats 3] [--images 4] [--methods auto,chain] [--kinds ...]
+                                 [--drafter bundled] [--first] [--busy] [--json FILE]
 
-Images that are decoded together share every read of the weights; this measures what that is worth on this device.
-Every cell of the table decodes the same prompts, so many images at once; the next prompt takes the place of a finished
-image. Cells take turns in an order drawn anew for each repeat. *Times one by one* compares with the first of the sizes.
-Times hold the prefills; loading, writing and the image decoder are left out. The last column is the share of images
-whose tokens are those of decoding one by one without drafts (float32 may part at a near tie).
+Two kinds of captions: the bundled model's own, which it has not seen, and free words, of which it is less sure. A cell
+draws ``--images`` images, or one batch if that is more; the next image takes the place of one that is finished. Methods
+take turns within a cell, in an order drawn anew each time, so a machine whose speed drifts slows all of them. *Times
+plain* is the median over all turns of plain decoding's seconds over the method's; in brackets stands the 95 % bootstrap
+interval. Times hold the prefills; loading, writing and the image decoder are left out. *Identical* is the share of
+images whose tokens are plain decoding's of the same number at once.
+
+``--first`` leaves out the warm-up, in which ``auto`` measures what rounds cost. ``--busy`` compares one image of every
+method with the same beside a process that keeps one core busy.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.generation import choose_device
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import Job, decode, warm_up
 from adt_core.drafters import drafter_defaults
 from adt_core.policies import PLAIN
 
 from .harness import captions
 
 FIRST = 3000  # held-out caption of this benchmark
+FREE_WORDS = (
+    "a white tent in a snowy field at night",
+    "a boat near a brick wall",
+    "an old man reading a newspaper",
+    "a glass of water on a table",
+    "two dogs running on the beach",
+    "city skyline at sunset",
+)
+KINDS = ("captions", "free words")
+WINDOW = "jacobi"
+CHAIN = Drafting("eagle2", depth=16, width=1, nodes=16)
+"""The fixed method that was fastest on a CPU: the window as a chain."""
 
 
-def row(method: str, size: int, sizes: list[int], seconds: dict, codes: dict) -> str:
-    """A line of the table. seconds: of every repeat, by method and size. codes: [prompts, T], likewise."""
-    taken, images = np.array(seconds[method, size]), len(codes[method, size])
-    rates = 60 * images / taken
-    alone, plain = (np.array(seconds[other]) / taken for other in ((method, sizes[0]), (PLAIN, size)))
-    same = (codes[method, size] == codes[PLAIN, sizes[0]]).all(1).double().mean().item()
-    return (
-        f"| {method} | {size} | {statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f}) "
-        f"| {statistics.median(alone):.2f} ({min(alone):.2f} to {max(alone):.2f}) | {statistics.median(plain):.2f} "
-        f"| {same:.0%} |"
-    )
+def prompts_of(kind: str, count: int) -> list[str]:
+    """So many prompts of a kind; few free words come again, with other noise."""
+    return captions(FIRST, count) if kind == KINDS[0] else [FREE_WORDS[i % len(FREE_WORDS)] for i in range(count)]
+
+
+def jobs_of(methods: list[str], drafter: str) -> dict[str, Job]:
+    """A job for plain decoding and for every method: ``chain``, or one of the table of policies."""
+    target, defaults = load_target("bundled", choose_device("auto")), drafter_defaults(drafter)
+    loaded = {WINDOW: load_drafter(WINDOW, target), drafter: load_drafter(drafter, target)}
+    found = {PLAIN: Job(target, Sampling(seed=1), Drafting(PLAIN))}
+    for method in methods:
+        chain = method == "chain"
+        drafting = CHAIN if chain else Drafting.of({**defaults, "method": method})
+        found[method] = Job(target, Sampling(seed=1), drafting, loaded[WINDOW if chain else drafter])
+    return found
+
+
+def interval(ratios: list[float]) -> str:
+    """Median and its 95 % bootstrap interval."""
+    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, 1), (2.5, 97.5))
+    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+
+
+@contextmanager
+def busy_neighbour():
+    """A process that keeps one core busy."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(jobs: dict[str, Job], kind: str, at_once: int, images: int, rng: np.random.Generator) -> dict:
+    """One turn of every method on the same prompts. Returns seconds and codes by method."""
+    prompts, done = prompts_of(kind, images), {}
+    for method in rng.permutation(list(jobs)):
+        decoding = decode(jobs[method].decoding(prompts, list(range(images)), at_once))
+        done[method] = decoding.trace.report()["seconds"], decoding.codes
+    return done
+
+
+def compare(jobs: dict[str, Job], kind: str, at_once: int, images: int, repeats: int) -> list[dict]:
+    """A line of the table for every method but plain decoding."""
+    rng = np.random.default_rng(0)
+    turns = [measure(jobs, kind, at_once, images, rng) for _ in range(repeats)]
+    lines = []
+    for method in list(jobs)[1:]:
+        ratios = [turn[PLAIN][0] / turn[method][0] for turn in turns]
+        same = [(turn[PLAIN][1] == turn[method][1]).all(1).double().mean().item() for turn in turns]
+        rate = 60 * images / statistics.median(turn[method][0] for turn in turns)
+        lines.append({"kind": kind, "at once": at_once, "method": method, "ratios": ratios, "a minute": rate})
+        lines[-1]["identical"] = statistics.mean(same)
+    return lines
+
+
+def slowed(jobs: dict[str, Job], repeats: int) -> None:
+    """Print how much longer an image takes beside a busy process."""
+    print("\n| method | beside a busy process, times as long (least to most) |\n|---|---|")
+    for name, job in jobs.items():
+        ratios = []
+        for _ in range(repeats):
+            seconds = []
+            for neighbour in (nullcontext(), busy_neighbour()):
+                with neighbour:
+                    seconds.append(decode(job.decoding(prompts_of(KINDS[0], 1))).trace.report()["seconds"])
+            ratios.append(seconds[1] / seconds[0])
+        print(f"| {name} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="1,2,4,8,16")
-    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--images", type=int, default=4)
     parser.add_argument("--drafter", default="bundled")
-    parser.add_argument("--methods", default="adt-tree,auto")
+    parser.add_argument("--methods", default="auto,chain")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--first", action="store_true")
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    target = load_target("bundled", choose_device("auto"))
-    drafter, defaults = load_drafter(args.drafter, target), drafter_defaults(args.drafter)
-    jobs = {
-        method: Job(target, Sampling(seed=1), Drafting.of({**defaults, "method": method}), drafter)
-        for method in (PLAIN, *args.methods.split(","))
-    }
-    prompts, sizes = captions(FIRST, args.prompts), [int(size) for size in args.sizes.split(",")]
-    cells, rng = list(product(jobs, sizes)), np.random.default_rng(0)
-    seconds: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
-    codes: dict[tuple[str, int], torch.Tensor] = {}
-    for job in jobs.values():
-        decode(job.decoding(prompts[:1]))  # uncounted: first calls are slow
-    for _ in range(args.repeats):
-        for method, size in (cells[i] for i in rng.permutation(len(cells))):
-            decoding = decode(jobs[method].decoding(prompts, at_once=size))
-            seconds[method, size].append(decoding.trace.report()["seconds"])
-            codes[method, size] = decoding.codes
-    device = f"{target.decoder.embedding.device}, {args.threads} threads, torch {torch.__version__}"
-    print(f"{args.prompts} prompts, {args.repeats} repeats, {device}\n")
-    print("| method | at once | images a minute (least to most) | times one by one | times plain | identical |")
-    print("|---|---|---|---|---|---|")
-    for method, size in cells:
-        print(row(method, size, sizes, seconds, codes))
+    jobs, lines = jobs_of(args.methods.split(","), args.drafter), []
+    if args.busy:
+        for job in jobs.values():
+            warm_up(job.decoding(prompts_of(KINDS[0], 1)))
+        return slowed(jobs, args.repeats)
+    device = jobs[PLAIN].target.decoder.embedding.device
+    print(f"{device}, {torch.get_num_threads()} threads at most, torch {torch.__version__}, {args.repeats} repeats\n")
+    print("| captions | at once | method | images a minute | times plain | identical |\n|---|---|---|---|---|---|")
+    for at_once, kind in product([int(size) for size in args.sizes.split(",")], args.kinds.split(",")):
+        images = max(args.images, at_once)
+        for job in [] if args.first else jobs.values():  # uncounted: first calls are slow
+            warm_up(job.decoding(prompts_of(kind, at_once), list(range(at_once))))
+        for line in compare(jobs, kind, at_once, images, args.repeats):
+            rate, times = line["a minute"], interval(line["ratios"])
+            print(
+                f"| {kind} | {at_once} | {line['method']} | {rate:.1f} | {times} | {line['identical']:.0%} |",
+                flush=True,
+            )
+            lines.append(line)
+    if args.json:
+        args.json.write_text(json.dumps(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

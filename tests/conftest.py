@@ -48,5 +48,13 @@ def pytest_xdist_make_scheduler(config, log):
     return BySharing(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_of_the_user(tmp_path_factory):
+    """What rounds cost is neither read from the user's cache folder nor written there; servers inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADT_TREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 sys.meta_path.insert(0, _Ours)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from adt_core import Decoding, Drafting
 from adt_core.models.target import Target
+from adt_core.policies import CostProfile
 from tests.tiny import layer_tensors
 
 METHODS = {
@@ -64,6 +65,13 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
         )
     )
     return folder
+
+
+def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0, images: int = 1) -> CostProfile:
+    """A device on which drafts of these sources alone can be had, and cost nothing unless told. idle: plain steps of a
+    round without drafts. once: what drafts add to it. each: what every one of them adds."""
+    curve = (0, idle), (1, idle + once + each), (64, idle + once + 64 * each)
+    return CostProfile("a test's device", images, dict.fromkeys(sources, curve))
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:

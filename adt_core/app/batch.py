@@ -32,6 +32,10 @@ class Picture(NamedTuple):
     figures: dict
 
 
+NESTED = "sampling", "drafting", "lantern", "profile"
+"""Entries of a report that are no figures."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """The images of a job in a folder, one per prompt.
@@ -68,9 +72,9 @@ class Batch:
         codes, path = decoding.grid_codes()[image].clone(), self.path(prompt)
         pixels = self.job.pixels(codes[None], check)
         report = decoding.trace.part([image]).report()
-        figures = {name: value for name, value in report.items() if name not in ("sampling", "drafting", "lantern")}
+        figures = {name: value for name, value in report.items() if name not in NESTED}
         figures |= {"drafter": self.job.drafter_name, "images_at_once": decoding.at_once}
-        settings = {**self.job.settings(prompt), "figures": figures, "tokens": codes.tolist()}
+        settings = {**self.job.settings(prompt, 0, decoding.conditions()), "figures": figures, "tokens": codes.tolist()}
         try:
             save_png(path, pixels[0], settings, self.texts)
         except OSError as error:

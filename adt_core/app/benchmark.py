@@ -235,7 +235,7 @@ class Engine:
             codes, trace, png = done[name].grid_codes(), done[name].trace, None
             agreement = (codes == plain).double().mean().item()
             if name == PLAIN or agreement < 1:
-                settings = {**job.settings(prompt), "benchmark_method": name}
+                settings = {**job.settings(prompt, 0, done[name].conditions()), "benchmark_method": name}
                 png = to_png(job.pixels(codes, self._check)[0], settings)
             figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
             measured[name] = figures, png

@@ -20,7 +20,7 @@ from ..errors import AdtError, Check
 from ..models.checkpoint import BUNDLED
 from ..models.load import load_target
 from ..models.target import Target
-from ..policies import PLAIN, Drafting, check_fit
+from ..policies import PLAIN, CostProfile, Drafting, check_fit
 from ..policies import options as drafting_options
 from ..rules.sampling import Sampling
 from ..rules.trace import Trace
@@ -35,7 +35,8 @@ from .prompts import read_prompts
 class Plan:
     """Options of ``generate`` that have been checked. Nothing is loaded yet.
 
-    paths: one per picture. parts: numbers of the prompts that one decoding takes.
+    paths: one per picture. parts: numbers of the prompts that one decoding takes. profile: what rounds cost, as the PNG
+    says that is drawn again.
     """
 
     options: argparse.Namespace
@@ -45,6 +46,7 @@ class Plan:
     lantern: Lantern | None
     paths: list[Path]
     parts: list[range]
+    profile: CostProfile | None = None
 
 
 def plan(options: argparse.Namespace) -> Plan:
@@ -73,7 +75,8 @@ def plan(options: argparse.Namespace) -> Plan:
     options.at_once = options.at_once or options.batch_size
     parts = stretches(len(prompts), options.at_once, options.batch_size, options.workers)
     paths = numbered if count > 1 else [output]
-    return Plan(options, prompts, sampling_of(options), drafting, lantern_of(options), paths, parts)
+    profile = CostProfile.from_json(options.profile) if options.profile is not None else None
+    return Plan(options, prompts, sampling_of(options), drafting, lantern_of(options), paths, parts, profile)
 
 
 def sampling_of(options: argparse.Namespace) -> Sampling:
@@ -159,7 +162,7 @@ class Engine:
         drafter = load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None
         negative, kept = options.negative or "", tuple(continuation.kept_codes(options, target))
         how = plan.sampling, plan.drafting, drafter, plan.lantern
-        job = Job(target, *how, negative, kept, options.model, options.drafter)
+        job = Job(target, *how, negative, kept, options.model, options.drafter, plan.profile)
         job.check(plan.prompts)
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]
@@ -182,17 +185,18 @@ class Engine:
             first, done = numbers[0] * self.plan.options.batch_size, decoding.done_tokens
             for finished in rounds(decoding):
                 shown = finished if job is self.jobs[0] else []
-                pngs = {first + image: self._png(first + image, decoding.grid_codes()[[image]]) for image in shown}
+                grids, known = decoding.grid_codes(), decoding.conditions()
+                pngs = {first + image: self._png(first + image, grids[[image]], known) for image in shown}
                 yield Step(decoding.done_tokens - done, pngs)
                 done = decoding.done_tokens
             results.append(Result(decoding.grid_codes(), decoding.trace))
         yield Step(results={part: results[::turn]})
 
-    def _png(self, number: int, codes: Tensor) -> bytes:
-        """The picture of this number, counted from 0. codes: [1, rows, columns]."""
+    def _png(self, number: int, codes: Tensor, conditions: dict) -> bytes:
+        """The picture of this number, counted from 0. codes: [1, rows, columns]. conditions: of its decoding."""
         job, options = self.jobs[0], self.plan.options
         prompt, image = divmod(number, options.batch_size)
-        settings = job.settings(self.plan.prompts[prompt], options.image_index + image)
+        settings = job.settings(self.plan.prompts[prompt], options.image_index + image, conditions)
         return to_png(job.pixels(codes)[0], settings)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from ..engine.decoding import Decoding
 from ..errors import Check
 from ..models.checkpoint import BUNDLED
 from ..models.target import Target
-from ..policies import Drafting
+from ..policies import CostProfile, Drafting
 from ..rules.noise import NOISE_VERSION
 from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
@@ -37,6 +38,7 @@ class Job:
     drafter: None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance pushes away
     from; if it is blank, the row without text takes its place. kept: the codes that every image starts from, in raster
     order. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again; PNGs say them.
+    profile: what rounds cost, where a PNG has said it.
     """
 
     target: Target
@@ -48,6 +50,7 @@ class Job:
     kept: tuple[int, ...] = ()
     model_path: str = BUNDLED
     drafter_path: str | None = None
+    profile: CostProfile | None = None
 
     @property
     def drafter_name(self) -> str:
@@ -93,6 +96,7 @@ class Job:
             prefix=prefix,
             at_once=at_once,
             check=check,
+            profile=self.profile,
         )
 
     def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
@@ -100,11 +104,11 @@ class Job:
         codec = self.target.codec
         return codec.decode(codes.to(codec.codebook.device), check=check)
 
-    def settings(self, prompt: str, image_index: int = 0) -> dict:
+    def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
         """Everything that makes an image what it is, as plain JSON types.
 
         Most names are those of options of ``generate``, so that ``--from-png`` can read them back. The others are for
-        people.
+        people. conditions: those of its decoding (``Decoding.conditions``).
         """
         decoder, side, rule = self.target.decoder, self.target.downsample, self.lantern or Lantern()
         rows, columns = self.target.grid
@@ -127,6 +131,7 @@ class Job:
             "lantern_delta": rule.delta if self.lantern and rule.factor is None else None,
             "lantern_lambda": rule.factor,
             "max_substitution": rule.max_substitution,
+            **conditions,
             "noise_version": NOISE_VERSION,
             "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
         }
@@ -136,7 +141,8 @@ def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
     """Decode to the end. Yields after every round the numbers of the images that are newly finished: often none.
 
     Yields once more at the end if the last images were finished without a round, by reading their prompts. A caller
-    whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once.
+    whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once. At the very end, what rounds
+    cost here is measured if it is not known.
     """
     waiting = list(range(decoding.images))
 
@@ -150,19 +156,21 @@ def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
         yield finished()
     if waiting:
         yield finished()
+    decoding.learn_costs()
 
 
 def decode(decoding: Decoding) -> Decoding:
     """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
-    for _ in decoding:
+    for _ in rounds(decoding):
         pass
     return decoding
 
 
 def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
-    """Decode ``count`` rounds and throw them away; all rounds on a GPU, where each size of a round is slow once."""
+    """Decode ``count`` rounds and throw them away. All of them on a GPU, where each size of a round is slow once, and
+    where it is to be measured what rounds cost."""
     with closing(rounds(decoding)) as running:
-        for _ in islice(running, None if decoding.is_replayed else count):
+        for _ in islice(running, None if decoding.is_replayed or decoding.is_unmeasured else count):
             pass
 
 

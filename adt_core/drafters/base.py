@@ -59,7 +59,8 @@ class Prefill:
 class Shapes:
     """The shapes of a round, one for each image, and the largest of them in each direction.
 
-    fixed: the sizes of the work depend on the largest of them alone. How they differ is a matter of numbers.
+    branches: drafts beyond the longest path, of the image that has most of them. fixed: the sizes of the work depend on
+    the largest alone. How shapes differ is a matter of numbers.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
@@ -71,13 +72,15 @@ class Shapes:
         # Policies that set this have one shape for all images, but for those that have no room left for drafts.
         self.tree = max(shapes, key=lambda shape: shape.depth).tree
         self.mixed = fixed or len(set(shapes)) > 1
+        branches = {shape.nodes - min(shape.depth, shape.nodes) for shape in shapes}
+        self.branches = max(branches)
         together = fixed and len(shapes) > 1
-        self._budgeted = together or any(shape.nodes < self.nodes for shape in shapes)
+        self._budgeted = together or len(branches) > 1 or any(shape.nodes < self.nodes for shape in shapes)
 
     @property
     def key(self) -> Hashable:
         """Rounds with the same key launch the same work."""
-        return self.depth, self.width, self.nodes, self.tree
+        return self.depth, self.width, self.nodes, self.branches, self.tree
 
     @property
     def depths(self) -> Tensor:
@@ -130,8 +133,9 @@ class Proposer:
     """Drafts for the images at work. ``forwards`` counts the calls of the drafter's own network.
 
     A subclass names the attributes of its state that have an entry for every image (``by_image``) or for every row
-    (``by_row``): tensors, lists, KV caches, or other proposers. They follow the images as these enter and leave.
-    ``shared`` names what all images learn together: something with a ``state``.
+    (``by_row``): tensors, lists, KV caches, other proposers, or what else can ``keep``, ``admit`` and tell its
+    ``state``. They follow the images as these enter and leave. Nothing is shared between images, so that each has the
+    trees that it would have alone.
 
     Where ``session.fixed`` is set, a GPU replays rounds. Then ``propose`` and ``observe`` must launch work whose sizes
     depend on nothing but the shapes, must not wait for the device, and must change the tensors of their state in place.
@@ -139,7 +143,6 @@ class Proposer:
 
     by_image: ClassVar[tuple[str, ...]] = ()
     by_row: ClassVar[tuple[str, ...]] = ()
-    shared: ClassVar[tuple[str, ...]] = ()
     forwards: int = 0
 
     def __init__(self, session: Session):
@@ -182,25 +185,11 @@ class Proposer:
             setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
         self.sees(rows, self.noise)
 
-    def restart(self, others: Any) -> None:
-        """Forget what earlier images have taught: what is ``shared`` begins as that of ``others``."""
-        for name in self.shared:
-            for mine, fresh in zip(getattr(self, name).state(), getattr(others, name).state()):
-                mine.copy_(fresh)
-        for mine, fresh in zip(self._parts(), others._parts()):
-            mine.restart(fresh)
-
     def state(self) -> list[Tensor]:
         """All tensors that a round changes and the next one reads, but for KV caches."""
         named = [getattr(self, name) for name in self.by_image + self.by_row]
         found = [value for value in named if isinstance(value, Tensor)]
-        found += [tensor for name in self.shared for tensor in getattr(self, name).state()]
-        return found + [tensor for part in self._parts() for tensor in part.state()]
-
-    def _parts(self) -> list[Proposer]:
-        """Proposers that this one is made of."""
-        named = (getattr(self, name) for name in self.by_image + self.by_row)
-        return [value for value in named if isinstance(value, Proposer)]
+        return found + [tensor for value in named if hasattr(value, "state") for tensor in value.state()]
 
     def _state(self, lanes: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
         """The names of the state, each with the places of these lanes in it."""
@@ -236,11 +225,13 @@ def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
 class Drafter:
     """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
 
-    defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``.
-    most_candidates: how many candidates at a position it can use; with one it makes chains.
+    defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. source:
+    what kind of drafts these are, for the profile of what they cost. most_candidates: how many candidates at a position
+    it can use; with one it makes chains.
     """
 
     defaults: Mapping[str, Any] = {}
+    source: str = "other"
     most_candidates: int = 256
 
     @property

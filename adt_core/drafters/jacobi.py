@@ -49,6 +49,7 @@ class JacobiDrafter(Drafter):
 
     def __init__(self, most_candidates: int = 256):
         self.most_candidates = most_candidates
+        self.source = "chain" if most_candidates == 1 else "window"
 
     @property
     def kind(self) -> Hashable:
@@ -68,8 +69,7 @@ class JacobiProposer(Proposer):
     budget of spine and branches together.
     """
 
-    by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled")
-    shared = ("calibration",)
+    by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled", "calibration")
 
     def __init__(self, session: Session, width: int):
         """width: candidates that are kept for a position. AdtError for a published tree."""
@@ -87,7 +87,7 @@ class JacobiProposer(Proposer):
         self._distance = torch.full_like(self._codes, NEVER)
         self._above: Tensor
         self._filled = self._codes.new_zeros(images, 1)
-        self.calibration = Calibration(self._scores)
+        self.calibration = Calibration(images, self._scores)
         self.forecasts: list[Forecast] = []  # of the round's positions
 
     @property
@@ -115,7 +115,10 @@ class JacobiProposer(Proposer):
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def observe(self, verified: Verified) -> None:
-        self.refresh(verified)
+        if verified.tree.size > 1:
+            self.refresh(verified)
+        else:  # a lone root speaks of no token but the one that is decided
+            self._decide(verified)
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Enter the decided tokens, and refresh every later position from the node that has the best context for it.
@@ -181,6 +184,8 @@ class JacobiProposer(Proposer):
     # ---- drafting ----------------------------------------------------------------------------
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        if shapes.depth == 0:
+            return chain(roots.codes[:, None], self._scores.new_zeros(len(roots.codes), 0))
         return self.close(self.open(roots, shapes), shapes)
 
     def open(self, roots: Roots, shapes: Shapes) -> Window:
@@ -207,10 +212,12 @@ class JacobiProposer(Proposer):
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
         log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
-        if log_p.shape[-1] == 1 or window.depth >= shapes.nodes:
+        # As many branches as an image asks for, whatever the others' spines take, so far as memory was set aside.
+        nodes = min(window.depth + shapes.branches, self.session.largest.nodes)
+        if log_p.shape[-1] == 1 or window.depth >= nodes:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
         others = window.candidates[..., 1 : log_p.shape[-1]]
-        return spine_and_branches(window.tokens, others, log_p, shapes.nodes, shapes.budgets)
+        return spine_and_branches(window.tokens, others, log_p, nodes, shapes.budgets)
 
     def _expect(self, window: Window) -> tuple[Forecast, Tensor]:
         """What to expect of a window's positions, and the log-probabilities of all candidates."""

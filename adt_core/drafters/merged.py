@@ -32,6 +32,7 @@ class MergedDrafter(Drafter):
     """A network and the window."""
 
     defaults = JacobiDrafter.defaults
+    source = "both"
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle

@@ -47,29 +47,41 @@ class Forecast(NamedTuple):
 
 
 class Calibration:
-    """Temperature and hit rate of every class of positions, learned while decoding."""
+    """Temperature and hit rate of every class of positions, [B, classes]: what every image taught of itself.
 
-    def __init__(self, like: Tensor):
+    Images of a batch share nothing, so each has the trees that it would have alone.
+    """
+
+    def __init__(self, images: int, like: Tensor):
         """like: gives dtype and device."""
-        self._temperature = like.new_tensor(TEMPERATURES + (1.0,) * CLASSES)
-        self._hits = like.new_tensor(HIT_RATES + NETWORK_HIT_RATES) * PRIOR
+        self._temperature = like.new_tensor(TEMPERATURES + (1.0,) * CLASSES).repeat(images, 1)
+        self._hits = (like.new_tensor(HIT_RATES + NETWORK_HIT_RATES) * PRIOR).repeat(images, 1)
         self._seen = torch.full_like(self._hits, PRIOR)
-        self._classes = torch.arange(len(self._hits), device=like.device)
+        self._classes = torch.arange(self._hits.shape[1], device=like.device)
 
     def state(self) -> list[Tensor]:
         return [self._temperature, self._hits, self._seen]
+
+    def keep(self, lanes: Tensor) -> None:
+        """Go on with these images alone."""
+        self._temperature, self._hits, self._seen = (part[lanes] for part in self.state())
+
+    def admit(self, lanes: Tensor, others: Calibration) -> None:
+        """Put the images of ``others`` into these lanes."""
+        for part, new in zip(self.state(), others.state()):
+            part[lanes] = new
 
     def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
         """What to expect of positions of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K].
 
         Also returns the log-probabilities [B, m, K] of all candidates.
         """
-        log_p = (scores / self._temperature[classes][..., None]).log_softmax(-1)
+        log_p = (scores / self._temperature.gather(1, classes)[..., None]).log_softmax(-1)
         return Forecast(classes, candidates[..., 0], log_p[..., 0].exp()), log_p
 
     def hit_rate(self, classes: Tensor) -> Tensor:
-        """Share of the positions of a class whose favourite was right."""
-        return (self._hits / self._seen)[classes]
+        """Share of the positions of ``classes`` [B, m] whose favourite was right."""
+        return (self._hits / self._seen).gather(1, classes)
 
     def learn(self, forecast: Forecast, verified: Verified) -> None:
         """Sharpen or flatten a class by how often its favourite turned out right.
@@ -83,10 +95,10 @@ class Calibration:
         told = F.pad(missed, (1, 0))[:, :-1] == 0
         told &= torch.arange(m, device=told.device) <= verified.verdict.accepted[:, None]
         hit = (codes == emitted[:, :m]).to(predicted.dtype)
-        values = torch.stack([predicted - hit, hit, torch.ones_like(hit)]).flatten(1)
-        of_class = (classes == self._classes[:, None, None]) & told
+        values = torch.stack([predicted - hit, hit, torch.ones_like(hit)])  # [3, B, m]
+        of_class = (classes[:, None] == self._classes[:, None]) & told[:, None]  # [B, classes, m]
         # Sums, since an index_add of floats would not repeat on a GPU.
-        error, hits, seen = torch.where(of_class.flatten(1), values[:, None], 0.0).sum(-1)
+        error, hits, seen = torch.where(of_class, values[:, :, None], 0.0).sum(-1)
         self._temperature.mul_((LEARNING_RATE * error).exp()).clamp_(1e-2, 1e2)
         self._hits += hits
         self._seen += seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -12,15 +13,18 @@ from torch import Tensor
 from ..drafters import Drafter
 from ..errors import AdtError, Check
 from ..models.target import Prompt, Target
-from ..policies import NO_DRAFTS, Drafting, Lane, Shape
+from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
+from ..policies.costs import built_in
 from ..rules.sampling import Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from ..rules.verify import Lantern
-from . import kept
+from . import kept, profiles
 from .lanes import Lanes
+from .measuring import measure, name_of
 from .queue import ImageQueue
-from .rounds import Result, run_round, timed_plain_step
+from .rounds import Result, run_round
 from .task import Task, prefix_tokens, rows_of
+from .threads import at_most
 
 
 class Decoding:
@@ -34,7 +38,8 @@ class Decoding:
     for the exact one. image_indices: number of each image within its prompt's batch, part of the noise key. prefix:
     codes [B, P] of the first P cells of each image, which are kept; each position has its own noise, so a prefix of the
     seed's own image leads to that image. at_once: how many images are drawn at the same time, if not all: when one is
-    finished, the next takes its place. Raises AdtError for settings that don't fit together.
+    finished, the next takes its place. profile: what rounds cost, for a policy that asks; unless given, what was
+    measured here, or a guess. Raises AdtError for settings that don't fit together.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Decoding:
         prefix: Tensor | None = None,
         at_once: int | None = None,
         check: Check | None = None,
+        profile: CostProfile | None = None,
     ):
         if not prompts:
             raise AdtError("batch size is 0; ask for at least one image.")
@@ -68,6 +74,8 @@ class Decoding:
         self.codes[:, : self.start] = kept
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
+        self.profile = self._given = profile if drafting.policy.many_sources else None
+        self._threads, self._readings = self._task.threads, list[tuple[float, float]]()
         self._queue: ImageQueue | None = None
         self._substituted = [0] * self.images
 
@@ -103,17 +111,37 @@ class Decoding:
         """
         return self._task.memory_required(self.at_once, device)
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """Would it matter to know what rounds cost here, and does nobody know?"""
+        wanted = self.drafting.policy.many_sources and self._given is None
+        return wanted and profiles.find(name_of(self._task), self.at_once) is None
+
+    def learn_costs(self) -> None:
+        """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
+
+        It takes a second or two, so images are drawn first.
+        """
+        if self.start == self.length or self.done_tokens < self.total_tokens or self._given is not None:
+            return
+        doubted = self.profile is not None and profiles.doubted(self.profile, self._readings)
+        if not (doubted or self.is_unmeasured):
+            return
+        kept.release(self.target.decoder)  # else there may be too little memory for two more sets of lanes
+        with at_most(self._threads), suppress(torch.cuda.OutOfMemoryError):
+            profiles.keep(measure(self._task, self.at_once, self.codes))
+
     # ---- the loop --------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Round]:
         if self.start == self.length:
             return
-        self.trace.settings |= self._task.settings()  # ComfyUI may have moved the weights since
-        self._policy = self._task.policy()
+        self._settle_conditions()
+        self._policy = self._task.policy(self.profile)
         self._queue = queue = ImageQueue(self._task, self._policy, self._entered)
         queue.begin(list(range(self.images)), self.at_once)
         try:
-            while (round := self._next(queue)) is not None:
+            while (round := self._next_on_own_threads(queue)) is not None:
                 self.trace.rounds.append(round)
                 yield round
         except torch.cuda.OutOfMemoryError:
@@ -122,6 +150,22 @@ class Decoding:
         finally:
             self._queue = None
             queue.leave()
+
+    def _settle_conditions(self) -> None:
+        """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
+        if self.drafting.policy.many_sources:
+            guess = built_in(self.target.decoder.embedding.device.type, self.at_once)
+            self.profile = self._given or profiles.find(name_of(self._task), self.at_once) or guess
+        self._threads = self._task.threads
+        self.trace.settings |= self._task.settings() | self.conditions()
+
+    def conditions(self) -> dict:
+        """What the trees depend on beside the settings, as plain JSON types: CPU threads, and what rounds cost."""
+        return {"threads": self._threads, "profile": self.profile and self.profile.to_json()}
+
+    def _next_on_own_threads(self, queue: ImageQueue) -> Round | None:
+        with at_most(self._threads):
+            return self._next(queue)
 
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""
@@ -160,13 +204,14 @@ class Decoding:
     def _round(self, lanes: Lanes) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
         began, drafting, attempts = time.perf_counter(), lanes.proposer is not None, lanes.graphs.attempts
-        steps = self._policy.plain_steps if drafting else 0
-        plain_seconds = tuple(timed_plain_step(lanes) for _ in range(steps))
         outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes), self._policy.asks)
         shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
+        steps = self._policy.steps if drafting else 1.0
         prepared = lanes.graphs.attempts > attempts
-        round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, plain_seconds, prepared)
+        round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, prepared)
+        if steps is not None and not prepared:
+            self._readings.append((steps, seconds))
         if drafting:
             self._policy.observe(round)
             if not self._policy.drafts:

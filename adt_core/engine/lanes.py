@@ -107,8 +107,6 @@ class Lanes:
         """Begin with the images of ``others``, which has the same plan, in the same memory."""
         self.task, self.images = others.task, list(others.images)
         self.admit(list(range(len(self))), others)
-        if self.proposer is not None:
-            self.proposer.restart(others.proposer)
 
     # ---- a round ----------------------------------------------------------------------------
 

@@ -37,6 +37,13 @@ class ImageQueue:
         self._waiting, self._at_once, self.lanes = images, at_once, None
 
     @torch.inference_mode()
+    def restart(self, images: list[int]) -> Lanes:
+        """Let these images enter in the place of all that are at work, finished or not."""
+        self._waiting = images
+        self.lanes = self._enter_all()
+        return self.lanes
+
+    @torch.inference_mode()
     def refill(self) -> Lanes | None:
         """Let finished images leave and others enter. None when all are finished."""
         if self.lanes is None:

@@ -18,7 +18,7 @@ from ..drafters import Shapes
 from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from .lanes import Lanes
-from .stages import check_tree, plain_round, plain_step, propose, settle, summary, worths
+from .stages import check_root, check_tree, plain_round, propose, settle, summary, worths
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
@@ -52,9 +52,7 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     draft of an image still leaves one token to emit.
     """
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
-    cut = [
-        shape._replace(depth=min(shape.depth, room)) if room > 0 else NO_DRAFTS for shape, room in zip(shapes, rooms)
-    ]
+    cut = [_within(shape, room) for shape, room in zip(shapes, rooms)]
     drafts = lanes.proposer is not None and max(rooms) > 0
     moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
     lanes.begin_round()
@@ -66,19 +64,12 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     return _cut(lanes, Shapes(cut, lanes.limits), cut, asks)
 
 
-def timed_plain_step(lanes: Lanes) -> float:
-    """Seconds of a plain step that decides nothing: the round that comes reads the roots again."""
-    lanes.begin_round()
-    key = "step", lanes.roots.columns
-
-    def run() -> None:
-        lanes.graphs(key, lambda: (plain_step(lanes), None), list)[0].tolist()
-
-    if lanes.graphs.is_new(key):
-        run()
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
+def _within(shape: Shape, room: int) -> Shape:
+    """The shape for an image in which ``room`` drafts can follow each other: a shorter tree has no more branches."""
+    if room <= 0:
+        return NO_DRAFTS
+    depth, branches = min(shape.depth, room), max(shape.nodes - shape.depth, 0)
+    return shape._replace(depth=depth, nodes=shape.nodes if shape.tree else min(shape.nodes, depth + branches))
 
 
 # ---- without drafts -----------------------------------------------------------------------------
@@ -114,7 +105,7 @@ def _cut(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[in
     started, before = time.perf_counter(), lanes.proposer.forwards
     tree = propose(lanes, shapes)
     drafting = time.perf_counter() - started
-    checked = check_tree(lanes, tree, shapes.width)
+    checked = check_tree(lanes, tree, shapes.width) if tree.size > 1 else check_root(lanes, tree)
     results = _read(lanes, summary(checked).tolist(), asked)
     contiguous = all(result.path == list(range(len(result.path))) for result in results)
     settle(lanes, checked, max(result.share.accepted for result in results), contiguous)

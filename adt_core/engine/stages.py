@@ -120,6 +120,14 @@ def check_tree(lanes: Lanes, tree: DraftTree, width: int) -> Checked:
     return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
 
 
+def check_root(lanes: Lanes, tree: DraftTree) -> Checked:
+    """The same for lone roots: as a plain step, which builds no mask and looks for no path."""
+    features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, 0, None))
+    scores, none = perturbed(lanes, logits(lanes, features, 0), 0), torch.zeros_like(tree.tokens)
+    verdict = Verdict(none[:, 0], none, none[:, 0], scores[:, 0].argmax(-1))
+    return Checked(tree, features, scores, verdict, None if lanes.task.lantern is None else none.bool())
+
+
 def summary(checked: Checked) -> Tensor:
     """What the host reads of a round, [B, k] int64: counts, and what stands along the accepted path."""
     tree, verdict = checked.tree, checked.verdict

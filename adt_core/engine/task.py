@@ -17,7 +17,7 @@ from ..models.exact import near_on
 from ..models.rotary import Rope, rope_tables
 from ..models.rows import ALIGNED
 from ..models.target import Prompt, Target
-from ..policies import Drafting, Policy, Scene, Shape
+from ..policies import CostProfile, Drafting, Policy, Scene, Shape
 from ..rules.noise import NOISE_VERSION, Noise
 from ..rules.sampling import Sampling
 from ..rules.verify import Lantern, Neighbours
@@ -27,6 +27,10 @@ PROMPT_STEP = 64
 
 KEPT_AT_ONCE = 256
 """Kept tokens of a forward in the exact mode. Memory for attention grows with its square."""
+
+NUMBERS_FOR_ONE_THREAD = 3 * 10**7
+"""Parameters of the largest decoder that runs on one CPU thread. Threads that wait for each other at every one of many
+small products are slowed down many times over by a process that keeps one core busy; large products gain more."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,17 @@ class Task:
         decoder = self.target.decoder
         return near_on(decoder.embedding.device) if decoder.tile else None
 
+    @property
+    def threads(self) -> int:
+        """CPU threads for this work: one where the model is small, for then a busy neighbour hardly slows it down."""
+        alone = self.target.decoder.embedding.device.type == "cpu" and self._numbers <= NUMBERS_FOR_ONE_THREAD
+        return 1 if alone else torch.get_num_threads()
+
+    @cached_property
+    def _numbers(self) -> int:
+        """Of the decoder, its head and embedding included."""
+        return sum(part.numel() for part in self.target.decoder.parameters())
+
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
@@ -152,14 +167,11 @@ class Task:
         how = replace(self.sampling, seed=0), self.drafting.settings, self.largest, self.lantern
         return sizes, how, self.target.decoder.tile, drafter and drafter.kind, places
 
-    def policy(self) -> Policy:
-        """A fresh policy, for images that begin where the weights are now."""
-        embedding, length = self.target.decoder.embedding, self.target.length - self.start
-        how = (replace(self.sampling, seed=0), self.drafting.proposal, self.lantern)
-        conditions = (self.groups, *how, self.start, embedding.device, embedding.dtype)
-        widths = [drafter.most_candidates for drafter in self.drafters]
-        seed, indices = self.sampling.seed, self.image_indices
-        scene = Scene(self.target.columns, length, seed, indices, widths, self.drafter, conditions)
+    def policy(self, profile: CostProfile | None) -> Policy:
+        """A fresh policy. profile: what rounds cost where the weights are now, for a policy that asks."""
+        sources = {drafter.source: drafter.most_candidates for drafter in self.drafters}
+        length, seed = self.target.length - self.start, self.sampling.seed
+        scene = Scene(self.target.columns, length, seed, self.image_indices, sources, profile)
         return self.drafting.policy(self.drafting.settings, scene)
 
     def settings(self) -> dict:

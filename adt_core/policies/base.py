@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 from ..errors import AdtError
 from ..rules.trace import Round
+from .costs import CostProfile
 
 
 class Shape(NamedTuple):
@@ -110,18 +111,16 @@ class Scene:
     """What a policy is told of a decoding.
 
     columns: tokens in a row of the raster. length: tokens that are drawn of each image. seed: of the sampling.
-    image_indices: every image's number within its prompt's batch. source_widths: of each source of drafts to choose
-    from, the most candidates at a position. owner: the drafter that was given. conditions: all that its costs depend
-    on. A policy that learns from one decoding for the next keeps what it knows under these two.
+    image_indices: every image's number within its prompt's batch. sources: of drafts to choose from, in their order: by
+    name, the most candidates at a position. profile: what rounds cost; None for a policy that has no choice of sources.
     """
 
     columns: int
     length: int
     seed: int
     image_indices: Sequence[int]
-    source_widths: Sequence[int]
-    owner: object
-    conditions: Hashable
+    sources: Mapping[str, int]
+    profile: CostProfile | None = None
 
 
 class Policy:
@@ -129,7 +128,7 @@ class Policy:
 
     A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
     needs_drafter: False for plain decoding. needs_network: it asks for trees that only a network can grow.
-    many_sources: it chooses between the drafter and what else could draft with the same files.
+    many_sources: it chooses between the drafter and what else could draft with the same files, by what rounds cost.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -141,8 +140,9 @@ class Policy:
     """False: drafting ends for the images at work, and they are decoded plainly."""
     asks: tuple[int, ...] = ()
     """Numbers of drafts of which it wants to know, before it chooses next, how many tokens they will bring."""
-    plain_steps: int = 0
-    """Plain steps that are to be timed before the next round, for ``Round.plain_seconds``."""
+
+    steps: float | None = None
+    """Plain steps that a round of the shapes which were chosen last should take; None if it does not know."""
 
     def __init__(self, settings: Any, scene: Scene):
         self.settings, self.scene = settings, scene

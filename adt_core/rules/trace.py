@@ -37,9 +37,8 @@ class ImageRound:
 class Round:
     """One target forward and what led to it.
 
-    seconds: wall time. drafting: of it, the drafter's; 0 on a GPU, where a round is launched at once. plain_seconds: of
-    it, those of each plain step that was timed. prepared: something was done that later rounds need not do again, such
-    as capturing a graph.
+    seconds: wall time. drafting: of it, the drafter's; 0 on a GPU, where a round is launched at once. prepared:
+    something was done that later rounds need not do again, such as capturing a graph.
     """
 
     index: int
@@ -47,7 +46,6 @@ class Round:
     drafting: float
     drafter_forwards: int
     images: tuple[ImageRound, ...]
-    plain_seconds: tuple[float, ...] = ()
     prepared: bool = False
 
     def to_json(self) -> dict:

@@ -1,7 +1,5 @@
 """One pair of tiny random models for all unit tests that only read them."""
 
-from copy import copy
-
 import pytest
 import torch
 
@@ -23,10 +21,3 @@ def models(tiny):
     """The same, loaded in float64: the target, and its drafter."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
-
-
-@pytest.fixture
-def fresh_models(models):
-    """The same with a drafter of which ``auto`` has learned nothing yet: it remembers what it learned of each."""
-    target, drafter = models
-    return target, copy(drafter)

@@ -1,84 +1,113 @@
-"""The cost-aware policy at work in decodings: it never changes a token, and gives up where it must."""
-
-import math
+"""The cost-aware policy at work in decodings: it repeats, never changes a token, and gives up where it must."""
 
 import pytest
 import torch
 
-from adt_core import Drafting
-from adt_core.policies import POLICIES, auto
-from adt_core.policies.auto import WIDTH, Auto, Experience
-from tests.drafted import run
+from adt_core import Drafting, Lantern, load_drafter, load_target
+from adt_core.policies import POLICIES, CostProfile
+from adt_core.policies.auto import WIDTH, Auto
+from tests.drafted import costs, run
 
 PROMPTS = ("a cat", "three small dogs", "x")
 AUTO = Drafting("auto")
+SOURCES = ("chain", "both", "window")
 
 
-@pytest.fixture
-def policies(monkeypatch):
-    """The policies of all decodings with ``auto``, in the order in which they are made."""
-    made = []
+def trees(decoding, image=None):
+    """What was drafted and accepted, round by round, of one image or of all."""
+    rounds = [[share for share in round.images if image in (None, share.image)] for round in decoding.trace.rounds]
+    return [[(share.position, *tuple(vars(share).values())[2:]) for share in shares] for shares in rounds if shares]
 
-    class Recorded(Auto):
-        def __init__(self, settings, scene):
-            super().__init__(settings, scene)
-            made.append(self)
 
-    monkeypatch.setitem(POLICIES, "auto", Recorded)
-    return made
+# ---- it repeats ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("lantern", [None, Lantern(8, 0.3)], ids=["exact", "lantern"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_same_profile_leads_to_the_same_trees(tiny, source, lantern, dtype):
+    target = load_target(tiny / "target", dtype=dtype)
+    network = load_drafter(tiny / "drafter", target)
+    profile = costs(source, once=0.02, each=0.002)
+    one, two = (run(target, network, PROMPTS, drafting=AUTO, lantern=lantern, profile=profile) for _ in range(2))
+    assert trees(one) == trees(two) and torch.equal(one.codes, two.codes)
+    assert one.trace.settings == two.trace.settings and any(drafted(one))
+
+
+def test_another_profile_may_lead_to_other_trees_and_never_to_other_tokens(models):
+    target, network = models
+    plain = run(target, None, PROMPTS)
+    found = [run(target, network, PROMPTS, drafting=AUTO, profile=costs(source)) for source in SOURCES]
+    assert all(torch.equal(decoding.codes, plain.codes) for decoding in found)
+    widths = [
+        {share.width_asked for round in one.trace.rounds for share in round.images if share.depth} for one in found
+    ]
+    assert widths == [{1}, {WIDTH}, {WIDTH}]
+    assert [one.trace.report()["drafter_forwards"] > 0 for one in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_an_image_has_the_same_trees_alone_and_in_a_batch_that_comes_and_goes(models, source):
+    target, network = models
+    profile, prompts = costs(source, once=0.02, each=0.002, images=2), (*PROMPTS, "a red house", "two")
+    together = run(target, network, prompts, drafting=AUTO, profile=profile, at_once=2)
+    for image, prompt in enumerate(prompts):
+        alone = run(target, network, (prompt,), drafting=AUTO, profile=profile)
+        assert trees(together, image) == trees(alone) and torch.equal(together.codes[image], alone.codes[0])
+
+
+def test_traces_say_which_profile_it_was_with_its_numbers(models):
+    target, network = models
+    profile = costs("chain")
+    settings = run(target, network, PROMPTS, drafting=AUTO, profile=profile).trace.settings
+    assert CostProfile.from_json(settings["profile"]) == profile and settings["profile"]["digest"] == profile.digest
+    assert run(target, network, PROMPTS, drafting=Drafting("eagle2")).trace.settings["profile"] is None
+
+
+# ---- it ends -------------------------------------------------------------------------------------
 
 
 def drafted(decoding):
     return [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds]
 
 
-def test_it_tries_chain_and_network_and_window_and_drafts_with_nothing_while_a_stake_is_made_up_for(
-    fresh_models, policies, monkeypatch
-):
-    monkeypatch.setattr(auto, "STAKE", math.inf)  # whatever this machine's clock says
-    target, network = fresh_models
+def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(models):
+    target, network = models
     plain = run(target, None, PROMPTS)
-    calls = []
-    for _ in range(3):
-        decoding = run(target, network, PROMPTS, drafting=AUTO)
-        widths = {share.width_asked for round in decoding.trace.rounds for share in round.images if share.depth > 0}
-        calls.append((decoding.trace.report()["drafter_forwards"] > 0, max(widths)))
-        assert torch.equal(decoding.codes, plain.codes) and decoding.trace.report()["tau"] > 1
-    assert calls == [(False, 1), (True, WIDTH), (False, WIDTH)]
-    policies[-1].experience.given_up, policies[-1].experience.balance = True, -1e3
-    decoding = run(target, network, PROMPTS, drafting=AUTO)
-    assert torch.equal(decoding.codes, plain.codes) and decoding.trace.report()["tau"] == 1
-
-
-def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(fresh_models, monkeypatch):
-    target, network = fresh_models
-    monkeypatch.setattr(Experience, "saw", lambda *_: 99.0)
-    plain = run(target, None, PROMPTS)
-    decoding = run(target, network, PROMPTS, drafting=AUTO)
+    decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs("chain", once=0.11, each=0.0))
     assert torch.equal(decoding.codes, plain.codes)
-    assert drafted(decoding)[0] and not any(drafted(decoding)[1:])
+    assert any(drafted(decoding)) and not all(drafted(decoding))
+
+
+def test_where_drafts_are_dear_nothing_is_drafted_at_all(models):
+    target, network = models
+    decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs(*SOURCES, once=3.0))
+    assert not any(drafted(decoding)) and decoding.trace.report()["tau"] == 1
 
 
 class GivesUp(Auto):
-    """After three rounds, for good."""
+    """After three rounds."""
 
     seen = 0
 
     def observe(self, round):
+        super().observe(round)
         self.seen += 1
-        if self.seen >= 3:
-            self.drafts, self.experience.given_up, self.experience.balance = False, True, -1e6
+        self.drafts = self.seen < 3
+
+    def begin(self, together):
+        return super().begin(together) if self.seen < 3 else None
 
 
 @pytest.mark.parametrize("at_once", [None, 2, 1])
-def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(fresh_models, monkeypatch, at_once):
+def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(models, monkeypatch, at_once):
     """Drafts have brought the first ones out of step. Those in front wait, and are not passed over."""
-    target, network = fresh_models
+    target, network = models
     monkeypatch.setitem(POLICIES, "auto", GivesUp)
     monkeypatch.setattr("adt_core.engine.rounds.WAIT_SHARE", 10.0)
     prompts = [*PROMPTS, "a red house", "two"]
     plain = run(target, None, prompts)
-    decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once)
+    decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once, profile=costs("chain"))
     assert torch.equal(decoding.codes, plain.codes)
     together = at_once or len(prompts)
     rounds, last = decoding.trace.rounds, {}
@@ -89,19 +118,3 @@ def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(fres
     first = [round for round in rounds if {share.image for share in round.images} <= set(range(together))]
     assert len({share.position for share in first[-1].images}) == 1 and len(first[-1].images) == together
     assert all(position == target.length - 1 for position in last.values())
-
-
-def test_timing_a_plain_step_decides_nothing(fresh_models, policies, monkeypatch):
-    """Neither tokens nor the global state of random numbers; and the time that it takes is part of the round's."""
-    target, network = fresh_models
-    plain = run(target, None, PROMPTS)
-    monkeypatch.setattr(Experience, "wants_plain_step", True)
-    monkeypatch.setattr(auto, "STAKE", math.inf)
-    before = torch.get_rng_state()
-    decoding = run(target, network, PROMPTS, drafting=AUTO)
-    assert torch.equal(decoding.codes, plain.codes) and torch.equal(torch.get_rng_state(), before)
-    readings = [round.plain_seconds for round in decoding.trace.rounds]
-    assert all(len(reading) == 2 for reading in readings)
-    assert policies[-1].experience.plain_seconds == min(readings[-1]) > 0
-    assert all(round.seconds > sum(round.plain_seconds) for round in decoding.trace.rounds)
-    assert decoding.trace.report()["seconds"] > sum(map(sum, readings))

@@ -10,13 +10,9 @@ SETTINGS = dict(depth=4, width=3, nodes=9, depth_min=1, depth_max=6, width_min=1
 IMAGE_INDICES = (0, 1, 2)
 
 
-class Owner:
-    """Stands for the drafter under which a policy may keep what it learns."""
-
-
 def policy(method="adt-tree", *, columns=8, seed=0, **settings) -> Policy:
     drafting = Drafting(method, **settings)
-    scene = Scene(columns, 64, seed, IMAGE_INDICES, source_widths=[256], owner=Owner(), conditions=())
+    scene = Scene(columns, 64, seed, IMAGE_INDICES, sources={"network": 256})
     made = drafting.policy(drafting.settings, scene)
     made.begin(len(IMAGE_INDICES))
     return made

@@ -5,7 +5,7 @@ ordinary pip download gives a chosen version of it, pinned here by its hash. It 
 nothing of it is part of the pack. One virtual environment runs every version: it adds what ComfyUI requires
 to the packages of the Python that runs the tests.
 
-Everything is kept under ``.cache/comfyui`` (or ``$ADT_TREE_CACHE/comfyui``) and made again when it is incomplete.
+Everything is kept under ``.cache/comfyui`` (or ``$ADT_TREE_TEST_CACHE/comfyui``) and made again when it is incomplete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from filelock import FileLock  # torch and transformers bring it
 from websocket_client import WebSocket
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = Path(os.environ.get("ADT_TREE_CACHE") or ROOT / ".cache") / "comfyui"
+CACHE = Path(os.environ.get("ADT_TREE_TEST_CACHE") or ROOT / ".cache") / "comfyui"
 PACKS = {"ADT-Tree": ROOT, "probe": Path(__file__).parent / "probe_nodes"}
 TORCH = "torch==2.13.0"
 # ComfyUI imports these, and their requirements would bring another build of torch. Only the Python part of torchvision

@@ -1,0 +1,120 @@
+"""What rounds cost on this device: they are timed once, when a decoding has ended and all is warm.
+
+Plain steps and rounds with drafts take turns, so that a machine which is busy for a moment slows both, and the median
+of their ratios counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from ..policies import NO_DRAFTS, CostProfile, Policy, Shape
+from ..policies.auto import SIZES, WIDTH
+from ..policies.base import spine_length
+from ..policies.costs import Curve, rounded
+from .lanes import Lanes
+from .queue import ImageQueue
+from .rounds import run_round
+from .task import Task
+
+CHAINS, TREES = (0, 4, 16, 32), (0, 8, 24, 64)
+"""Numbers of drafts that are timed; costs of others lie on lines between them."""
+READINGS = 9
+"""Of every size, at most."""
+ENOUGH_SECONDS = 0.7
+"""Of a source: after these no further readings are begun, but each size has one in any case."""
+
+
+def name_of(task: Task) -> str:
+    """What a profile is measured for: all that the costs of this task's rounds depend on but how many images there are.
+
+    It says nothing of whose machine it is.
+    """
+    decoder, config = task.target.decoder, task.target.decoder.config
+    device = decoder.embedding.device
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {task.threads}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    dtype, weights = str(decoder.dtype).removeprefix("torch."), decoder.weights or "plain weights"
+    model = f"{task.target.name} {config.num_layers}x{config.hidden_size}, {task.target.length} tokens"
+    network = task.drafter.network if task.drafter is not None else None
+    size = sum(part.numel() for part in network.parameters()) if network is not None else 0
+    sources = "+".join(drafter.source for drafter in task.drafters)
+    how = f"{task.groups} rows, {'greedy' if task.sampling.temperature == 0 else 'drawn'}"
+    relaxed = ", relaxed" if task.lantern is not None else ""
+    return f"{where}, torch {torch.__version__}; {model}, {dtype}, {weights}; {sources} {size}; {how}{relaxed}"[:200]
+
+
+def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
+    """The costs of this task's rounds with so many images together. codes: tokens [B, T] that it has drawn, of as many.
+
+    The lower half of these images is drawn again and again; nothing is kept of it.
+    """
+    began = time.perf_counter()
+    task = replace(task, kept=codes[:, : max(task.start, task.target.length // 2)])
+    plain, costs = _Rounds(task, None, images), {}
+    for number, drafter in enumerate(task.drafters):
+        costs[drafter.source] = _curve(plain, _Rounds(task, number, images))
+    profile = CostProfile(name_of(task), images, costs)
+    took = time.perf_counter() - began
+    logging.getLogger(__name__).info("Measured in %.1f s what drafts cost here: profile %s.", took, profile.digest)
+    return profile
+
+
+def _curve(plain: _Rounds, drafting: _Rounds) -> Curve:
+    """Plain steps that the rounds of a source take, by their number of drafts."""
+    began = time.perf_counter()
+    ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if drafting.width == 1 else TREES)}
+    for turn in range(1 + READINGS):
+        for size, found in ratios.items():
+            step = plain.seconds(0)
+            ratio = drafting.seconds(size) / step
+            if turn:  # in the first, things are done for the first time
+                found.append(ratio)
+        if turn and time.perf_counter() - began > ENOUGH_SECONDS:
+            break
+    steps = accumulate(map(median, ratios.values()), max)  # more drafts are never cheaper
+    return tuple(zip(ratios, map(rounded, steps)))
+
+
+class _Rounds:
+    """Rounds of one source, or without drafts, one after the other, in the lower half of images."""
+
+    def __init__(self, task: Task, source: int | None, images: int):
+        self._task, self._images = task, images
+        self.width = min(task.drafters[source].most_candidates, WIDTH) if source is not None else 1
+        self._queue = ImageQueue(task, _Chosen(source), lambda *_: None)
+        self._queue.begin([], images)
+
+    def seconds(self, size: int) -> float:
+        """Of a round with so many drafts for every image."""
+        lanes = self._ready()
+        shape = Shape(size if self.width == 1 else spine_length(size), self.width, size) if size else NO_DRAFTS
+        with torch.inference_mode():
+            started = time.perf_counter()
+            run_round(lanes, [shape] * len(lanes), [0] * len(lanes), SIZES if self.width > 1 else ())
+            return time.perf_counter() - started
+
+    def _ready(self) -> Lanes:
+        """Images that are at most in their last quarter; else they are begun anew."""
+        lanes, length = self._queue.lanes, self._task.target.length
+        if lanes is None or max(lanes.positions) >= (length + self._task.start) // 2:
+            lanes = self._queue.restart(list(range(self._images)))
+        return lanes
+
+
+class _Chosen(Policy):
+    """Always the same source; the shapes of rounds are given."""
+
+    def __init__(self, source: int | None):
+        self._source = source
+
+    def begin(self, together: int) -> int | None:
+        return self._source

@@ -1,0 +1,81 @@
+"""Cost profiles that were measured: where the user's cache folder keeps them.
+
+Each is a small file, named after what it was measured for. What is unreadable, foreign or damaged counts for nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from ..errors import AdtError
+from ..policies import CostProfile
+
+FOLDER = "ADT_TREE_CACHE"
+"""Environment variable: the cache folder, in place of the system's usual one."""
+LARGEST_FILE = 2**16
+"""Bytes. What is larger is no profile."""
+DOUBTS, DOUBTFUL, FEWEST = 8, 1.3, 8
+"""A profile is measured anew when so many decodings in a row found the dear rounds dearer or cheaper than it says, next
+to the cheap ones, by this factor; a decoding with fewer of either than this says nothing."""
+_unwritten: dict[Path, CostProfile] = {}  # where the folder can't be written, for the rest of the process
+_doubts: Counter[str] = Counter()  # decodings in a row that disagreed, by the digest of the profile
+
+
+def folder() -> Path:
+    """Where profiles are kept. It may not exist yet."""
+    if chosen := os.environ.get(FOLDER):
+        return Path(chosen)
+    usual = Path.home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    variable = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
+    return Path(os.environ.get(variable) or usual) / "adt-tree"
+
+
+def find(name: str, images: int) -> CostProfile | None:
+    """The profile that was measured for this name and so many images together; None if there is none."""
+    path = _path(name, images)
+    try:
+        with path.open("rb") as file:
+            found: CostProfile | None = CostProfile.from_json(json.loads(file.read(LARGEST_FILE)))
+    except (OSError, ValueError, RecursionError, AdtError):
+        found = _unwritten.get(path)
+    return found if found is not None and (found.name, found.images) == (name, images) else None
+
+
+def keep(profile: CostProfile) -> None:
+    """Keep a profile, whole or not at all; where it can't be written, for this process alone."""
+    path = _path(profile.name, profile.images)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(profile.to_json()), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        _unwritten[path] = profile
+        logging.getLogger(__name__).info("The cost profile is not kept beyond this process: %s.", error)
+
+
+def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:
+    """Is a profile to be measured anew? readings: of another decoding with it, plain steps and seconds of rounds."""
+    middle = median(steps for steps, _ in readings) if readings else 0.0
+    cheap, dear = ([r[1] / r[0] for r in readings if (r[0] > middle) == above] for above in (False, True))
+    if min(len(cheap), len(dear)) < FEWEST:
+        return False
+    ratio = median(dear) / median(cheap)
+    _doubts[profile.digest] = 0 if 1 / DOUBTFUL < ratio < DOUBTFUL else _doubts[profile.digest] + 1
+    if _doubts[profile.digest] < DOUBTS:
+        return False
+    del _doubts[profile.digest]
+    return True
+
+
+def _path(name: str, images: int) -> Path:
+    digest = hashlib.sha256(f"{name}, {images} images".encode()).hexdigest()[:16]
+    return folder() / f"costs-{digest}.json"

@@ -1,0 +1,116 @@
+"""What rounds cost on a device: plain numbers, measured once (``engine/measuring.py``) and named by a digest.
+
+A profile is all that ``auto`` knows of a device. So the same seed, prompt, settings and profile lead to the same trees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import AdtError
+
+Curve = tuple[tuple[int, float], ...]
+"""Pairs of a number of drafts of every image, ascending from 0, and plain steps that a round with them takes."""
+MOST_DRAFTS, MOST_STEPS, MOST_POINTS, LONGEST_NAME = 256, 1e4, 32, 200
+"""Bounds of what a profile may say."""
+BUILT_IN: dict[str, dict[str, tuple[float, float, float]]] = {
+    "cpu": {"chain": (1.1, 0.15, 0.05), "window": (1.15, 0.4, 0.07), "both": (1.25, 1.2, 0.08)},
+    "cuda": {"chain": (1.02, 0.05, 0.002), "window": (1.03, 0.12, 0.003), "both": (1.05, 0.25, 0.003)},
+}
+"""By kind of device and source: plain steps of a round without drafts, what drafts add at all, and what each adds."""
+
+
+@dataclass(frozen=True)
+class CostProfile:
+    """What rounds cost in plain steps.
+
+    name: what it was measured for, in words. images: how many were drawn together. costs: by source of drafts.
+    """
+
+    name: str
+    images: int
+    costs: Mapping[str, Curve]
+
+    def of(self, source: str, drafts: int) -> float:
+        """Plain steps of a round with so many drafts for every image: on a line between the sizes that were measured.
+
+        Beyond the largest, the last line goes on.
+        """
+        curve = self.costs[source]
+        at = next((i for i, (size, _) in enumerate(curve) if size >= drafts), len(curve) - 1)
+        (low, below), (high, above) = curve[max(at - 1, 0)], curve[max(at, 1)]
+        return max(below + (above - below) * (drafts - low) / (high - low), 0.1) if at else curve[0][1]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return {
+            "digest": self.digest,
+            **self._content(),
+        }
+
+    def _content(self) -> dict[str, Any]:
+        curves = {source: [list(point) for point in curve] for source, curve in self.costs.items()}
+        return {"name": self.name, "images": self.images, "costs": curves}
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits that name this profile."""
+        canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    @classmethod
+    def from_json(cls, value: Any) -> CostProfile:
+        """What :meth:`to_json` gave. Raises AdtError for anything else."""
+        try:
+            name, images, costs = value["name"], value["images"], value["costs"]
+            made = cls(name, images, {source: _curve(points) for source, points in costs.items()})
+            texts = all(map(_is_text, (name, *costs))) and 0 < len(costs) <= MOST_POINTS
+            if texts and _is_whole(images, 1, 2**20) and value == made.to_json():
+                return made
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            pass
+        raise AdtError(
+            "the profile of costs is damaged or was changed by hand; draw the image without it, and costs are measured "
+            "anew."
+        )
+
+
+def rounded(steps: float) -> float:
+    """To three significant digits, which is more than a clock can tell."""
+    return float(f"{steps:.3g}")
+
+
+def built_in(device: str, images: int) -> CostProfile:
+    """What rounds probably cost on this kind of device (``cpu``, ``cuda``), until they are measured."""
+    kind = device if device in BUILT_IN else "cuda"
+    sizes = (1, MOST_DRAFTS)
+    costs = {
+        source: ((0, idle), *((size, rounded(idle + once + each * images * size)) for size in sizes))
+        for source, (idle, once, each) in BUILT_IN[kind].items()
+    }
+    return CostProfile(f"built in for {kind}", images, costs)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _curve(points: Any) -> Curve:
+    """Raises TypeError or ValueError for what is none."""
+    sizes = [size for size, _ in points]
+    whole = all(_is_whole(size, 0, MOST_DRAFTS) for size in sizes) and sizes[:1] == [0] and sizes == sorted(set(sizes))
+    numbers = all(
+        type(steps) in (int, float) and math.isfinite(steps) and 0 < steps <= MOST_STEPS for _, steps in points
+    )
+    if not (whole and numbers and 2 <= len(sizes) <= MOST_POINTS):
+        raise ValueError
+    return tuple((size, float(steps)) for size, steps in points)

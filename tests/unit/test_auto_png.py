@@ -1,0 +1,65 @@
+"""An image that ``auto`` drew comes back from its PNG, tree by tree, whatever is known of this machine by then."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from adt_core import cli
+from adt_core.app.images import read_settings, save_png
+from adt_core.engine import profiles
+from adt_core.policies import CostProfile
+from tests.drafted import costs
+
+
+@pytest.fixture
+def generate(tiny, tmp_path, monkeypatch):
+    """Run ``generate`` with the tiny models, an empty folder and an empty cache; returns the rounds of its trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
+    models = {"--model": tiny / "target", "--drafter": tiny / "drafter"}
+
+    def run(**options):
+        named = {"--output": "a.png", "--trace": "t.json", "--device": "cpu"}
+        named |= {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+        named |= {} if "from_png" in options else models
+        assert cli.main(["generate", *(str(part) for pair in named.items() for part in pair)]) == 0
+        rounds = json.loads(Path("t.json").read_text())["decodings"][0]["rounds"]
+        return [round["images"] for round in rounds]
+
+    return run
+
+
+@pytest.mark.parametrize("relaxed", [{}, {"lantern_delta": 0.3, "lantern_k": 8}], ids=["exact", "lantern"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_png_carries_the_profile_that_its_trees_followed(generate, monkeypatch, relaxed, dtype):
+    options, profile = {"prompt": "a cat", "method": "auto", "dtype": dtype, **relaxed}, costs("both")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(profiles, "find", lambda *_: profile)
+        drawn = generate(**options)
+    assert CostProfile.from_json(read_settings(Path("a.png"))["profile"]) == profile
+    assert generate(from_png="a.png", output="again.png") == drawn and not Path("cache").exists()
+    assert read_settings(Path("again.png")) == read_settings(Path("a.png"))
+    assert generate(**options, output="b.png") != drawn, "this machine is thought to be another one"
+
+
+def test_an_image_of_a_batch_comes_back_alone_with_the_same_trees(generate):
+    generate(prompt="a cat", method="auto", dtype="float64", batch_size=2)
+    batch = [
+        [share for share in shares if share["image"] == 1]
+        for shares in generate(prompt="a cat", method="auto", dtype="float64", batch_size=2)
+    ]
+    alone = generate(from_png="a-0002.png", output="again.png")
+    assert [[{**share, "image": 0} for share in shares] for shares in batch if shares] == alone
+
+
+@pytest.mark.parametrize("value", ["x", 3, [], {"name": "a", "images": 1, "costs": {"chain": 1}}])
+def test_a_damaged_profile_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, value):
+    monkeypatch.chdir(tmp_path)
+    saved = {"prompt": "a house", "method": "auto", "profile": value, "noise_version": 1}
+    from adt_core.rules.noise import NOISE_VERSION
+
+    save_png(Path("bad.png"), torch.zeros(3, 8, 8), saved | {"noise_version": NOISE_VERSION})
+    assert cli.main(["generate", "--from-png", "bad.png", "--output", "a.png"]) == 2
+    assert "profile of costs is damaged" in capsys.readouterr().err

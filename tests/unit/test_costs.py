@@ -1,0 +1,208 @@
+"""Cost profiles: the numbers, their name and digest, what they are read from, and where they are kept."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from adt_core import AdtError, Drafting
+from adt_core.engine import measuring, profiles
+from adt_core.policies import CostProfile
+from adt_core.policies.costs import built_in, rounded
+from tests.drafted import run
+
+PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
+MEASURED = CostProfile("here", 1, {"chain": ((0, 1.0), (16, 2.0))})
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder, which does not exist yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ADT_TREE_CACHE", str(folder))
+    return folder
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafts, steps", [(0, 1.1), (2, 1.3), (4, 1.5), (10, 1.8), (16, 2.1), (32, 2.9)])
+def test_costs_lie_on_lines_between_what_was_measured(drafts, steps):
+    assert PROFILE.of("chain", drafts) == pytest.approx(steps)
+
+
+def test_numbers_have_three_digits_so_that_the_same_profile_has_the_same_name():
+    assert [rounded(value) for value in (1.23456, 0.98765, 123.456)] == [1.23, 0.988, 123.0]
+
+
+def test_a_digest_names_all_the_numbers():
+    changed = CostProfile(PROFILE.name, 2, {**PROFILE.costs, "both": ((0, 1.2), (8, 3.01))})
+    others = changed, CostProfile(PROFILE.name, 3, PROFILE.costs), CostProfile("another", 2, PROFILE.costs)
+    assert len({PROFILE.digest, *(other.digest for other in others)}) == 4 and len(PROFILE.digest) == 10
+    assert CostProfile.from_json(PROFILE.to_json()).digest == PROFILE.digest
+
+
+def test_a_profile_survives_json():
+    read = CostProfile.from_json(json.loads(json.dumps(PROFILE.to_json())))
+    assert read == PROFILE and read.to_json()["digest"] == PROFILE.digest
+
+
+def damaged():
+    whole = PROFILE.to_json()
+    yield from (None, [], "costs", 3, {}, {**whole, "more": 1}, {**whole, "digest": "0123456789"})
+    yield from ({**whole, "name": name} for name in ("", 3, "x" * 1000, "two\nlines"))
+    yield from ({**whole, "images": images} for images in (0, -1, True, 1.5, "2", 10**30))
+    yield {**whole, "costs": {}}
+    curves = [], [[0, 1.0]], [[4, 1.0], [8, 2.0]], [[0, 1.0], [8, 2.0], [4, 2.0]], [[0, 1.0], [8, float("nan")]]
+    more = [[0, 1.0], [8, 10**400]], [[0, -1.0], [8, 2.0]], [[0, 1.0], [8, "2"]], [[0, 1.0], [8, 2.0, 3.0]], "ab", {}
+    yield from ({**whole, "costs": {"chain": curve}} for curve in (*curves, *more, [[i, 1.0] for i in range(100)]))
+
+
+@pytest.mark.parametrize("value", damaged())
+def test_what_is_no_profile_is_refused_in_one_sentence(value):
+    with pytest.raises(AdtError, match="profile of costs is damaged"):
+        CostProfile.from_json(value)
+
+
+@pytest.mark.parametrize("source", ["chain", "window", "both"])
+def test_drafts_are_dear_on_a_cpu_and_nearly_free_on_a_gpu(source):
+    cpu, cuda = built_in("cpu", 1), built_in("cuda", 1)
+    assert cuda.of(source, 64) < 1.6 and cpu.of(source, 64) > 3
+    assert built_in("cpu", 8).of(source, 16) > 2 * cpu.of(source, 16)
+    assert built_in("a device to come", 1) == cuda
+
+
+# ---- where they are kept -------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_found_by_name_and_number_of_images(cache):
+    assert profiles.find(PROFILE.name, 2) is None
+    profiles.keep(PROFILE)
+    assert profiles.find(PROFILE.name, 2) == PROFILE and len(list(cache.iterdir())) == 1
+    assert profiles.find(PROFILE.name, 1) is None and profiles.find("another", 2) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5, json.dumps(MEASURED.to_json()).encode()])
+def test_files_that_are_damaged_or_foreign_count_for_nothing(cache, content):
+    profiles.keep(PROFILE)
+    (path,) = cache.iterdir()
+    path.write_bytes(content)
+    assert profiles.find(PROFILE.name, 2) is None
+    profiles.keep(PROFILE)
+    assert profiles.find(PROFILE.name, 2) == PROFILE
+
+
+def test_where_the_folder_cannot_be_written_a_profile_lives_as_long_as_the_process(cache):
+    cache.write_text("a file where the folder should be")
+    profiles.keep(PROFILE)
+    assert profiles.find(PROFILE.name, 2) == PROFILE
+
+
+@pytest.mark.parametrize(
+    "system, variables, expected",
+    [
+        ("linux", {}, "~/.cache/adt-tree"),
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/adt-tree"),
+        ("darwin", {"XDG_CACHE_HOME": "/x"}, "~/Library/Caches/adt-tree"),
+        ("win32", {"LOCALAPPDATA": "/y"}, "/y/adt-tree"),
+        ("linux", {"ADT_TREE_CACHE": "/z", "XDG_CACHE_HOME": "/x"}, "/z"),
+    ],
+)
+def test_the_folder_is_the_systems_usual_one_unless_another_is_named(system, variables, expected, monkeypatch):
+    for name in ("ADT_TREE_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.platform", system)
+    assert profiles.folder() == profiles.Path(expected).expanduser()
+
+
+# ---- when they are doubted -----------------------------------------------------------------------
+
+
+def readings(dear: float):
+    """Twelve cheap rounds and twelve dear ones, which take so many times what the profile says."""
+    return [(1.0, 0.01)] * 12 + [(2.0, 0.02 * dear)] * 12
+
+
+def test_a_profile_is_doubted_when_many_decodings_in_a_row_disagree():
+    doubts = [profiles.doubted(MEASURED, readings(1.5)) for _ in range(profiles.DOUBTS)]
+    assert doubts == [False] * (profiles.DOUBTS - 1) + [True]
+    doubts = [profiles.doubted(MEASURED, readings(0.5 if i != 3 else 1.1)) for i in range(profiles.DOUBTS + 2)]
+    assert not any(doubts), "one that agrees ends the row"
+
+
+def test_a_machine_that_is_slower_as_a_whole_raises_no_doubt():
+    slower = [(steps, 7 * seconds) for steps, seconds in readings(1.0)]
+    assert not any(profiles.doubted(MEASURED, slower) for _ in range(3 * profiles.DOUBTS))
+    assert not any(profiles.doubted(MEASURED, [(2.0, 0.5)] * 40) for _ in range(3 * profiles.DOUBTS))
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def learned(target, drafter, images=1, **options):
+    decoding = run(target, drafter, ("a cat", "a dog", "fog")[:images], drafting=Drafting("auto"), **options)
+    decoding.learn_costs()
+    return decoding
+
+
+def test_what_rounds_cost_is_measured_after_the_first_decoding_and_serves_the_next(models, cache):
+    target, drafter = models
+    first, second = learned(target, drafter), learned(target, drafter)
+    measured = second.profile
+    assert first.profile == built_in("cpu", 1) and measured != first.profile
+    assert list(measured.costs) == ["chain", "both", "window"] and measured.images == 1
+    for curve in measured.costs.values():
+        steps = [steps for _, steps in curve]
+        assert curve[0][0] == 0 and steps == sorted(steps) and steps[0] > 0
+    assert len(list(cache.iterdir())) == 1, "the second decoding had nothing to measure"
+
+
+@pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])
+def test_what_changes_the_cost_of_rounds_has_a_profile_of_its_own(models, cache, other):
+    from adt_core import Sampling, load_drafter
+
+    target, drafter = copy.deepcopy(models)
+    learned(target, drafter)
+    options, images = {}, 1
+    if other == "images":
+        images = 2
+    elif other == "dtype":
+        target.decoder.set_dtype(torch.float32)
+    elif other == "drafter":
+        drafter = load_drafter("jacobi", target)
+    else:
+        options = {"sampling": Sampling(temperature=0) if other == "greedy" else Sampling(guidance=1)}
+    assert learned(target, drafter, images, **options).profile == built_in("cpu", images)
+
+
+@pytest.mark.parametrize("why", ["another method", "a given profile", "it was cancelled"])
+def test_nothing_is_measured(models, cache, why):
+    target, drafter = models
+    drafting = Drafting("eagle2" if why == "another method" else "auto")
+    given = PROFILE if why == "a given profile" else None
+    decoding = run(target, drafter, drafting=drafting, profile=given)
+    if why == "it was cancelled":
+        decoding.codes[0, -1] = -1
+    decoding.learn_costs()
+    assert not cache.exists()
+
+
+def test_measuring_changes_neither_the_image_nor_the_state_of_random_numbers(models, cache):
+    target, drafter = models
+    decoding = run(target, drafter, drafting=Drafting("auto"))
+    codes, state = decoding.codes.clone(), torch.get_rng_state()
+    decoding.learn_costs()
+    assert torch.equal(decoding.codes, codes) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_name_says_what_was_measured_and_not_whose_machine_it_is(models):
+    import platform
+
+    target, drafter = models
+    decoding = learned(target, drafter)
+    name = learned(target, drafter).profile.name
+    assert "float64" in name and torch.__version__ in name and platform.node() not in name and decoding.codes.min() >= 0
+    assert measuring.READINGS >= 3
