@@ -59,7 +59,7 @@ def damaged():
     yield from ({**whole, "costs": {"chain": curve}} for curve in (*curves, *more, [[i, 1.0] for i in range(100)]))
 
 
-@pytest.mark.parametrize("value", damaged())
+@pytest.mark.parametrize("value", list(damaged()))
 def test_what_is_no_profile_is_refused_in_one_sentence(value):
     with pytest.raises(AdtError, match="profile of costs is damaged"):
         CostProfile.from_json(value)
