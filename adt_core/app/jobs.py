@@ -167,11 +167,14 @@ def decode(decoding: Decoding) -> Decoding:
 
 
 def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
-    """Decode ``count`` rounds and throw them away. All of them on a GPU, where each size of a round is slow once, and
-    where it is to be measured what rounds cost."""
+    """Decode ``count`` rounds and throw them away; all rounds on a GPU, where each size of a round is slow once.
+
+    What rounds cost here is measured if it is not known.
+    """
     with closing(rounds(decoding)) as running:
-        for _ in islice(running, None if decoding.is_replayed or decoding.is_unmeasured else count):
+        for _ in islice(running, None if decoding.is_replayed else count):
             pass
+    decoding.learn_costs()
 
 
 def stretches(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:

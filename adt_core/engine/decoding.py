@@ -111,25 +111,19 @@ class Decoding:
         """
         return self._task.memory_required(self.at_once, device)
 
-    @property
-    def is_unmeasured(self) -> bool:
-        """Would it matter to know what rounds cost here, and does nobody know?"""
-        wanted = self.drafting.policy.many_sources and self._given is None
-        return wanted and profiles.find(name_of(self._task), self.at_once) is None
-
     def learn_costs(self) -> None:
         """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
 
         It takes a second or two, so images are drawn first.
         """
-        if self.start == self.length or self.done_tokens < self.total_tokens or self._given is not None:
+        if not self.drafting.policy.many_sources or self.start == self.length or self._given is not None:
             return
-        doubted = self.profile is not None and profiles.doubted(self.profile, self._readings)
-        if not (doubted or self.is_unmeasured):
+        known = profiles.find(name_of(self._task), self.at_once)
+        if known is not None and not profiles.doubted(known, self._readings if known == self.profile else ()):
             return
         kept.release(self.target.decoder)  # else there may be too little memory for two more sets of lanes
         with at_most(self._threads), suppress(torch.cuda.OutOfMemoryError):
-            profiles.keep(measure(self._task, self.at_once, self.codes))
+            profiles.keep(measure(self._task, self.at_once, self.codes.clamp_min(0)))
 
     # ---- the loop --------------------------------------------------------------------------
 

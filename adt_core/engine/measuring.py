@@ -53,7 +53,7 @@ def name_of(task: Task) -> str:
 
 
 def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
-    """The costs of this task's rounds with so many images together. codes: tokens [B, T] that it has drawn, of as many.
+    """The costs of this task's rounds with so many images together. codes: tokens [B, T], best those that it has drawn.
 
     The lower half of these images is drawn again and again; nothing is kept of it.
     """

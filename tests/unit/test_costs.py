@@ -2,11 +2,13 @@
 
 import copy
 import json
+from contextlib import closing
 
 import pytest
 import torch
 
 from adt_core import AdtError, Drafting
+from adt_core.app.jobs import Job, decode, rounds, warm_up
 from adt_core.engine import measuring, profiles
 from adt_core.policies import CostProfile
 from adt_core.policies.costs import built_in, rounded
@@ -59,7 +61,7 @@ def damaged():
     yield from ({**whole, "costs": {"chain": curve}} for curve in (*curves, *more, [[i, 1.0] for i in range(100)]))
 
 
-@pytest.mark.parametrize("value", damaged())
+@pytest.mark.parametrize("value", list(damaged()))
 def test_what_is_no_profile_is_refused_in_one_sentence(value):
     with pytest.raises(AdtError, match="profile of costs is damaged"):
         CostProfile.from_json(value)
@@ -178,15 +180,26 @@ def test_what_changes_the_cost_of_rounds_has_a_profile_of_its_own(models, cache,
     assert learned(target, drafter, images, **options).profile == built_in("cpu", images)
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile", "it was cancelled"])
+@pytest.mark.parametrize("why", ["another method", "a given profile"])
 def test_nothing_is_measured(models, cache, why):
     target, drafter = models
     drafting = Drafting("eagle2" if why == "another method" else "auto")
     given = PROFILE if why == "a given profile" else None
     decoding = run(target, drafter, drafting=drafting, profile=given)
-    if why == "it was cancelled":
-        decoding.codes[0, -1] = -1
     decoding.learn_costs()
+    assert not cache.exists()
+
+
+def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(models, cache):
+    job = Job(models[0], drafting=Drafting("auto"), drafter=models[1])
+    warm_up(job.decoding(["a cat"]), count=1)
+    assert decode(job.decoding(["a cat"])).profile != built_in("cpu", 1)
+
+
+def test_a_decoding_that_is_left_measures_nothing(models, cache):
+    job = Job(models[0], drafting=Drafting("auto"), drafter=models[1])
+    with closing(rounds(job.decoding(["a cat"]))) as running:
+        next(running)
     assert not cache.exists()
 
 

@@ -8,7 +8,7 @@ import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import sources
-from adt_core.engine import graphs, kept
+from adt_core.engine import graphs, kept, measuring
 from adt_core.engine.rounds import run_round
 from adt_core.engine.task import Task
 from adt_core.rules.verify import Lantern
@@ -81,6 +81,19 @@ def test_plain_images_are_the_same_with_graphs(target, as_on_a_gpu, at_once):
     tape = as_on_a_gpu(Tape())
     assert run(target, prompts=PROMPTS, at_once=at_once).codes.equal(expected.codes) and not graphs.refused
     assert 0 < tape.captured < tape.replayed
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_path, monkeypatch, images):
+    """Each size of each source is captured once, however often the images are begun anew."""
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    decoding = run(target, drafters["network"], PROMPTS[:images], drafting=Drafting("auto"))
+    before = tape.captured
+    decoding.learn_costs()
+    sizes = 1 + len(measuring.CHAINS) + 2 * len(measuring.TREES)
+    assert 0 < tape.captured - before <= sizes + 2 and not graphs.refused and len(list(tmp_path.iterdir())) == 1
+    after = run(target, drafters["network"], PROMPTS[:images], drafting=Drafting("auto"))
+    assert after.codes.equal(decoding.codes) and after.profile.name != decoding.profile.name
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

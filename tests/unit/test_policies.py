@@ -5,6 +5,7 @@ import pytest
 from adt_core import AdtError, Drafting
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Lane, Policy, Scene, Shape, options
 from adt_core.rules.trace import ImageRound, Round
+from tests.drafted import costs
 
 SETTINGS = dict(depth=4, width=3, nodes=9, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)
 IMAGE_INDICES = (0, 1, 2)
@@ -12,7 +13,7 @@ IMAGE_INDICES = (0, 1, 2)
 
 def policy(method="adt-tree", *, columns=8, seed=0, **settings) -> Policy:
     drafting = Drafting(method, **settings)
-    scene = Scene(columns, 64, seed, IMAGE_INDICES, sources={"network": 256})
+    scene = Scene(columns, 64, seed, IMAGE_INDICES, sources={"network": 256}, profile=costs("network"))
     made = drafting.policy(drafting.settings, scene)
     made.begin(len(IMAGE_INDICES))
     return made
