@@ -43,6 +43,7 @@ def name_of(task: Task) -> str:
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {task.threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     dtype, weights = str(decoder.dtype).removeprefix("torch."), decoder.weights or "plain weights"
+    dtype += " exact" if decoder.tile else ""
     model = f"{task.target.name} {config.num_layers}x{config.hidden_size}, {task.target.length} tokens"
     network = task.drafter.network if task.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
