@@ -92,7 +92,7 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor
     if scale is not None:
         y = byte_product(x, weight, scale)
     elif _in_float32(x):
-        y = _onednn(x.float(), weight.float()).to(x.dtype)
+        y = _onednn(x.float(), ready(weight)).to(x.dtype)
     elif plus is None or grads:
         y = x @ weight
     else:
@@ -103,6 +103,12 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor
 def _in_float32(x: Tensor) -> bool:
     drawing = x.device.type == "cpu" and torch.is_inference_mode_enabled()
     return drawing and (x.dtype == torch.float32 or _HALF_IS_SLOW and x.dtype in HALF)
+
+
+def ready(weight: Tensor) -> Tensor:
+    """A weight as :func:`product` multiplies it: in float32 where half precision is slow, and so is to convert it."""
+    widened = weight.device.type == "cpu" and _HALF_IS_SLOW and torch.is_inference_mode_enabled()
+    return weight.float() if widened and weight.dtype != torch.float64 else weight
 
 
 def _onednn(x: Tensor, weight: Tensor) -> Tensor:
@@ -141,18 +147,19 @@ class Layer(nn.Module):
         It is written over, unless gradients are asked for. cache: [2, R, kv heads, slots, d], written at
         ``frame.slots``.
         """
-        parts = x.split(frame.tile or len(x))
-        qkv = _joined([self._rotated(part, turn) for part, turn in zip(parts, frame.turns)])
-        seen = self._attention(qkv, frame, cache)
-        after = [self._after_attention(part, of_part) for part, of_part in zip(parts, seen.split(frame.tile or len(x)))]
+        tile, weight = frame.tile or len(x), ready(self.qkv)
+        qkv = _joined([self._rotated(part, turn, weight) for part, turn in zip(x.split(tile), frame.turns)])
+        parts = zip(x.split(tile), self._attention(qkv, frame, cache).split(tile))
+        weights = ready(self.out), ready(self.gate_up), ready(self.down)
+        after = [self._after_attention(part, seen, *weights) for part, seen in parts]
         return _joined(after) if torch.is_grad_enabled() else x
 
-    def _rotated(self, x: Tensor, turn: Turn) -> Tensor:
+    def _rotated(self, x: Tensor, turn: Turn, weight: Tensor) -> Tensor:
         """x [N, h] -> queries, keys and values [N, heads, d]."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         if self.input_norm is not None:
             x = F.rms_norm(x, (self.config.hidden_size,), self.input_norm, self.config.rms_norm_eps)
-        qkv = product(x, self.qkv, self.qkv_scale).view(len(x), -1, dim)
+        qkv = product(x, weight, self.qkv_scale).view(len(x), -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # the values too: to leave them out, torch would copy the rest
             qk = torch.addcmul(self.qk_norm_bias, normed[:, : heads + shared], self.qk_norm_weight)
@@ -176,12 +183,12 @@ class Layer(nn.Module):
         y = y.view(rows, heads, n, dim).transpose(1, 2).reshape(tokens, -1)
         return F.pad(y, (0, 0, 0, spare)) if spare else y
 
-    def _after_attention(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _after_attention(self, x: Tensor, seen: Tensor, out: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         """The residual stream x [N, h] with what attention has ``seen`` and what the MLP makes of it."""
-        x = product(seen, self.out, self.out_scale, x)
+        x = product(seen, out, self.out_scale, x)
         normed = F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps)
-        gate, up = product(normed, self.gate_up, self.gate_up_scale).chunk(2, -1)
-        return product(F.silu(gate) * up, self.down, self.down_scale, x)
+        gate, up = product(normed, gate_up, self.gate_up_scale).chunk(2, -1)
+        return product(F.silu(gate) * up, down, self.down_scale, x)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
