@@ -104,7 +104,7 @@ def restless():
 
     Where drafts don't pay it would rightly make next to none, and prove nothing.
     """
-    return patch.multiple(auto, STAKE=math.inf, SIZE_WITHOUT_GAINS=auto.SIZES[-1], SHORTEST_CHAIN=auto.CHAIN_LENGTH)
+    return patch.multiple(auto, WORTH_TRYING=0.0, LOSS=math.inf)
 
 
 @dataclass
