@@ -47,7 +47,7 @@ def test_every_method_continues_as_plain_decoding_does(models, name, start):
     drafted = decode(models, drafting, source, prefix)
     assert torch.equal(drafted.codes, plain.codes) and (plain.codes >= 0).all()
     assert torch.equal(plain.codes[:, :start], prefix)
-    assert (drafted.trace.report()["verified_nodes"] > 0) == (start < 14), (
+    assert name == "auto" or (drafted.trace.report()["verified_nodes"] > 0) == (start < 14), (
         "drafts are checked wherever there is room for one"
     )
 

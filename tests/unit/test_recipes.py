@@ -54,6 +54,7 @@ class ToyDrafter:
     defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
     network = None
     kind = "toy"
+    source = "toy"
     most_candidates = 1
 
     def proposer(self, session: Session) -> Proposer:
