@@ -47,7 +47,7 @@ def near_on(device: torch.device) -> int | None:
 def filled(x: Tensor, tile: int) -> Tensor:
     """Rows x [N, ...] with zeros behind them up to a multiple of ``tile``; as they are if it is 0."""
     missing = -len(x) % tile if tile else 0
-    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+    return F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing)) if missing else x
 
 
 class Window(NamedTuple):

@@ -171,7 +171,7 @@ class Layer(nn.Module):
         """Queries, keys and values [N, heads, d] -> what the queries have seen, [N, h]."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         tokens, rows = frame.rows * (frame.mask.shape[2] * shared // heads), frame.rows
-        qkv, spare = qkv[:tokens].view(rows, -1, *qkv.shape[1:]), len(qkv) - tokens
+        qkv = qkv[:tokens].view(rows, -1, *qkv.shape[1:])
         q, n = qkv[:, :, :heads].transpose(1, 2), qkv.shape[1]
         new = qkv[:, :, heads:].view(rows, n, 2, shared, dim).permute(2, 0, 3, 1, 4)
         if isinstance(frame.slots, slice):
@@ -180,8 +180,7 @@ class Layer(nn.Module):
             cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
         y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.window)
-        y = y.view(rows, heads, n, dim).transpose(1, 2).reshape(tokens, -1)
-        return F.pad(y, (0, 0, 0, spare)) if spare else y
+        return filled(y.view(rows, heads, n, dim).transpose(1, 2).reshape(tokens, -1), frame.tile)
 
     def _after_attention(self, x: Tensor, seen: Tensor, out: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         """The residual stream x [N, h] with what attention has ``seen`` and what the MLP makes of it."""
