@@ -143,9 +143,8 @@ class JacobiProposer(Proposer):
         best = best % tree.size
         scores, candidates = self._best(verified.perturbed, root + tree.depths + 1)
         self._write(at_or_spare, best, scores, candidates)
-        if self.width > 1:
-            distance = steps - self._last_change(tree, at).gather(1, best)
-            self._distance.scatter_(1, at_or_spare, torch.where(distance == steps, 0, distance))
+        distance = steps - self._last_change(tree, at).gather(1, best)
+        self._distance.scatter_(1, at_or_spare, torch.where(distance == steps, 0, distance))
         return at_or_spare, best
 
     def _write(self, at: Tensor, best: Tensor, scores: Tensor, candidates: Tensor) -> None:
@@ -206,8 +205,6 @@ class JacobiProposer(Proposer):
 
     def close(self, window: Window, shapes: Shapes) -> DraftTree:
         """The tree of the window: its spine, and branches as far as the budget goes."""
-        if self.width == 1:
-            return chain(window.tokens, torch.where(window.live, 0.0, -math.inf))
         forecast, log_p = self._expect(window)
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
@@ -227,13 +224,13 @@ class JacobiProposer(Proposer):
 
     def worths(self, roots: Roots, sizes: Sequence[int], network: bool = False) -> Tensor:
         """network: a drafter network will make the guesses anew where it is right more often."""
-        depth = spine_length(sizes[-1])
+        depth = spine_length(sizes[-1], self.width)
         window = self._window(roots, depth, (self.length - 2 - roots.at).clamp(0, depth))
         forecast, log_p = self._expect(window)
+        rate = self.calibration.hit_rate(forecast.classes)
         if network:
-            rate = self.calibration.hit_rate(forecast.classes + CLASSES)
-            better = window.live & (rate > self.calibration.hit_rate(forecast.classes))
-            log_p[..., 0] = torch.where(better, rate.log(), log_p[..., 0])
+            rate = torch.maximum(rate, self.calibration.hit_rate(forecast.classes + CLASSES))
+        log_p[..., 0] = torch.where(window.live, rate.log(), -math.inf)
         return expected_worths(log_p, branch_scores(log_p), sizes)
 
     def enter(self, window: Window) -> None:

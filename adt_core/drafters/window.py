@@ -94,6 +94,7 @@ class Calibration:
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
         told = F.pad(missed, (1, 0))[:, :-1] == 0
         told &= torch.arange(m, device=told.device) <= verified.verdict.accepted[:, None]
+        told &= verified.tree.valid[:, 1 : m + 1]  # an image whose window is shorter than the longest
         hit = (codes == emitted[:, :m]).to(predicted.dtype)
         values = torch.stack([predicted - hit, hit, torch.ones_like(hit)])  # [3, B, m]
         of_class = (classes[:, None] == self._classes[:, None]) & told[:, None]  # [B, classes, m]
@@ -194,7 +195,7 @@ def expected_worths(log_p: Tensor, branches: Tensor, sizes: Sequence[int]) -> Te
         worth += REFRESH_WORTH * torch.where(before < 0, 1.0, chance.gather(1, before.clamp_min(0)))
     spines = F.pad(worth.cumsum(1), (1, 0))
     sides = F.pad(branches.flatten(1).exp().sort(descending=True).values.cumsum(1), (1, 0))
-    depths = [min(spine_length(size), most) for size in sizes]
+    depths = [min(spine_length(size, log_p.shape[-1]), most) for size in sizes]
     found = [spines[:, depth] + sides[:, min(size - depth, sides.shape[1] - 1)] for size, depth in zip(sizes, depths)]
     return torch.stack(found, 1)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..policies import NO_DRAFTS, CostProfile, Policy, Shape
-from ..policies.auto import SIZES, WIDTH
+from ..policies.auto import WIDTH, sizes_of
 from ..policies.base import spine_length
 from ..policies.costs import Curve, rounded
 from .lanes import Lanes
@@ -97,10 +97,10 @@ class _Rounds:
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
         lanes = self._ready()
-        shape = Shape(size if self.width == 1 else spine_length(size), self.width, size) if size else NO_DRAFTS
+        shape = Shape(spine_length(size, self.width), self.width, size) if size else NO_DRAFTS
         with torch.inference_mode():
             started = time.perf_counter()
-            run_round(lanes, [shape] * len(lanes), [0] * len(lanes), SIZES if self.width > 1 else ())
+            run_round(lanes, [shape] * len(lanes), [0] * len(lanes), sizes_of(self.width))
             return time.perf_counter() - started
 
     def _ready(self) -> Lanes:

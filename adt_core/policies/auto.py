@@ -8,10 +8,11 @@ bring w(n) tokens. A whole image has the most tokens per time when every round m
 where pace is the tokens per plain step's time that the image achieves (Dinkelbach, Management Science 13, 1967: the
 best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1.
 
-What w(n) is: drafters whose guesses are calibrated tell it before they draft. For others, and before the first round,
-it is 1 + ease * ((1 + n) ** growth - 1). The growth was fitted to recorded images. The ease is the accepted drafts over
-those that growth alone had expected, in the image's latest rounds; it is drawn to 1, so a size that was given up is
-tried again after a while.
+What w(n) is: a Jacobi window tells it before it drafts, by how stale its guesses are and how often such guesses were
+right in this image. For other drafters it is 1 + ease * ((1 + n) ** growth - 1). The growth was fitted to recorded
+images. The ease is the accepted drafts over those that growth alone had expected, in the image's latest rounds; it is
+drawn to 1, so a size that was given up is tried again after a while. An image's first round has no drafts: nothing is
+known of it yet.
 
 No clock is read. What is decided depends on the profile and on the image's own rounds alone, not on those of others
 that are drawn with it, nor on images before it. By the same profile, no image loses more than LOSS of plain decoding's
@@ -34,17 +35,21 @@ GROWTH = {"chain": 0.36, "window": 0.38, "both": 0.47}
 """By source: how tokens grow with the drafts of a round, before anything was seen of the image."""
 OTHER_GROWTH = 0.37
 """Of a source that is not in the table."""
-FIRST_ROW = 0.3
-"""Drafts that are accepted in the first raster row, which has nothing above it to guess from, of those elsewhere."""
-MEMORY, PRIOR = 0.95, 6.0
+MEMORY, PRIOR = 0.98, 12.0
 """Weight of an image's earlier rounds, round by round, and accepted drafts that the assumption counts for."""
 PACE_PRIOR = 20.0
 """Plain steps that the pace expected of an image counts for."""
 WORTH_TRYING = 1.05
 """Pace that is expected of a source before it is tried."""
-LOSS, STAKE = 0.03, 0.3
+LOSS, STAKE = 0.03, 0.15
 """What drafts may lose of an image's plain decoding time, by the profile's numbers, and how much of what is left of
-that a round may take beyond a plain step. So sizes shrink before drafting ends."""
+that a round may take beyond a plain step. So sizes shrink before drafting ends, which it does when not even the
+smallest can be paid."""
+
+
+def sizes_of(candidates: int) -> tuple[int, ...]:
+    """Numbers of drafts to choose from, for a source with so many candidates at a position."""
+    return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if candidates == 1 else SIZES
 
 
 class Auto(Policy):
@@ -58,10 +63,11 @@ class Auto(Policy):
         assert scene.profile is not None
         self._profile, self._images = scene.profile, dict[int, _Image]()
         self.source, self._width, self._pace = "", 1, 1.0
+        self._sizes: tuple[int, ...] = ()
 
     @classmethod
     def largest(cls, settings: Settings) -> Shape:
-        return Shape(spine_length(SIZES[-1]), WIDTH, SIZES[-1])
+        return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
 
     def begin(self, together: int) -> int | None:
         """The source that has the best pace at its best size, if that is clearly faster than plain decoding."""
@@ -71,21 +77,19 @@ class Auto(Policy):
         if paces.get(self.source, 0.0) < WORTH_TRYING:
             return None
         self._pace, self._width = paces[self.source], min(self.scene.sources[self.source], WIDTH)
+        self._sizes = sizes_of(self._width)
         self.drafts = True
         return list(self.scene.sources).index(self.source)
 
     def _paces(self, source: str) -> list[float]:
         """What to expect of every size before anything is seen."""
         image = _Image(GROWTH.get(source, OTHER_GROWTH), 0.0)
-        return [image.tokens_with(size) / self._profile.of(source, size) for size in self._sizes(source)]
-
-    def _sizes(self, source: str) -> list[int]:
-        longest = LONGEST_CHAIN if self.scene.sources[source] == 1 else SIZES[-1]
-        return [size for size in SIZES if size <= longest]
+        sizes = sizes_of(self.scene.sources[source])
+        return [image.tokens_with(size) / self._profile.of(source, size) for size in sizes]
 
     @property
     def asks(self) -> tuple[int, ...]:  # type: ignore[override]
-        return SIZES if self._width > 1 else ()
+        return self._sizes
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
         shapes = [self._choose(self._image(lane.image), lane) for lane in lanes]
@@ -104,15 +108,15 @@ class Auto(Policy):
         def gain(size: int) -> float:
             return image.tokens_with(size, lane.worths) - image.pace * self._profile.of(self.source, size)
 
-        image.usual = FIRST_ROW if lane.position + 1 < self.scene.columns else 1.0
-        room = STAKE * (LOSS * self.scene.length + image.tokens - image.cost)
-        sizes = [n for n in self._sizes(self.source) if self._profile.of(self.source, n) - 1 <= room]
-        image.given_up |= not sizes
-        image.drafts = 0 if image.given_up else max((0, *sizes), key=gain)
+        room = LOSS * self.scene.length + image.tokens - image.cost
+        extra = {n: self._profile.of(self.source, n) - 1 for n in self._sizes}
+        smallest = extra[self._sizes[0]]
+        image.given_up |= smallest > room
+        sizes = [n for n in self._sizes if extra[n] <= max(STAKE * room, smallest)]
+        image.drafts = 0 if image.given_up or not image.tokens else max((0, *sizes), key=gain)
         if not image.drafts:
             return NO_DRAFTS
-        depth = image.drafts if self._width == 1 else spine_length(image.drafts)
-        return Shape(depth, self._width, image.drafts)
+        return Shape(spine_length(image.drafts, self._width), self._width, image.drafts)
 
     def observe(self, round: Round) -> None:
         for share in round.images:
@@ -136,7 +140,6 @@ class _Image:
     cost: float = 0.0
     accepted: float = 0.0
     expected: float = 0.0
-    usual: float = 1.0
     given_up: bool = False
 
     @property
@@ -149,7 +152,7 @@ class _Image:
 
     def _usual(self, size: int) -> float:
         """Drafts that are accepted of so many in a usual image."""
-        return self.usual * ((1 + size) ** self.growth - 1)
+        return (1 + size) ** self.growth - 1
 
     def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:
         """Tokens that a round with so many drafts should bring. told: by the drafter, without the one that is sure."""

@@ -33,9 +33,12 @@ _PROPOSAL_HELP = (
 )
 
 
-def spine_length(nodes: int) -> int:
-    """Drafts on the spine of a window with ``nodes`` drafts: all of a few, else two thirds; the rest are branches."""
-    return nodes if nodes <= 4 else round(nodes * 2 / 3)
+def spine_length(nodes: int, width: int) -> int:
+    """Drafts on the spine of a window with ``nodes`` drafts: all of a chain and of a few, else two thirds.
+
+    The rest are branches.
+    """
+    return nodes if width == 1 or nodes <= 4 else round(nodes * 2 / 3)
 
 
 class Option(NamedTuple):

@@ -142,7 +142,7 @@ def test_larger_windows_are_worth_more_as_far_as_they_are_likely():
     doubtful = torch.tensor([[[-2.0, -2.0]] * 40])
     sizes = SIZES[:6]
     worths = expected_worths(torch.cat([certain, doubtful]), branch_scores(torch.cat([certain, doubtful])), sizes)
-    depths = torch.tensor([float(spine_length(size)) for size in sizes])
+    depths = torch.tensor([float(spine_length(size, 2)) for size in sizes])
     # a certain position is worth itself, and a part of itself in each of the rounds for which it stays
     assert torch.allclose(worths[0], depths * (1 + REFRESH_ROUNDS * REFRESH_WORTH))
     assert (worths.diff(dim=1) >= 0).all() and (worths[1] < 0.5 * worths[0]).all()
