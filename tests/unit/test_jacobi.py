@@ -109,27 +109,31 @@ def test_branches_are_single_deviations_in_order_of_their_probability():
 
 
 def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
-    """Two images: the first takes two drafts and misses the third, the second misses its first. Neither learns of the
-    other."""
-    calibration = Calibration(2, torch.zeros((), dtype=torch.float64))
-    tokens, following = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6]]), torch.tensor([[1, 2, 7], [8, 0, 0]])
-    classes, codes = torch.tensor([[2, 5, 2], [5, 1, 1]]), torch.tensor([[1, 0, 7], [8, 5, 6]])
-    predicted = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.1, 0.1]], dtype=torch.float64)
+    """Three images: the first takes two drafts and misses the third, the second misses its first, and the third has no
+    drafts. None learns of the others."""
+    calibration = Calibration(3, torch.zeros((), dtype=torch.float64))
+    tokens = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6], [9, 4, 5, 6]])
+    following = torch.tensor([[1, 2, 7], [8, 0, 0], [4, 0, 0]])
+    classes, codes = torch.tensor([[2, 5, 2], [5, 1, 1], [2, 2, 2]]), torch.tensor([[1, 0, 7], [8, 5, 6], [4, 5, 6]])
+    predicted = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.1, 0.1], [0.5, 0.5, 0.5]], dtype=torch.float64)
     before = calibration._temperature.clone()
     calibration.learn(
         Forecast(classes, codes, predicted),
         SimpleNamespace(
             following=following,
-            tree=SimpleNamespace(tokens=tokens, height=3),
-            verdict=SimpleNamespace(accepted=torch.tensor([2, 0])),
+            tree=SimpleNamespace(
+                tokens=tokens, height=3, valid=torch.tensor([[True] * 4] * 2 + [[True] + [False] * 3])
+            ),
+            verdict=SimpleNamespace(accepted=torch.tensor([2, 0, 0])),
         ),
     )
-    hits, seen, error = [{2: 2}, {5: 1}], [{2: 2, 5: 1}, {5: 1}], [{2: 0.9 + 0.25 - 2, 5: 0.5}, {5: 0.75 - 1}]
+    hits, seen = [{2: 2}, {5: 1}, {}], [{2: 2, 5: 1}, {5: 1}, {}]
+    error = [{2: 0.9 + 0.25 - 2, 5: 0.5}, {5: 0.75 - 1}, {}]
     rates = torch.tensor((*HIT_RATES, *NETWORK_HIT_RATES), dtype=torch.float64)
-    for image in range(2):
+    for image in range(3):
         for one, rate in enumerate(rates.tolist()):
             expected = (rate * PRIOR + hits[image].get(one, 0)) / (PRIOR + seen[image].get(one, 0))
-            assert calibration.hit_rate(torch.full((2, 1), one))[image].item() == pytest.approx(expected)
+            assert calibration.hit_rate(torch.full((3, 1), one))[image].item() == pytest.approx(expected)
             factor = math.exp(LEARNING_RATE * error[image].get(one, 0.0))
             assert calibration._temperature[image, one].item() == pytest.approx(before[image, one].item() * factor)
 
