@@ -1,7 +1,8 @@
 """The cost-aware policy: of all sources and sizes of drafts, what should bring the most tokens for its time.
 
 A round with n drafts takes c(n) plain steps, which the device's cost profile tells (:mod:`.costs`). It is expected to
-bring w(n) tokens. A whole image has the most tokens per time when every round maximises
+bring w(n) tokens. Images that are drawn together share a forward, which takes as long as its largest tree; so they
+share n, and w is the sum over them. A whole image has the most tokens per time when every round maximises
 
     w(n) - pace * c(n),    n = 0 (a plain step) included,
 
@@ -14,9 +15,8 @@ images. The ease is the accepted drafts over those that growth alone had expecte
 drawn to 1, so a size that was given up is tried again after a while. An image's first round has no drafts: nothing is
 known of it yet.
 
-No clock is read. What is decided depends on the profile and on the image's own rounds alone, not on those of others
-that are drawn with it, nor on images before it. By the same profile, no image loses more than LOSS of plain decoding's
-time: then its drafting ends.
+No clock is read. What is decided depends on the profile and on the images at work alone, not on images before them. By
+the same profile, no image loses more than LOSS of plain decoding's time, nor does a batch: then drafting ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sizes_of(candidates: int) -> tuple[int, ...]:
 
 
 class Auto(Policy):
-    """Every image has shapes of its own. The source is the same for all that begin together."""
+    """One shape for all images of a round, and one source for all that begin together."""
 
     help = "as many guesses as pay on this device"
     many_sources = True
@@ -62,7 +62,7 @@ class Auto(Policy):
         super().__init__(settings, scene)
         assert scene.profile is not None
         self._profile, self._images = scene.profile, dict[int, _Image]()
-        self.source, self._width, self._pace = "", 1, 1.0
+        self.source, self._width, self._pace, self._drafts = "", 1, 1.0, 0
         self._sizes: tuple[int, ...] = ()
 
     @classmethod
@@ -83,67 +83,59 @@ class Auto(Policy):
 
     def _paces(self, source: str) -> list[float]:
         """What to expect of every size before anything is seen."""
-        image = _Image(GROWTH.get(source, OTHER_GROWTH), 0.0)
-        sizes = sizes_of(self.scene.sources[source])
-        return [image.tokens_with(size) / self._profile.of(source, size) for size in sizes]
+        growth, sizes = GROWTH.get(source, OTHER_GROWTH), sizes_of(self.scene.sources[source])
+        return [(1 + size) ** growth / self._profile.of(source, size) for size in sizes]
 
     @property
     def asks(self) -> tuple[int, ...]:  # type: ignore[override]
         return self._sizes
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        shapes = [self._choose(self._image(lane.image), lane) for lane in lanes]
-        self.steps = self._profile.of(self.source, max(shape.nodes for shape in shapes))
-        return shapes
+        images = [self._images.setdefault(lane.image, self._new()) for lane in lanes]
 
-    def _image(self, number: int) -> _Image:
-        new = _Image(GROWTH.get(self.source, OTHER_GROWTH), self._pace)
-        return self._images.setdefault(number, new)
-
-    def pace(self, image: int) -> float:
-        """Tokens per plain step's time that this image achieves."""
-        return self._image(image).pace
-
-    def _choose(self, image: _Image, lane: Lane) -> Shape:
         def gain(size: int) -> float:
-            return image.tokens_with(size, lane.worths) - image.pace * self._profile.of(self.source, size)
+            tokens = sum(image.tokens_with(size, lane.worths) for image, lane in zip(images, lanes))
+            return tokens - sum(image.pace for image in images) * self._profile.of(self.source, size)
 
-        room = LOSS * self.scene.length + image.tokens - image.cost
-        extra = {n: self._profile.of(self.source, n) - 1 for n in self._sizes}
+        self._drafts = max((0, *self._affordable(images)), key=gain)
+        self.steps = self._profile.of(self.source, self._drafts)
+        shape = Shape(spine_length(self._drafts, self._width), self._width, self._drafts)
+        return [shape if self._drafts else NO_DRAFTS] * len(lanes)
+
+    def _new(self) -> _Image:
+        return _Image(GROWTH.get(self.source, OTHER_GROWTH), self._pace)
+
+    def _affordable(self, images: Sequence[_Image]) -> list[int]:
+        """Sizes whose round these images can pay for. Without any, drafting ends."""
+        room = LOSS * self.scene.length + sum(image.tokens - image.cost for image in images) / len(images)
+        extra = {size: self._profile.of(self.source, size) - 1 for size in self._sizes}
         smallest = extra[self._sizes[0]]
-        image.given_up |= smallest > room
-        sizes = [n for n in self._sizes if extra[n] <= max(STAKE * room, smallest)]
-        image.drafts = 0 if image.given_up or not image.tokens else max((0, *sizes), key=gain)
-        if not image.drafts:
-            return NO_DRAFTS
-        return Shape(spine_length(image.drafts, self._width), self._width, image.drafts)
+        self.drafts = smallest <= room
+        return [size for size in self._sizes if self.drafts and extra[size] <= max(STAKE * room, smallest)]
 
     def observe(self, round: Round) -> None:
         for share in round.images:
-            image = self._images[share.image]
-            image.learn(share.accepted, self._profile.of(self.source, image.drafts))
-        self.drafts = not all(self._images[share.image].given_up for share in round.images)
+            self._images[share.image].learn(self._drafts, share.accepted, self.steps)
 
 
 @dataclass
 class _Image:
     """What an image's own rounds have taught.
 
-    growth, expected_pace: of its source, before they began. drafts: of its next round. tokens, cost: what its rounds
-    brought, and took in plain steps. accepted, expected: drafts, of the latest rounds.
+    growth, expected_pace: of its source, before they began. tokens, cost: what its rounds brought, and took in plain
+    steps. accepted, expected: drafts, of the latest rounds.
     """
 
     growth: float
     expected_pace: float
-    drafts: int = 0
     tokens: int = 0
     cost: float = 0.0
     accepted: float = 0.0
     expected: float = 0.0
-    given_up: bool = False
 
     @property
     def pace(self) -> float:
+        """Tokens per plain step's time."""
         return max(1.0, (self.tokens + PACE_PRIOR * self.expected_pace) / (self.cost + PACE_PRIOR))
 
     @property
@@ -156,10 +148,12 @@ class _Image:
 
     def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:
         """Tokens that a round with so many drafts should bring. told: by the drafter, without the one that is sure."""
+        if not self.tokens:
+            return 1.0  # nothing is known of it yet
         return 1 + (told[size] if size in told else self.ease * self._usual(size))
 
-    def learn(self, accepted: int, cost: float) -> None:
-        """A round is over: so many drafts were accepted, and it took as many plain steps."""
+    def learn(self, drafts: int, accepted: int, cost: float) -> None:
+        """A round is over: of so many drafts so many were accepted, and it took as many plain steps."""
         self.tokens, self.cost = self.tokens + accepted + 1, self.cost + cost
         self.accepted = MEMORY * self.accepted + accepted
-        self.expected = MEMORY * self.expected + self._usual(self.drafts)
+        self.expected = MEMORY * self.expected + self._usual(drafts)

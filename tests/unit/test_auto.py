@@ -76,7 +76,7 @@ def draw(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
 def test_a_told_size_maximises_tokens_less_pace_times_cost():
     policy = new_policy(costs("both", once=0.2, each=0.1))
     tell(policy, 9, chosen(policy))
-    worths, pace = {size: 2.6 * size**0.4 for size in SIZES}, policy.pace(image=0)
+    worths, pace = {size: 2.6 * size**0.4 for size in SIZES}, policy._images[0].pace
     expected = max(SIZES, key=lambda size: worths[size] - pace * (1.2 + 0.1 * size))
     assert pace > 1 and SIZES[0] < expected < SIZES[-1]
     assert chosen(policy, worths=worths.items()) == Shape(spine_length(expected, WIDTH), WIDTH, expected)
@@ -167,38 +167,41 @@ def test_a_hard_part_of_an_image_is_passed_plainly_and_drafting_comes_back():
     assert easy.drafts and 0 in sizes[200:] and sizes[-5] > 8
 
 
-# ---- every image for itself ----------------------------------------------------------------------
+# ---- images that are drawn together --------------------------------------------------------------
 
 
-def test_an_image_of_a_batch_has_the_shapes_that_it_would_have_alone():
-    """Of the same profile. Each has an acceptance of its own."""
-    profile, together = profile_of(CPU, images=3), new_policy(profile_of(CPU, images=3), together=3)
-    alone = [new_policy(profile) for _ in range(3)]
-    for number in range(60):
-        position = 16 + number
-        shapes = together.choose([Lane(image, position) for image in range(3)])
-        assert shapes == [chosen(policy, position, image) for image, policy in enumerate(alone)]
-        accepted = [min(shape.depth, (number * image) % 5) for image, shape in enumerate(shapes)]
+def rounds_of_two(policy: Auto, accepts, rounds=80) -> list[Shape]:
+    """Rounds in which so many drafts of image 0 and image 1 pass at most. Returns the shapes of the last."""
+    for number in range(rounds):
+        shapes = policy.choose([Lane(0, number), Lane(1, number)])
+        if not policy.drafts:
+            break
+        taken = [min(shape.depth, most) for shape, most in zip(shapes, accepts)]
         shares = tuple(
-            ImageRound(image, position, *shape[:2], shape.depth, shape.nodes, accepted[image], (0,) * accepted[image])
+            ImageRound(image, number, *shape[:2], shape.depth, shape.nodes, taken[image], (0,) * taken[image])
             for image, shape in enumerate(shapes)
         )
-        together.observe(Round(0, 0.01, 0.0, 0, shares))
-        for image, policy in enumerate(alone):
-            policy.observe(Round(0, 5.0, 0.0, 0, shares[image : image + 1]))
-    assert len(set(shapes)) > 1
-
-
-def test_an_image_that_has_given_up_has_no_drafts_while_others_go_on():
-    policy = new_policy(profile_of(CPU), together=2)
-    for number in range(80):
-        shapes = policy.choose([Lane(0, 16 + number), Lane(1, 16 + number)])
-        shares = tuple(
-            ImageRound(image, 16 + number, *shape[:2], shape.depth, shape.nodes, taken, (0,) * taken)
-            for image, (shape, taken) in enumerate(zip(shapes, (0, min(4, shapes[1].depth))))
-        )
         policy.observe(Round(0, 0.01, 0.0, 0, shares))
-    assert shapes[0] == NO_DRAFTS and shapes[1].nodes > 0 and policy.drafts
+    return shapes
+
+
+def test_images_share_the_size_that_is_best_for_them_together():
+    easy, hard = {size: size**0.5 for size in SIZES}, dict.fromkeys(SIZES, 0.05)
+    policy = new_policy(profile_of(CPU), together=2)
+    rounds_of_two(policy, (0, 0), 1)  # their first
+    pairs = [policy.choose([Lane(0, 1, one), Lane(1, 1, other)]) for one, other in ((easy, easy), (easy, hard))]
+    assert all(first == second for first, second in pairs) and pairs[0][0].nodes > pairs[1][0].nodes > 0
+    assert policy.choose([Lane(0, 1, hard), Lane(1, 1, hard)]) == [NO_DRAFTS] * 2
+
+
+def test_drafting_ends_when_the_images_together_have_lost_too_much_and_not_before():
+    easy_and_hard, hard = (new_policy(profile_of(CPU), together=2) for _ in range(2))
+    rounds_of_two(easy_and_hard, (9, 0))
+    assert easy_and_hard.drafts
+    assert rounds_of_two(hard, (0, 0)) == [NO_DRAFTS] * 2 and not hard.drafts
+    for policy in (easy_and_hard, hard):
+        lost = sum(image.cost - image.tokens for image in policy._images.values()) / 2
+        assert lost <= LOSS * 256
 
 
 def test_what_is_decided_does_not_depend_on_the_clock():
