@@ -58,7 +58,8 @@ def prompts_of(kind: str, count: int) -> list[str]:
 
 def jobs_of(methods: list[str], drafter: str) -> dict[str, Job]:
     """A job for plain decoding and for every method: ``chain``, or one of the table of policies."""
-    target, defaults = load_target("bundled", choose_device("auto")), drafter_defaults(drafter)
+    device = choose_device("auto")
+    target, defaults = load_target("bundled", device), drafter_defaults(drafter, device.type)
     loaded = {WINDOW: load_drafter(WINDOW, target), drafter: load_drafter(drafter, target)}
     found = {PLAIN: Job(target, Sampling(seed=1), Drafting(PLAIN))}
     for method in methods:

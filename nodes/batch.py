@@ -17,7 +17,6 @@ from ..adt_core.app.batch import Batch, Picture, key
 from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
-from ..adt_core.policies import Drafting
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .runtime import Progress, check_cancelled, loaded, refusal
@@ -128,7 +127,7 @@ def _job(
     model: LoadedModel,
     drafter: LoadedDrafter | None,
     negative: str,
-    settings: Drafting | None = None,
+    settings: dict | None = None,
     lantern: Lantern | None = None,
     **sampling,
 ) -> Job:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..adt_core.app.jobs import rounds, warm_up
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.policies import PLAIN, Drafting
+from ..adt_core.policies import PLAIN
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .live_map import LiveMap
@@ -65,8 +65,8 @@ class ADTTreeCompare(io.ComfyNode):
         positive: list,
         negative: list | None = None,
         drafter: LoadedDrafter | None = None,
-        settings_a: Drafting | None = None,
-        settings_b: Drafting | None = None,
+        settings_a: dict | None = None,
+        settings_b: dict | None = None,
         lantern: Lantern | None = None,
         **sampling,
     ) -> io.NodeOutput:
@@ -79,7 +79,7 @@ class ADTTreeCompare(io.ComfyNode):
         }
         ways: list[dict[str, Any]] = [
             {"drafting": choose_drafting(settings_a, drafter, model), "lantern": lantern},
-            {"drafting": choose_drafting(settings_b or Drafting(PLAIN), drafter, model)},
+            {"drafting": choose_drafting(settings_b or {"method": PLAIN}, drafter, model)},
         ]
         both, trial = ([Decoding(model.target, [row], **common, **way) for way in ways] for _ in range(2))
         with loaded_for(both, model, drafter):

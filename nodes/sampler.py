@@ -9,7 +9,6 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.app.continuation import KEEP, kept_tokens
 from ..adt_core.app.jobs import rounds
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.policies import Drafting
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .latent import read_latent
@@ -68,7 +67,7 @@ class ADTTreeSampler(io.ComfyNode):
         batch_size: int,
         negative: list | None = None,
         drafter: LoadedDrafter | None = None,
-        settings: Drafting | None = None,
+        settings: dict | None = None,
         lantern: Lantern | None = None,
         latent_image: dict | None = None,
         keep: float = KEEP,

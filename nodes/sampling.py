@@ -1,14 +1,16 @@
 """What the sampler nodes have in common: their inputs, what follows from what is connected, and previews."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from typing import Any
 
 import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from PIL import Image
 
+from ..adt_core.drafters import usual_options
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError
 from ..adt_core.models.target import Prompt, Target
@@ -36,9 +38,14 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tupl
     return row, encode(model, opposite) if opposite.strip() else None
 
 
-def choose_drafting(settings: Drafting | None, drafter: LoadedDrafter | None, model: LoadedModel) -> Drafting:
-    """The settings; without any, those of the drafter. Raises AdtError if what is connected does not fit."""
-    drafting = settings or Drafting.of(drafter.drafter.defaults if drafter is not None else {})
+def choose_drafting(settings: Mapping[str, Any] | None, drafter: LoadedDrafter | None, model: LoadedModel) -> Drafting:
+    """The settings, else what suits the drafter on this device.
+
+    settings: options by their names, as the Settings node gives them. AdtError if what is connected does not fit.
+    """
+    device = model.patcher.load_device.type
+    usual = usual_options(drafter.drafter, device) if drafter is not None else {}
+    drafting = Drafting.of({**usual, **(settings or {})})
     if drafter is None and drafting.policy.needs_drafter:
         raise AdtError(
             f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an "

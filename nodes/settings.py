@@ -1,7 +1,7 @@
 """The settings node: how to draft. Its inputs are the options of ``adt_core.policies``, with their help as tooltips.
 
 The method is a preset, and the only input that everybody sees; the page calls it by its everyday name (js/settings.js).
-All others are advanced.
+All others are advanced. A number that is 0 was not chosen: then what suits the drafter and the device holds.
 """
 
 from functools import partial
@@ -12,6 +12,9 @@ from ..adt_core.policies import DEFAULT, POLICIES, Drafting, Option, options
 from .runtime import refusal
 from .schema import schema
 from .sockets import SettingsSocket
+
+UNCHOSEN = "0: what suits drafter and device."
+"""Said of every number that has a default of its own."""
 
 
 class ADTTreeSettings(io.ComfyNode):
@@ -33,20 +36,21 @@ class ADTTreeSettings(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, depth_min: int, depth_max: int, width_min: int, width_max: int) -> bool | str:
-        """Bounds that cross are refused before anything runs."""
-        bounds = {"depth_min": depth_min, "depth_max": depth_max, "width_min": width_min, "width_max": width_max}
-        return refusal(partial(Drafting, "adt-tree"), **bounds)
+        """Bounds that cross are refused before anything runs, where both are chosen."""
+        depths = {"depth_min": depth_min, "depth_max": depth_max} if depth_min and depth_max else {}
+        widths = {"width_min": width_min, "width_max": width_max} if width_min and width_max else {}
+        return refusal(partial(Drafting, "adt-tree"), **depths, **widths)
 
     @classmethod
     def execute(cls, **values) -> io.NodeOutput:
-        return io.NodeOutput(Drafting.of(values))
+        return io.NodeOutput({name: value for name, value in values.items() if value != 0})
 
 
 def _input(name: str, option: Option) -> io.Input:
     """The widget for an option, by the kind of its default."""
-    common = {"default": option.default, "tooltip": option.help, "advanced": True}
     if option.choices:
-        return io.Combo.Input(name, options=list(option.choices), **common)
+        return io.Combo.Input(name, list(option.choices), default=option.default, tooltip=option.help, advanced=True)
+    common = {"tooltip": option.help + (f" {UNCHOSEN}" if option.default else ""), "advanced": True}
     if isinstance(option.default, int):
-        return io.Int.Input(name, min=option.low, max=option.high, **common)
-    return io.Float.Input(name, min=option.low, max=option.high, step=0.01, **common)
+        return io.Int.Input(name, default=0, min=0, max=option.high, **common)
+    return io.Float.Input(name, default=0.0, min=0.0, max=option.high, step=0.01, **common)

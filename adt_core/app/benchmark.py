@@ -67,7 +67,7 @@ class Preset(NamedTuple):
     lantern: Lantern | None = None
 
 
-_WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI)})
+_WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI, "cpu")})
 _CHAIN = _WINDOW.replace(width=1, nodes=16)
 _LONG = _WINDOW.replace(depth=42, width=4, nodes=64)
 _PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)

@@ -85,13 +85,14 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
 
 
 def drafting_of(options: argparse.Namespace) -> Drafting:
-    """How drafts are made: the given options, else what suits the drafter. AdtError if these don't go together.
+    """How drafts are made: the given options, else what suits drafter and device. AdtError if these don't go together.
 
     A PNG names options of its own method, which another one may lack. Those of the command line must belong to it.
     """
     named = {name: getattr(options, name) for name in ("method", *drafting_options())}
     given = {name: value for name, value in named.items() if value is not None}
-    drafting = Drafting.of({**drafter_defaults(options.drafter), **given})
+    device = choose_device("auto").type if options.device == "auto" else options.device
+    drafting = Drafting.of({**drafter_defaults(options.drafter, device), **given})
     strange = [f"--{name.replace('_', '-')}" for name in given if name not in drafting.flat()]
     if strange and not options.from_png:
         raise AdtError(

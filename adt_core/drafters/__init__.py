@@ -8,11 +8,12 @@ from .table import (
     drafter_defaults,
     is_network,
     load_drafter,
+    usual_options,
     with_window,
     without_window,
 )
 
 __all__ = [
     "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "Session", "Shapes", "Verified",
-    "drafter_defaults", "is_network", "load_drafter", "with_window", "without_window",
+    "drafter_defaults", "is_network", "load_drafter", "usual_options", "with_window", "without_window",
 ]  # fmt: skip

@@ -225,12 +225,14 @@ def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
 class Drafter:
     """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
 
-    defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. source:
-    what kind of drafts these are, for the profile of what they cost. most_candidates: how many candidates at a position
-    it can use; with one it makes chains.
+    defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. roomy:
+    those of them that are others where drafts are nearly free, as on a GPU. source: what kind of drafts these are, for
+    the profile of what they cost. most_candidates: how many candidates at a position it can use; with one it makes
+    chains.
     """
 
     defaults: Mapping[str, Any] = {}
+    roomy: Mapping[str, Any] = {}
     source: str = "other"
     most_candidates: int = 256
 

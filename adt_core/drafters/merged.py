@@ -31,7 +31,7 @@ CORRECTION = 0.5
 class MergedDrafter(Drafter):
     """A network and the window."""
 
-    defaults = JacobiDrafter.defaults
+    defaults, roomy = JacobiDrafter.defaults, JacobiDrafter.roomy
     source = "both"
 
     def __init__(self, eagle: EagleDrafter):

@@ -38,11 +38,15 @@ def load_drafter(
     return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
 
 
-def drafter_defaults(name: str) -> Mapping[str, Any]:
-    """Options of drafting with the drafter of this name where the user asks for nothing else."""
-    if name in DRAFTERS:
-        return DRAFTERS[name]().defaults
-    return (MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter).defaults
+def drafter_defaults(name: str, device: str) -> Mapping[str, Any]:
+    """What :func:`usual_options` says of the drafter of this name."""
+    network = MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter
+    return usual_options(DRAFTERS[name]() if name in DRAFTERS else network, device)
+
+
+def usual_options(drafter: Drafter | type[Drafter], device: str) -> Mapping[str, Any]:
+    """Options of drafting where the user asks for nothing else. device: its kind, ``cpu`` or ``cuda``."""
+    return drafter.defaults if device == "cpu" else {**drafter.defaults, **drafter.roomy}
 
 
 def is_network(name: str) -> bool:

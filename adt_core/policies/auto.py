@@ -16,7 +16,7 @@ drawn to 1, so a size that was given up is tried again after a while. An image's
 known of it yet.
 
 No clock is read. What is decided depends on the profile and on the images at work alone, not on images before them. By
-the same profile, no image loses more than LOSS of plain decoding's time, nor does a batch: then drafting ends.
+the same profile, no image loses more than LOSS of plain decoding's time: then drafting ends, for all at work.
 """
 
 from __future__ import annotations
@@ -95,27 +95,31 @@ class Auto(Policy):
 
         def gain(size: int) -> float:
             tokens = sum(image.tokens_with(size, lane.worths) for image, lane in zip(images, lanes))
-            return tokens - sum(image.pace for image in images) * self._profile.of(self.source, size)
+            return tokens - sum(image.pace for image in images) * self._cost(size)
 
         self._drafts = max((0, *self._affordable(images)), key=gain)
-        self.steps = self._profile.of(self.source, self._drafts)
+        self.steps = self._cost(self._drafts)
         shape = Shape(spine_length(self._drafts, self._width), self._width, self._drafts)
         return [shape if self._drafts else NO_DRAFTS] * len(lanes)
+
+    def _cost(self, drafts: int) -> float:
+        """Plain steps of a round."""
+        return self._profile.of(self.source, drafts)
 
     def _new(self) -> _Image:
         return _Image(GROWTH.get(self.source, OTHER_GROWTH), self._pace)
 
     def _affordable(self, images: Sequence[_Image]) -> list[int]:
-        """Sizes whose round these images can pay for. Without any, drafting ends."""
-        room = LOSS * self.scene.length + sum(image.tokens - image.cost for image in images) / len(images)
-        extra = {size: self._profile.of(self.source, size) - 1 for size in self._sizes}
+        """Sizes whose round all images can pay for: the last one decides when a batch is done. Else drafting ends."""
+        room = LOSS * self.scene.length + min(image.tokens - image.cost for image in images)
+        extra = {size: self._cost(size) - 1 for size in self._sizes}
         smallest = extra[self._sizes[0]]
         self.drafts = smallest <= room
         return [size for size in self._sizes if self.drafts and extra[size] <= max(STAKE * room, smallest)]
 
     def observe(self, round: Round) -> None:
         for share in round.images:
-            self._images[share.image].learn(self._drafts, share.accepted, self.steps)
+            self._images[share.image].learn(self._drafts, share.accepted, self._cost(self._drafts))
 
 
 @dataclass

@@ -65,7 +65,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
     other = replace(make, drafter=load_drafter("jacobi", make.target), drafter_path="jacobi")
-    other = replace(other, drafting=Drafting.of(drafter_defaults("jacobi")))
+    other = replace(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
     assert key(other) == key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image was lost or made twice"

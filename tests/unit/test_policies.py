@@ -3,6 +3,8 @@
 import pytest
 
 from adt_core import AdtError, Drafting
+from adt_core.drafters import drafter_defaults
+from adt_core.models.exact import NEAR, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Lane, Policy, Scene, Shape, options
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
@@ -213,3 +215,17 @@ def test_every_option_of_every_method_is_in_the_table():
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
     assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], "saved workflows name them by position"
+
+
+# ---- what suits a drafter and a device -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["bundled", "jacobi", "bundled+jacobi"])
+def test_trees_are_large_where_drafts_are_nearly_free(drafter):
+    cpu, cuda = (Drafting.of({"method": "adt-tree", **drafter_defaults(drafter, device)}) for device in ("cpu", "cuda"))
+    small, large = (one.policy.largest(one.settings) for one in (cpu, cuda))
+    assert large.depth >= small.depth and large.width >= small.width
+    assert cuda.settings.nodes >= 48 > 24 >= cpu.settings.nodes
+    assert cuda.settings.nodes < TILE["cuda"] and cuda.settings.depth_max < NEAR, (
+        "what one tile of the exact mode holds"
+    )

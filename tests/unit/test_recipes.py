@@ -55,6 +55,7 @@ class ToyDrafter:
     network = None
     kind = "toy"
     source = "toy"
+    roomy: dict = {}
     most_candidates = 1
 
     def proposer(self, session: Session) -> Proposer:

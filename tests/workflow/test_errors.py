@@ -37,8 +37,8 @@ def failed(comfy, graph, node: str) -> str:
         ("ADTTreeSampler", "batch_size", 0, "batch_size"),
         ("ADTTreeSampler", "seed", -1, "seed"),
         ("ADTTreeSampler", "seed", 2**64, "seed"),
-        ("ADTTreeSettings", "depth_min", 200, "depth_min is 200"),
-        ("ADTTreeSettings", "nodes", 0, "nodes"),
+        ("ADTTreeSettings", "depth_min", 300, "depth_min"),
+        ("ADTTreeSettings", "nodes", -1, "nodes"),
         ("ADTTreeSettings", "method", "magic", "magic"),
         ("ADTTreeModelLoader", "model", "no/such-model", "no/such-model"),
         ("ADTTreeModelLoader", "dtype", "int3", "int3"),
@@ -47,6 +47,11 @@ def failed(comfy, graph, node: str) -> str:
 )
 def test_bad_values_are_refused_before_the_run(comfy, graph, node, name, value, words):
     assert words in refused(comfy, graph.set(node, **{name: value}))
+
+
+def test_bounds_of_a_tree_that_cross_are_refused_before_the_run(comfy, graph):
+    values = {"depth_min": 200, "depth_max": 6}
+    assert "depth_min is 200, above depth_max 6" in refused(comfy, graph.set("ADTTreeSettings", **values))
 
 
 @pytest.mark.parametrize(
