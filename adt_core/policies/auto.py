@@ -39,7 +39,7 @@ MEMORY, PRIOR = 0.98, 12.0
 """Weight of an image's earlier rounds, round by round, and accepted drafts that the assumption counts for."""
 PACE_PRIOR = 20.0
 """Plain steps that the pace expected of an image counts for."""
-WORTH_TRYING = 1.05
+WORTH_TRYING = 1.1
 """Pace that is expected of a source before it is tried."""
 LOSS, STAKE = 0.03, 0.15
 """What drafts may lose of an image's plain decoding time, by the profile's numbers, and how much of what is left of
