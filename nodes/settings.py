@@ -36,10 +36,11 @@ class ADTTreeSettings(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, depth_min: int, depth_max: int, width_min: int, width_max: int) -> bool | str:
-        """Bounds that cross are refused before anything runs, where both are chosen."""
-        depths = {"depth_min": depth_min, "depth_max": depth_max} if depth_min and depth_max else {}
-        widths = {"width_min": width_min, "width_max": width_max} if width_min and width_max else {}
-        return refusal(partial(Drafting, "adt-tree"), **depths, **widths)
+        """Bounds that cross are refused before anything runs. One that was not chosen crosses none."""
+        most = options()["depth_max"].high
+        lows = {"depth_min": depth_min or 1, "width_min": width_min or 1}
+        highs = {"depth_max": depth_max or most, "width_max": width_max or most}
+        return refusal(partial(Drafting, "adt-tree"), **lows, **highs)
 
     @classmethod
     def execute(cls, **values) -> io.NodeOutput:

@@ -132,13 +132,14 @@ def test_tokens_appear_while_they_are_decoded(tab, workflow):
     sampler = workflow.batch(64).method("autoregressive").sampler
     tab.load(workflow.data)
     tab.page.evaluate("(id) => { adtTest.watch(id) }", str(sampler))
+    started = time.monotonic()
     tab.run()
     tab.finished(sampler)
+    took = time.monotonic() - started  # from first to last frame would be less: a busy page gets the first ones late
     seen = tab.page.evaluate("adtTest.seen")
     assert any(picture for _, picture in seen)
     assert len({done for done, _ in seen if done < 64 * 144}) > 3
-    span = tab.frames[-1][0] - tab.frames[0][0]
-    assert 3 < len(tab.frames) <= 10 * span + 2
+    assert 3 < len(tab.frames) <= 10 * took + 2
     firsts = [frame["first"] for _, frame in tab.frames]
     assert firsts[0] == 0 and firsts == sorted(set(firsts))
     assert sum(len(json.dumps(frame)) for _, frame in tab.frames) < 40 * 64 * 144, (
