@@ -34,7 +34,7 @@ LEARNING_RATE = 0.1
 """Of the temperatures."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
-REFRESH_WORTH, REFRESH_ROUNDS = 0.15, 3
+REFRESH_WORTH, REFRESH_ROUNDS = 0.1, 5
 """A position of the spine is worth its own chance, and this times its chance to be of use in so many next rounds."""
 
 

@@ -74,7 +74,7 @@ def draw(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
 
 
 def test_a_told_size_maximises_tokens_less_pace_times_cost():
-    policy = new_policy(costs("both", once=0.2, each=0.1))
+    policy = new_policy(costs("both", once=0.2, each=0.1), length=4096)
     tell(policy, 9, chosen(policy))
     worths, pace = {size: 2.6 * size**0.4 for size in SIZES}, policy._images[0].pace
     expected = max(SIZES, key=lambda size: worths[size] - pace * (1.2 + 0.1 * size))
@@ -187,7 +187,7 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> list[Shape]:
 
 def test_images_share_the_size_that_is_best_for_them_together():
     easy, hard = {size: size**0.5 for size in SIZES}, dict.fromkeys(SIZES, 0.05)
-    policy = new_policy(profile_of(CPU), together=2)
+    policy = new_policy(profile_of(CPU), length=4096, together=2)
     rounds_of_two(policy, (0, 0), 1)  # their first
     pairs = [policy.choose([Lane(0, 1, one), Lane(1, 1, other)]) for one, other in ((easy, easy), (easy, hard))]
     assert all(first == second for first, second in pairs) and pairs[0][0].nodes > pairs[1][0].nodes > 0

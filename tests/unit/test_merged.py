@@ -151,7 +151,8 @@ def test_larger_windows_are_worth_more_as_far_as_they_are_likely():
 def test_a_chain_is_worth_its_positions_as_far_as_they_are_likely():
     """0.5 + 0.25 tokens now. About two pass in a round, so the next rounds reach two positions each."""
     log_p = torch.tensor([[[0.5], [0.5], [1e-9], [1.0]]]).log()
-    now, next_rounds = [0.5, 0.25, 0.0, 0.0], [3, 3, 0.5 + 2, 0.25 + 2]
+    rounds = REFRESH_ROUNDS
+    now, next_rounds = [0.5, 0.25, 0.0, 0.0], [rounds, rounds, 0.5 + rounds - 1, 0.25 + rounds - 1]
     expected = [value + REFRESH_WORTH * chances for value, chances in zip(now, next_rounds)]
     worths = expected_worths(log_p, branch_scores(log_p), (1, 2, 4))
     assert worths[0].tolist() == pytest.approx([expected[0], sum(expected[:2]), sum(expected)])
