@@ -12,10 +12,9 @@ seed decode as one batch.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -24,7 +23,8 @@ from torch import Tensor
 
 from adt_core import Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
-from adt_core.policies import PLAIN, auto
+from adt_core.drafters.table import sources
+from adt_core.policies import PLAIN, CostProfile
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
@@ -99,12 +99,16 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
     return codes, best - second
 
 
-def restless():
-    """A context in which ``auto`` drafts all the time.
+FREE = ((0, 1.0), (64, 1.0))
+"""What drafts cost ``auto`` here, so that it drafts all the time: else it would rightly make next to none, and prove
+nothing."""
 
-    Where drafts don't pay it would rightly make next to none, and prove nothing.
-    """
-    return patch.multiple(auto, WORTH_TRYING=0.0, LOSS=math.inf)
+
+def free_drafts(job: Job) -> Job:
+    """The same job, in which ``auto`` believes that drafts of every source cost nothing."""
+    assert job.drafter is not None
+    names = [drafter.source for drafter in sources(job.drafter)]
+    return replace(job, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
 
 
 @dataclass
@@ -162,8 +166,7 @@ def run_matrix(
             plain = plain_run(target, prompts, sampling)
             for setting in settings:
                 job = Job(target, sampling, Drafting(**setting.options), drafters[setting.drafter])
-                with restless():
-                    decoding = decode(job.decoding(prompts))
+                decoding = decode(free_drafts(job).decoding(prompts))
                 cell = cells.setdefault(f"T{temperature:g} {setting.name}", Cell())
                 cell.add(decoding.codes, decoding.trace, *plain)
     return cells
