@@ -227,6 +227,9 @@ class JacobiProposer(Proposer):
         """network: a drafter network will make the guesses anew where it is right more often."""
         depth = spine_length(sizes[-1], self.width)
         window = self._window(roots, depth, (self.length - 2 - roots.at).clamp(0, depth))
+        if self.width == 1:  # a chain: no candidates to weigh, and no branches
+            log_p = self.calibration.hit_rate(window.staleness()).log().masked_fill(~window.live, -math.inf)[..., None]
+            return expected_worths(log_p, log_p[..., 1:], sizes)
         forecast, log_p = self._expect(window)
         rate = self.calibration.hit_rate(forecast.classes)
         if network:
