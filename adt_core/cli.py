@@ -254,7 +254,8 @@ def _drafting() -> tuple[Flag, ...]:
     flags = [Flag("--method METHOD", f"{policies} (default: {DEFAULT})", tuple(POLICIES))]
     for name, option in drafting_options().items():
         usage = f"--{name.replace('_', '-')}" + ("" if option.choices else " X")
-        said = f"{option.help.rstrip('.')} (default: {option.default})"
+        otherwise = "" if option.choices or not option.default else ", or what suits drafter and device"
+        said = f"{option.help.rstrip('.')} (default: {option.default}{otherwise})"
         flags.append(Flag(usage, said, option.choices or type(option.default)))
     return tuple(flags)
 

@@ -227,14 +227,14 @@ class JacobiProposer(Proposer):
         """network: a drafter network will make the guesses anew where it is right more often."""
         depth = spine_length(sizes[-1], self.width)
         window = self._window(roots, depth, (self.length - 2 - roots.at).clamp(0, depth))
-        if self.width == 1:  # a chain: no candidates to weigh, and no branches
-            log_p = self.calibration.hit_rate(window.staleness()).log().masked_fill(~window.live, -math.inf)[..., None]
-            return expected_worths(log_p, log_p[..., 1:], sizes)
-        forecast, log_p = self._expect(window)
-        rate = self.calibration.hit_rate(forecast.classes)
+        classes = window.staleness()
+        rate = self.calibration.hit_rate(classes)
         if network:
-            rate = torch.maximum(rate, self.calibration.hit_rate(forecast.classes + CLASSES))
-        log_p[..., 0] = torch.where(window.live, rate.log(), -math.inf)
+            rate = torch.maximum(rate, self.calibration.hit_rate(classes + CLASSES))
+        spine = rate.log().masked_fill(~window.live, -math.inf)[..., None]
+        if self.width == 1:  # without branches, candidates need not be weighed
+            return expected_worths(spine, spine[..., 1:], sizes)
+        log_p = torch.cat([spine, self._expect(window)[1][..., 1:]], -1)
         return expected_worths(log_p, branch_scores(log_p), sizes)
 
     def enter(self, window: Window) -> None:

@@ -16,9 +16,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..policies import NO_DRAFTS, CostProfile, Policy, Shape
-from ..policies.auto import WIDTH, sizes_of
-from ..policies.base import spine_length
+from ..policies import CostProfile, Policy
+from ..policies.auto import WIDTH, shape_of, sizes_of
 from ..policies.costs import Curve, rounded
 from .lanes import Lanes
 from .queue import ImageQueue
@@ -97,10 +96,10 @@ class _Rounds:
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
         lanes = self._ready()
-        shape = Shape(spine_length(size, self.width), self.width, size) if size else NO_DRAFTS
+        shapes = [shape_of(size, self.width)] * len(lanes)
         with torch.inference_mode():
             started = time.perf_counter()
-            run_round(lanes, [shape] * len(lanes), [0] * len(lanes), sizes_of(self.width))
+            run_round(lanes, shapes, [0] * len(lanes), sizes_of(self.width))
             return time.perf_counter() - started
 
     def _ready(self) -> Lanes:

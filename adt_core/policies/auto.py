@@ -52,6 +52,11 @@ def sizes_of(candidates: int) -> tuple[int, ...]:
     return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if candidates == 1 else SIZES
 
 
+def shape_of(drafts: int, width: int) -> Shape:
+    """The shape of a tree with so many drafts, and so many candidates at a position."""
+    return Shape(spine_length(drafts, width), width, drafts) if drafts else NO_DRAFTS
+
+
 class Auto(Policy):
     """One shape for all images of a round, and one source for all that begin together."""
 
@@ -63,11 +68,10 @@ class Auto(Policy):
         assert scene.profile is not None
         self._profile, self._images = scene.profile, dict[int, _Image]()
         self.source, self._width, self._pace, self._drafts = "", 1, 1.0, 0
-        self._sizes: tuple[int, ...] = ()
 
     @classmethod
     def largest(cls, settings: Settings) -> Shape:
-        return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
+        return shape_of(SIZES[-1], WIDTH)
 
     def begin(self, together: int) -> int | None:
         """The source that has the best pace at its best size, if that is clearly faster than plain decoding."""
@@ -77,18 +81,13 @@ class Auto(Policy):
         if paces.get(self.source, 0.0) < WORTH_TRYING:
             return None
         self._pace, self._width = paces[self.source], min(self.scene.sources[self.source], WIDTH)
-        self._sizes = sizes_of(self._width)
-        self.drafts = True
+        self.asks, self.drafts = sizes_of(self._width), True
         return list(self.scene.sources).index(self.source)
 
     def _paces(self, source: str) -> list[float]:
         """What to expect of every size before anything is seen."""
         growth, sizes = GROWTH.get(source, OTHER_GROWTH), sizes_of(self.scene.sources[source])
         return [(1 + size) ** growth / self._profile.of(source, size) for size in sizes]
-
-    @property
-    def asks(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self._sizes
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
         images = [self._images.setdefault(lane.image, self._new()) for lane in lanes]
@@ -99,8 +98,7 @@ class Auto(Policy):
 
         self._drafts = max((0, *self._affordable(images)), key=gain)
         self.steps = self._cost(self._drafts)
-        shape = Shape(spine_length(self._drafts, self._width), self._width, self._drafts)
-        return [shape if self._drafts else NO_DRAFTS] * len(lanes)
+        return [shape_of(self._drafts, self._width)] * len(lanes)
 
     def _cost(self, drafts: int) -> float:
         """Plain steps of a round."""
@@ -112,10 +110,10 @@ class Auto(Policy):
     def _affordable(self, images: Sequence[_Image]) -> list[int]:
         """Sizes whose round all images can pay for: the last one decides when a batch is done. Else drafting ends."""
         room = LOSS * self.scene.length + min(image.tokens - image.cost for image in images)
-        extra = {size: self._cost(size) - 1 for size in self._sizes}
-        smallest = extra[self._sizes[0]]
+        extra = {size: self._cost(size) - 1 for size in self.asks}
+        smallest = extra[self.asks[0]]
         self.drafts = smallest <= room
-        return [size for size in self._sizes if self.drafts and extra[size] <= max(STAKE * room, smallest)]
+        return [size for size in self.asks if self.drafts and extra[size] <= max(STAKE * room, smallest)]
 
     def observe(self, round: Round) -> None:
         for share in round.images:

@@ -156,7 +156,10 @@ def test_the_help_shows_method_and_option(capsys):
         cli.main(["generate", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "toy: drafts now and then" in said and "--stride" in said
-    assert "Drafts behind every token whose position is a multiple of this (default: 4)" in said
+    assert (
+        "Drafts behind every token whose position is a multiple of this (default: 4, or what suits drafter and device)"
+        in said
+    )
     assert list(options())[-1] == "stride", "saved workflows name the options before it by their position"
 
 
