@@ -4,11 +4,10 @@
                                  [--drafter bundled] [--first] [--busy] [--json FILE]
 
 Two kinds of captions: the bundled model's own, which it has not seen, and free words, of which it is less sure. A cell
-draws ``--images`` images, or one batch if that is more; the next image takes the place of one that is finished. Methods
-take turns within a cell, in an order drawn anew each time, so a machine whose speed drifts slows all of them. *Times
-plain* is the median over all turns of plain decoding's seconds over the method's; in brackets stands the 95 % bootstrap
-interval. Times hold the prefills; loading, writing and the image decoder are left out. *Identical* is the share of
-images whose tokens are plain decoding's of the same number at once.
+draws ``--images`` images, or one batch if that is more. Methods take turns batch by batch, in an order drawn anew each
+time, so a machine whose speed drifts slows all of them. *Times plain* is the ratio of all seconds, plain decoding's
+over the method's; in brackets stands the 95 % interval of a bootstrap over the turns. Times hold the prefills; loading,
+writing and the image decoder are left out. *Identical* is the share of images whose tokens are plain decoding's.
 
 ``--first`` leaves out the warm-up, in which ``auto`` measures what rounds cost. ``--busy`` compares one image of every
 method with the same beside a process that keeps one core busy.
@@ -69,11 +68,12 @@ def jobs_of(methods: list[str], drafter: str) -> dict[str, Job]:
     return found
 
 
-def interval(ratios: list[float]) -> str:
-    """Median and its 95 % bootstrap interval."""
-    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
-    low, high = np.percentile(np.median(drawn, 1), (2.5, 97.5))
-    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+def interval(plain: list[float], method: list[float]) -> str:
+    """Ratio of all seconds, and its 95 % bootstrap interval over the turns."""
+    both = np.array([plain, method])
+    drawn = both[:, np.random.default_rng(0).integers(len(plain), size=(2000, len(plain)))].sum(-1)
+    low, high = np.percentile(drawn[0] / drawn[1], (2.5, 97.5))
+    return f"{sum(plain) / sum(method):.2f} ({low:.2f} to {high:.2f})"
 
 
 @contextmanager
@@ -87,26 +87,27 @@ def busy_neighbour():
         process.wait()
 
 
-def measure(jobs: dict[str, Job], kind: str, at_once: int, images: int, rng: np.random.Generator) -> dict:
-    """One turn of every method on the same prompts. Returns seconds and codes by method."""
-    prompts, done = prompts_of(kind, images), {}
+def measure(jobs: dict[str, Job], prompts: list[str], images: list[int], rng: np.random.Generator) -> dict:
+    """One turn of every method on a batch. images: their numbers. Returns seconds and codes by method."""
+    done = {}
     for method in rng.permutation(list(jobs)):
-        decoding = decode(jobs[method].decoding(prompts, list(range(images)), at_once))
+        decoding = decode(jobs[method].decoding(prompts, images))
         done[method] = decoding.trace.report()["seconds"], decoding.codes
     return done
 
 
 def compare(jobs: dict[str, Job], kind: str, at_once: int, images: int, repeats: int) -> list[dict]:
     """A line of the table for every method but plain decoding."""
-    rng = np.random.default_rng(0)
-    turns = [measure(jobs, kind, at_once, images, rng) for _ in range(repeats)]
+    rng, batches = np.random.default_rng(0), max(1, images // at_once)
+    prompts, numbers = prompts_of(kind, batches * at_once), list(range(batches * at_once))
+    parts = [slice(i, i + at_once) for i in range(0, len(numbers), at_once)]
+    turns = [measure(jobs, prompts[part], numbers[part], rng) for _ in range(repeats) for part in parts]
+    seconds = {method: [turn[method][0] for turn in turns] for method in jobs}
     lines = []
     for method in list(jobs)[1:]:
-        ratios = [turn[PLAIN][0] / turn[method][0] for turn in turns]
         same = [(turn[PLAIN][1] == turn[method][1]).all(1).double().mean().item() for turn in turns]
-        rate = 60 * images / statistics.median(turn[method][0] for turn in turns)
-        lines.append({"kind": kind, "at once": at_once, "method": method, "ratios": ratios, "a minute": rate})
-        lines[-1]["identical"] = statistics.mean(same)
+        line = {"kind": kind, "at once": at_once, "method": method, "identical": statistics.mean(same)}
+        lines.append(line | {"seconds": seconds[method], "plain": seconds[PLAIN]})
     return lines
 
 
@@ -145,11 +146,11 @@ def main() -> None:
     print(f"{device}, {torch.get_num_threads()} threads at most, torch {torch.__version__}, {args.repeats} repeats\n")
     print("| captions | at once | method | images a minute | times plain | identical |\n|---|---|---|---|---|---|")
     for at_once, kind in product([int(size) for size in args.sizes.split(",")], args.kinds.split(",")):
-        images = max(args.images, at_once)
         for job in [] if args.first else jobs.values():  # uncounted: first calls are slow
             warm_up(job.decoding(prompts_of(kind, at_once), list(range(at_once))))
-        for line in compare(jobs, kind, at_once, images, args.repeats):
-            rate, times = line["a minute"], interval(line["ratios"])
+        for line in compare(jobs, kind, at_once, args.images, args.repeats):
+            taken = line["seconds"]
+            rate, times = 60 * at_once * len(taken) / sum(taken), interval(line["plain"], taken)
             print(
                 f"| {kind} | {at_once} | {line['method']} | {rate:.1f} | {times} | {line['identical']:.0%} |",
                 flush=True,

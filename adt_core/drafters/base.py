@@ -143,6 +143,8 @@ class Proposer:
 
     by_image: ClassVar[tuple[str, ...]] = ()
     by_row: ClassVar[tuple[str, ...]] = ()
+    idles: ClassVar[bool] = False
+    """A round without drafts is a plain step, after which ``passed`` is called in place of ``observe``."""
     forwards: int = 0
 
     def __init__(self, session: Session):
@@ -162,6 +164,9 @@ class Proposer:
 
     def observe(self, verified: Verified) -> None:
         """Learn what became of the tree."""
+
+    def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
+        """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
     def worths(self, roots: Roots, sizes: Sequence[int]) -> Tensor | None:
         """Tokens that trees of these ``sizes``, drafts of each, are expected to bring from ``roots`` on: [B, sizes].

@@ -71,6 +71,7 @@ class JacobiProposer(Proposer):
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled", "calibration")
+    idles = True
 
     def __init__(self, session: Session, width: int):
         """width: candidates that are kept for a position. AdtError for a published tree."""
@@ -120,6 +121,11 @@ class JacobiProposer(Proposer):
             self.refresh(verified)
         else:  # a lone root speaks of no token but the one that is decided
             self._decide(verified)
+
+    def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
+        at = (roots.at + 1).clamp_max(self.length)
+        self._codes.scatter_(1, at, codes[:, None])
+        self._above[self._images, torch.where(at < self.length, at % self._columns, self._columns)] = z
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Enter the decided tokens, and refresh every later position from the node that has the best context for it.

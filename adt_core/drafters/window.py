@@ -187,17 +187,24 @@ def expected_worths(log_p: Tensor, branches: Tensor, sizes: Sequence[int]) -> Te
     """
     chance = log_p[..., 0].cumsum(1).exp()
     most = chance.shape[1]
-    step = torch.arange(most, device=chance.device)
-    ahead = (1 + chance.sum(1, keepdim=True).round()).clamp_max(most).long()  # the next round starts about here
-    worth = chance.clone()
-    for rounds in range(1, REFRESH_ROUNDS + 1):
-        before = step - rounds * ahead
-        worth += REFRESH_WORTH * torch.where(before < 0, 1.0, chance.gather(1, before.clamp_min(0)))
-    spines = F.pad(worth.cumsum(1), (1, 0))
-    sides = F.pad(branches.flatten(1).exp().sort(descending=True).values.cumsum(1), (1, 0))
-    depths = [min(spine_length(size, log_p.shape[-1]), most) for size in sizes]
-    found = [spines[:, depth] + sides[:, min(size - depth, sides.shape[1] - 1)] for size, depth in zip(sizes, depths)]
-    return torch.stack(found, 1)
+    step, rounds = torch.arange(most, device=chance.device), torch.arange(1, REFRESH_ROUNDS + 1, device=chance.device)
+    ahead = (1 + chance.sum(1).round()).clamp_max(most).long()  # the next round starts about here
+    before = step - rounds[:, None] * ahead[:, None, None]  # where a position will be in those rounds, [B, rounds, M]
+    later = chance[:, None].expand_as(before).gather(2, before.clamp_min(0))
+    worth = chance + REFRESH_WORTH * torch.where(before < 0, 1.0, later).sum(1)
+    depths, others = _parts(tuple(sizes), log_p.shape[-1], most, chance.device)
+    found = F.pad(worth.cumsum(1), (1, 0))[:, depths]
+    if branches.numel():
+        sides = F.pad(branches.flatten(1).exp().sort(descending=True).values.cumsum(1), (1, 0))
+        found = found + sides[:, others.clamp_max(sides.shape[1] - 1)]
+    return found
+
+
+@cache
+def _parts(sizes: tuple[int, ...], width: int, most: int, device: torch.device) -> Tensor:
+    """Drafts on the spine, ``most`` at most, and on branches, of windows of these sizes: [2, sizes]."""
+    depths = [min(spine_length(size, width), most) for size in sizes]
+    return torch.tensor([depths, [size - depth for size, depth in zip(sizes, depths)]], device=device)
 
 
 def spine_and_branches(

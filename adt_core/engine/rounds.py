@@ -53,12 +53,13 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     """
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
     cut = [_within(shape, room) for shape, room in zip(shapes, rooms)]
-    drafts = lanes.proposer is not None and max(rooms) > 0
+    proposer, most = lanes.proposer, max(shape.nodes for shape in cut)
+    drafts = proposer is not None and (most > 0 or (max(rooms) > 0 and not proposer.idles))
     moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
     lanes.begin_round()
     lanes.order(cut, moves, allowed)
     if not drafts:
-        return Outcome(_plain(lanes, cut, moves))
+        return Outcome(_plain(lanes, cut, moves, asks))
     if lanes.task.fixed:  # sizes are those that the policy asked for, so that they repeat; what is cut is in the limits
         return _whole(lanes, Shapes(shapes, lanes.limits, fixed=True), cut, asks)
     return _cut(lanes, Shapes(cut, lanes.limits), cut, asks)
@@ -83,15 +84,20 @@ def _plain_moves(lanes: Lanes) -> list[int]:
     return [int(at_work and not (waits and at == last)) for at, at_work in zip(lanes.positions, lanes.at_work)]
 
 
-def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int]) -> list[Result]:
+def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int], asks: Sequence[int]) -> list[Result]:
     """One token for every image that moves."""
-    key = "plain", lanes.roots.columns
-    codes, _ = lanes.graphs(key, lambda: (plain_round(lanes), None), lanes.state)
+
+    def launch() -> tuple[Tensor, None]:
+        codes = plain_round(lanes)[:, None]
+        return (torch.cat([codes, _as_whole(worths(lanes, asks))], 1) if asks else codes), None
+
+    report, _ = lanes.graphs(("plain", tuple(asks), lanes.roots.columns), launch, lanes.state)
     lanes.prepare_noise()
-    found = []
-    for image, at, shape, code, moved in zip(lanes.images, lanes.positions, shapes, codes.tolist(), moves):
+    found, rows = [], report.tolist()
+    _note_worths(lanes, asks, [_from_whole(row[1:]) for row in rows])
+    for image, at, shape, row, moved in zip(lanes.images, lanes.positions, shapes, rows, moves):
         if moved:
-            found.append(Result(ImageRound(image, at, shape.depth, shape.width, 0, 0, 0, ()), [0], [code]))
+            found.append(Result(ImageRound(image, at, shape.depth, shape.width, 0, 0, 0, ()), [0], row[:1]))
     lanes.positions = [position + moved for position, moved in zip(lanes.positions, moves)]
     return found
 
@@ -125,15 +131,23 @@ def _whole(lanes: Lanes, shapes: Shapes, asked: Sequence[Shape], asks: Sequence[
         report = summary(checked)
         settle(lanes, checked, tree.height)
         told = worths(lanes, asks)
-        report = torch.cat([(told * WORTH_STEPS).round().long(), report], 1)
+        report = torch.cat([_as_whole(told), report], 1)
         return report, (told.shape[1], lanes.proposer.forwards - before)
 
     key = shapes.key, tuple(asks), lanes.roots.columns
     report, (told, forwards) = lanes.graphs(key, launch, lanes.state)
     lanes.prepare_noise()
     rows = report.tolist()
-    _note_worths(lanes, asks, [[steps / WORTH_STEPS for steps in row[:told]] for row in rows])
+    _note_worths(lanes, asks, [_from_whole(row[:told]) for row in rows])
     return Outcome(_read(lanes, [row[told:] for row in rows], asked), forwards=forwards)
+
+
+def _as_whole(tokens: Tensor) -> Tensor:
+    return (tokens * WORTH_STEPS).round().long()
+
+
+def _from_whole(steps: list[int]) -> list[float]:
+    return [step / WORTH_STEPS for step in steps]
 
 
 def _note_worths(lanes: Lanes, asks: Sequence[int], values: list[list[float]]) -> None:

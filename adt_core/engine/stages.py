@@ -68,16 +68,14 @@ def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
 # ---- a round without drafts -------------------------------------------------------------------
 
 
-def plain_step(lanes: Lanes) -> Tensor:
-    """Read the roots alone. Returns the codes [B] that follow them."""
-    features = forward(lanes, lanes.roots.codes[:, None], lanes.rows.step(lanes.roots, 0, 0, None))
-    return perturbed(lanes, logits(lanes, features, 0), 0).argmax(-1)[:, 0]
-
-
 def plain_round(lanes: Lanes) -> Tensor:
     """One token for every image that moves. Returns the codes [B]."""
-    following = torch.where(lanes.moves[:, 0] > 0, plain_step(lanes), lanes.roots.codes)
-    lanes.roots.advance(following, lanes.moves)
+    roots = lanes.roots
+    z = logits(lanes, forward(lanes, roots.codes[:, None], lanes.rows.step(roots, 0, 0, None)), 0)
+    following = torch.where(lanes.moves[:, 0] > 0, perturbed(lanes, z, 0).argmax(-1)[:, 0], roots.codes)
+    if lanes.proposer is not None:
+        lanes.proposer.passed(roots, following, z)
+    roots.advance(following, lanes.moves)
     return following
 
 

@@ -9,11 +9,11 @@ share n, and w is the sum over them. A whole image has the most tokens per time 
 where pace is the tokens per plain step's time that the image achieves (Dinkelbach, Management Science 13, 1967: the
 best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1.
 
-What w(n) is: a Jacobi window tells it before it drafts, by how stale its guesses are and how often such guesses were
-right in this image. For other drafters it is 1 + ease * ((1 + n) ** growth - 1). The growth was fitted to recorded
-images. The ease is the accepted drafts over those that growth alone had expected, in the image's latest rounds; it is
-drawn to 1, so a size that was given up is tried again after a while. An image's first round has no drafts: nothing is
-known of it yet.
+What w(n) is: 1 + ease * hope(n). A Jacobi window tells what to hope for before it drafts, by how stale its guesses are
+and how often such guesses were right in this image. For other drafters it is (1 + n) ** growth - 1, with a growth that
+was fitted to recorded images. The ease is the accepted drafts over those that were hoped for, in the image's latest
+rounds; it is drawn to 1, so a size that was given up is tried again after a while. An image's first round has no
+drafts: nothing is known of it yet.
 
 No clock is read. What is decided depends on the profile and on the images at work alone, not on images before them. By
 the same profile, no image loses more than LOSS of plain decoding's time: then drafting ends, for all at work.
@@ -35,7 +35,7 @@ GROWTH = {"chain": 0.36, "window": 0.38, "both": 0.47}
 """By source: how tokens grow with the drafts of a round, before anything was seen of the image."""
 OTHER_GROWTH = 0.37
 """Of a source that is not in the table."""
-MEMORY, PRIOR = 0.98, 12.0
+MEMORY, PRIOR = 0.95, 4.0
 """Weight of an image's earlier rounds, round by round, and accepted drafts that the assumption counts for."""
 PACE_PRIOR = 20.0
 """Plain steps that the pace expected of an image counts for."""
@@ -97,6 +97,8 @@ class Auto(Policy):
             return tokens - sum(image.pace for image in images) * self._cost(size)
 
         self._drafts = max((0, *self._affordable(images)), key=gain)
+        for image, lane in zip(images, lanes):
+            image.hoped = image.hope(self._drafts, lane.worths)
         self.steps = self._cost(self._drafts)
         return [shape_of(self._drafts, self._width)] * len(lanes)
 
@@ -117,7 +119,7 @@ class Auto(Policy):
 
     def observe(self, round: Round) -> None:
         for share in round.images:
-            self._images[share.image].learn(self._drafts, share.accepted, self._cost(self._drafts))
+            self._images[share.image].learn(share.accepted, self._cost(self._drafts))
 
 
 @dataclass
@@ -125,7 +127,7 @@ class _Image:
     """What an image's own rounds have taught.
 
     growth, expected_pace: of its source, before they began. tokens, cost: what its rounds brought, and took in plain
-    steps. accepted, expected: drafts, of the latest rounds.
+    steps. accepted, expected: drafts, of the latest rounds. hoped: of those that were chosen last.
     """
 
     growth: float
@@ -134,6 +136,7 @@ class _Image:
     cost: float = 0.0
     accepted: float = 0.0
     expected: float = 0.0
+    hoped: float = 0.0
 
     @property
     def pace(self) -> float:
@@ -144,18 +147,16 @@ class _Image:
     def ease(self) -> float:
         return (self.accepted + PRIOR) / (self.expected + PRIOR)
 
-    def _usual(self, size: int) -> float:
-        """Drafts that are accepted of so many in a usual image."""
-        return (1 + size) ** self.growth - 1
+    def hope(self, size: int, told: Mapping[int, float]) -> float:
+        """Drafts that are accepted of so many in a usual image. told: by the drafter, of this one."""
+        return told[size] if size in told else (1 + size) ** self.growth - 1
 
     def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:
         """Tokens that a round with so many drafts should bring. told: by the drafter, without the one that is sure."""
-        if not self.tokens:
-            return 1.0  # nothing is known of it yet
-        return 1 + (told[size] if size in told else self.ease * self._usual(size))
+        return 1 + self.ease * self.hope(size, told) if self.tokens else 1.0
 
-    def learn(self, drafts: int, accepted: int, cost: float) -> None:
-        """A round is over: of so many drafts so many were accepted, and it took as many plain steps."""
+    def learn(self, accepted: int, cost: float) -> None:
+        """A round is over: so many drafts were accepted, and it took as many plain steps."""
         self.tokens, self.cost = self.tokens + accepted + 1, self.cost + cost
         self.accepted = MEMORY * self.accepted + accepted
-        self.expected = MEMORY * self.expected + self._usual(drafts)
+        self.expected = MEMORY * self.expected + self.hoped

@@ -120,7 +120,7 @@ def test_the_shipped_workflow_from_the_template_browser(tab):
     tab.screenshot("live")
     tab.finished(sampler)
     numbers = values(tab, sampler)
-    assert len(numbers) == 256 and min(numbers) >= 1  # auto may find that drafts don't pay on a busy machine
+    assert len(numbers) == 256 and min(numbers) >= 1 and max(numbers) > 2
     tab.wait(sampler, "map.pictureShown()")
     tab.page.mouse.move(*point(tab, sampler, 100))
     tab.screenshot("finished")
@@ -370,7 +370,7 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
         ["auto", "done", 256],
         ["autoregressive", "done", 256],
     ]
-    assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1}
+    assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
     tab.wait(node, "panel.line.textContent.includes('(measured)') && panel.line.textContent.includes('plain decoding')")
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4

@@ -74,8 +74,7 @@ def draw(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
 
 
 def test_a_told_size_maximises_tokens_less_pace_times_cost():
-    policy = new_policy(costs("both", once=0.2, each=0.1), length=4096)
-    tell(policy, 9, chosen(policy))
+    policy = started_policy(costs("both", once=0.2, each=0.1), length=4096)
     worths, pace = {size: 2.6 * size**0.4 for size in SIZES}, policy._images[0].pace
     expected = max(SIZES, key=lambda size: worths[size] - pace * (1.2 + 0.1 * size))
     assert pace > 1 and SIZES[0] < expected < SIZES[-1]
@@ -86,6 +85,18 @@ def test_nothing_is_drafted_where_nothing_is_worth_its_time():
     policy = started_policy(costs("both", each=0.01))
     assert chosen(policy, worths=[(size, 0.01) for size in SIZES]) == NO_DRAFTS
     assert chosen(policy, worths=[(size, 0.1 * size) for size in SIZES]).nodes == SIZES[-1]
+
+
+def test_a_window_that_promises_too_much_is_believed_less():
+    worths = [(size, 0.3 * size) for size in SIZES]
+    trusted, doubted = (started_policy(costs("both", once=0.2, each=0.1), length=4096) for _ in range(2))
+    for _ in range(4):
+        tell(trusted, round(dict(worths)[(shape := chosen(trusted, worths=worths)).nodes]), shape)
+        tell(doubted, 0, chosen(doubted, worths=worths))
+    assert chosen(trusted, worths=worths).nodes > 0 == chosen(doubted, worths=worths).nodes
+    for _ in range(60):
+        tell(doubted, 0, chosen(doubted, worths=[(size, 0.0) for size in SIZES]))
+    assert chosen(doubted, worths=worths).nodes > 0, "and is tried again after a while"
 
 
 @pytest.mark.parametrize("each", [0.01, 0.05, 0.1])

@@ -170,6 +170,7 @@ class Comfy:
         self.release, self.base, self.options = release, base, options
         for folder in ("custom_nodes", "user", "models"):
             (base / folder).mkdir(parents=True, exist_ok=True)
+        self.packs = packs
         for name, folder in packs.items():
             (base / "custom_nodes" / name).symlink_to(folder, target_is_directory=True)
         self.log = base / "server.log"
@@ -207,6 +208,8 @@ class Comfy:
         while True:
             try:
                 self.get("/system_stats")
+                if "probe" in self.packs:
+                    self.get("/probe/costs")
                 return self
             except (urllib.error.URLError, ConnectionError):
                 if self.process.poll() is not None or time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from aiohttp import web
 from comfy.model_patcher import ModelPatcher
 from server import PromptServer
 
-from . import device
+from . import costs, device  # noqa: F401
 
 
 class DiffusionModel:
