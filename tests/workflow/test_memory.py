@@ -143,7 +143,7 @@ def test_other_models_come_and_go_between_our_runs(comfy, short):
             assert (pixels == first).all()
         stock["4"]["inputs"]["run"] = run
         assert comfy.run(stock)
-        sizes.append(memory(comfy)["bytes"] / 2**20)
+        sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
     before, after = median(sizes[1 : 1 + SETTLED]), median(sizes[-SETTLED:])
     assert after - before < RUNS, f"more than 2 MB a run: {[round(size) for size in sizes]} MB"
 
@@ -153,6 +153,6 @@ def test_many_runs_do_not_grow_the_server(comfy, short):
     sizes = []
     for seed in range(2 + RUNS + SETTLED):
         comfy.run(short.set("ADTTreeSampler", seed=2000 + seed).prompt, preview_method="auto")
-        sizes.append(memory(comfy)["bytes"] / 2**20)
+        sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
     before, after = median(sizes[2 : 2 + SETTLED]), median(sizes[-SETTLED:])
     assert after - before < RUNS, f"more than 1 MB a run: {[round(size) for size in sizes]} MB"

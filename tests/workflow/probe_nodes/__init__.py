@@ -139,12 +139,19 @@ class Watch:
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    """What is left of what was watched, instances of the pack's classes by name, and the server's resident bytes."""
+    """What is left of what was watched, and instances of the pack's classes by name."""
     gc.collect()
     kinds = [type(thing) for thing in gc.get_objects()]
     ours = {kind.__name__ for kind in kinds if "ADT-Tree" in str(getattr(kind, "__module__", ""))}
     alive = [name for name, reference in _watched if reference() is not None]
-    return web.json_response({"alive": alive, "classes": sorted(ours), "bytes": psutil.Process().memory_info().rss})
+    return web.json_response({"alive": alive, "classes": sorted(ours)})
+
+
+@PromptServer.instance.routes.get("/probe/bytes")
+async def resident(request):
+    """The server's resident bytes."""
+    gc.collect()
+    return web.json_response({"bytes": psutil.Process().memory_info().rss})
 
 
 NODE_CLASS_MAPPINGS = {
