@@ -5,7 +5,6 @@ configurations are remembered with their modification times: where nothing has c
 directory.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -15,6 +14,7 @@ import folder_paths
 
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError
+from ..adt_core.files import LARGEST_JSON, parse_json, read_text
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import is_target_file, names_target
 
@@ -115,7 +115,7 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
 @lru_cache(maxsize=256)
 def _read_config(path: str, mtime: int) -> dict:
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = parse_json(read_text(Path(path), LARGEST_JSON))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

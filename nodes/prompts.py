@@ -1,7 +1,7 @@
 """The prompt list node: prompts from a file or typed in, as lists over which other nodes loop."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import folder_paths
 from comfy_api.v0_0_2 import io
@@ -12,6 +12,8 @@ from .runtime import refusal
 from .schema import schema
 
 TYPED = "(the text below)"
+LONGEST_TEXT, LONGEST_NAME = 10**6, 200
+"""Characters of prompts that are typed in, and of a name in an error."""
 
 
 class ADTTreePrompts(io.ComfyNode):
@@ -77,8 +79,10 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
     name: of the input, for the AdtError if a file can't be read. caption: which captions of an MS-COCO image to take.
     """
-    path = _path(text)
+    if len(text) > LONGEST_TEXT:
+        raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
     try:
+        path = _path(text)
         return read_list(path, caption) if path else typed(text) or read_list(BUNDLED_CAPTIONS, caption)
     except AdtError as error:
         raise AdtError(str(error).replace("--prompts", name)) from error
@@ -86,15 +90,26 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 def fingerprint(text: str) -> str:
     """Another string when the file that a text names has changed."""
-    path = _path(text)
     try:
+        path = _path(text)
         return f"{path.stat().st_mtime_ns} {path.stat().st_size}" if path else ""
-    except OSError:
+    except (OSError, AdtError):
         return ""
 
 
 def _path(text: str) -> Path | None:
-    """The file that a text names: in ComfyUI's input folder, or anywhere by its path. None for a text of prompts."""
+    """The file in ComfyUI's input folder that a text names. None for a text of prompts.
+
+    AdtError for a file outside that folder, whether it exists or not: every client of the server can ask for one. The
+    name alone decides, so nothing outside is looked at.
+    """
     name = text.strip()
-    is_file = name.lower().endswith(FILES) and "\n" not in name
-    return Path(folder_paths.get_input_directory()) / name if is_file else None
+    if not name.lower().endswith(FILES) or "\n" in name:
+        return None
+    parts = PureWindowsPath(name)  # which knows the separators, drives and shares of all systems
+    if parts.drive or parts.root or ".." in parts.parts or "\0" in name:
+        raise AdtError(
+            f"--prompts: '{name[:LONGEST_NAME]}' is outside ComfyUI's input folder; put the file into that folder, and "
+            "give its name."
+        )
+    return Path(folder_paths.get_input_directory(), name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import AdtError
+from ..files import LARGEST_LIST, parse_json, read_text
 
 FILES = (".txt", ".json", ".jsonl", ".tsv")
 """Endings of the files that are read; any other is taken for plain text."""
@@ -46,7 +46,7 @@ def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
     try:
-        found = readers.get(path.suffix.lower(), typed)(path.read_text(encoding="utf-8-sig"))
+        found = readers.get(path.suffix.lower(), typed)(read_text(path, LARGEST_LIST))
     except (OSError, UnicodeDecodeError) as error:
         raise AdtError(
             f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error})."
@@ -121,7 +121,7 @@ def _present(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def _json(text: str, caption: str) -> list[Prompt]:
-    values = json.loads(text)
+    values = parse_json(text)
     if isinstance(values, list):
         return _numbered(values)
     annotations = sorted(values["annotations"], key=lambda a: (a["image_id"], a["id"]))
@@ -138,7 +138,7 @@ def _json_lines(text: str) -> list[Prompt]:
     prompts = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            value = json.loads(line)
+            value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
             said = value["prompt"] if "prompt" in value else value["caption"]
             prompts.append(Prompt(str(value.get("id", number)), said))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +13,16 @@ from zipfile import is_zipfile
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
+from ..files import LARGEST_JSON, parse_json, read_text
 
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+SAFE_PICKLES = "2.10"
+"""The first torch in which no way is known around ``weights_only``."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
 
@@ -35,8 +38,8 @@ def resolve(path: str | Path, role: str) -> Path:
 def read_json(file: Path) -> dict:
     """The JSON object in a file. AdtError if it is none."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = parse_json(read_text(file, LARGEST_JSON))
+    except (OSError, ValueError) as error:
         raise AdtError(f"{file} is not readable JSON ({error}); download it again.") from error
     if not isinstance(value, dict):
         raise AdtError(f"{file} is not a JSON object; download it again.")
@@ -70,7 +73,12 @@ def _read_safetensors(file: Path) -> dict[str, Stored]:
 
 
 def _read_pickle(file: Path) -> dict[str, Stored]:
-    """The tensors of a file written by ``torch.save``. AdtError if it holds anything else."""
+    """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
+    if TorchVersion(torch.__version__) < SAFE_PICKLES:
+        raise AdtError(
+            f"{file} is a pickle, from which code can break out in torch {torch.__version__} (CVE-2025-32434, "
+            f"CVE-2026-24747); update torch to {SAFE_PICKLES} or newer, or use a safetensors version of it."
+        )
     try:  # files of before torch 1.6 are no zip files, and can't be mapped
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
     except Exception as error:  # torch raises many types; none of them may run what the file asks for
@@ -110,6 +118,8 @@ class Checkpoint:
 
     def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",)) -> None:
         """Add the tensors of another file whose names begin with one of ``only``, as ``prefix`` + name."""
+        if not file.is_file():
+            raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
         self.files.append(file)
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}

@@ -17,6 +17,11 @@ from .config import DecoderConfig
 from .layers import Decoder, Layer
 from .quantised import store
 
+MOST = dict.fromkeys(
+    ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads"), 999
+)
+"""Bounds of sizes in a ``config.json`` that have a lower one than 2**21."""
+
 
 def section(config: dict, name: str, source: Path | str) -> dict:
     """The part ``name`` of a ``config.json``. AdtError if it has none."""
@@ -27,10 +32,11 @@ def section(config: dict, name: str, source: Path | str) -> dict:
 
 
 def whole_number(config: dict, name: str, source: Path | str, default: object = None) -> int:
-    """A size in a ``config.json``. AdtError if it is not a positive whole number."""
-    value = config.get(name) or default
-    if type(value) is not int or value < 1:
-        problem = f"{name} is {value!r}, but a positive whole number was expected"
+    """A size in a ``config.json``. AdtError if it is not a positive whole number, or is absurd."""
+    value, most = config.get(name) or default, MOST.get(name, 2**21)
+    if type(value) is not int or not 1 <= value <= most:
+        said = repr(value)
+        problem = f"{name} is {said[:40]}, but a whole number from 1 to {most} was expected"
         raise AdtError(f"{source}: config.json says {problem}; download it again.")
     return value
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
-    ("errors", "version"),
+    ("errors", "files", "version"),
     ("rules",),
     ("models",),
     ("policies",),

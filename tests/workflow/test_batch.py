@@ -176,6 +176,16 @@ def listed(comfy, batch, **values) -> list[tuple[str, str]]:
     [
         ("ADTTreePrompts", {"file": "nowhere.json"}, "file: "),
         ("ADTTreePrompts", {"file": "(the text below)", "text": "nowhere.tsv"}, "text: "),
+        ("ADTTreePrompts", {"file": "/etc/prompts.txt"}, "file: '/etc/prompts.txt' is outside ComfyUI's input folder"),
+        ("ADTTreePrompts", {"file": "../outside.txt"}, "is outside ComfyUI's input folder"),
+        ("ADTTreePrompts", {"file": "C:\\prompts.txt"}, "is outside ComfyUI's input folder"),
+        ("ADTTreePrompts", {"file": "\\\\host\\share\\p.txt"}, "is outside ComfyUI's input folder"),
+        (
+            "ADTTreePrompts",
+            {"file": "(the text below)", "text": "a/../../outside.json"},
+            "text: 'a/../../outside.json'",
+        ),
+        ("ADTTreePrompts", {"file": "(the text below)", "text": "a\n" * 600_000}, "text has 1200000 characters"),
         ("ADTTreePrompts", {"count": 0}, "count"),
         ("ADTTreePrompts", {"caption": "shortest"}, "caption"),
         ("ADTTreeBatchSampler", {"guidance": float("nan")}, "guidance"),

@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -30,7 +31,7 @@ from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..family import Family, Published
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, load_tokenizer
+from ..layout import decoder_config, decoder_entries, load_tokenizer, whole_number
 from ..prompter import check_length, stripped
 from ..target import Prompt, Prompter, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -50,8 +51,10 @@ _FLAN_T5_XL = {
     "num_layers": 24,
     "num_heads": 32,
     "vocab_size": 32128,
-    "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
 }
+_ACTIVATIONS = ("gated-gelu", "relu")
 _HEAD_DIM = 64
 _REMEMBERED = 5000  # captions, of about 0.1 MB each
 _POSITIONS = 2048  # of which only those of the grid are used
@@ -77,12 +80,12 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
 class CaptionEncoder(nn.Module):
     """T5's encoder, the projection of its features into the decoder, and the features that stand for no caption."""
 
-    def __init__(self, config: dict, width: int):
-        """config: of T5. width: of the decoder."""
-        from transformers import T5Config, T5EncoderModel
+    def __init__(self, config: dict, source: Path | str, width: int):
+        """config: of T5, from ``source``. width: of the decoder."""
+        from transformers import T5EncoderModel
 
         super().__init__()
-        self.t5 = T5EncoderModel(T5Config(**config))
+        self.t5 = T5EncoderModel(_t5_config(config, source))
         self.t5.set_input_embeddings(self.t5.shared)  # one module under both names, so that moving can't make two of it
         features = self.t5.config.d_model
         self.fc1, self.fc2 = nn.Linear(features, width, bias=False), nn.Linear(width, width, bias=False)
@@ -96,6 +99,24 @@ class CaptionEncoder(nn.Module):
     def project(self, features: Tensor) -> Tensor:
         """T5's features [n, d_model] -> [n, width]; zeros stay zeros."""
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
+
+
+def _t5_config(config: dict, source: Path | str):
+    """What shapes the encoder, and nothing else: transformers would load code for some other fields.
+
+    AdtError for what makes no sense.
+    """
+    from transformers import T5Config
+
+    activation, epsilon = config.get("feed_forward_proj", _ACTIVATIONS[0]), config.get("layer_norm_epsilon", 1e-6)
+    if activation not in _ACTIVATIONS:
+        problem = f"feed_forward_proj is {activation!r}, but {' or '.join(_ACTIVATIONS)} was expected"
+        raise AdtError(f"{source}: config.json says {problem}; download it again.")
+    if type(epsilon) is not float or not 0 < epsilon < 1:
+        problem = f"layer_norm_epsilon is {epsilon!r}, but a number between 0 and 1 was expected"
+        raise AdtError(f"{source}: config.json says {problem}; download it again.")
+    sizes = {name: whole_number(config, name, source, usual) for name, usual in _FLAN_T5_XL.items()}
+    return T5Config(**sizes, feed_forward_proj=activation, layer_norm_epsilon=epsilon, attn_implementation="eager")
 
 
 @dataclass
@@ -152,7 +173,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if t5 is not None:
         for file in Checkpoint(t5.parent).files:
             checkpoint.add(file, T5, only=("shared.", "encoder."))
-    encoder = CaptionEncoder(_FLAN_T5_XL if t5 is None else read_json(t5), config.hidden_size)
+    encoder = CaptionEncoder({} if t5 is None else read_json(t5), t5 or checkpoint.path, config.hidden_size)
     decoder = Decoder(config, torch.arange(config.vocab_size, device="cpu"))
     vq = VQModel(_vq_config(checkpoint, side, config.vocab_size))
     return Target(checkpoint.path.name, FAMILY.name, decoder, vq, (side, side), text_encoder=encoder)

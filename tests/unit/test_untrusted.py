@@ -1,0 +1,101 @@
+"""Files that strangers made: each ends in a sentence, and none runs code, blocks or exhausts the machine."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from adt_core.app.prompts import read_list
+from adt_core.errors import AdtError
+from adt_core.models.checkpoint import Checkpoint, read_json
+from adt_core.models.families import llamagen
+from adt_core.models.layout import decoder_config
+from adt_core.models.load import load_target
+from tests.layouts.llamagen import T5, write_hugging_face
+from tests.tiny import write_tiny_checkpoint
+
+DEEP = "[" * 100_000
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+
+
+@pytest.fixture
+def told():
+    """The sentence in which something is refused."""
+
+    def told(make, *arguments) -> str:
+        with pytest.raises(AdtError) as caught:
+            make(*arguments)
+        return str(caught.value)
+
+    return told
+
+
+def test_a_configuration_of_t5_names_no_code():
+    """transformers loads a kernel, with its code, from the Hub when this field names one."""
+    hostile = T5 | {
+        "attn_implementation": "owner/kernel",
+        "_attn_implementation": "owner/kernel",
+        "auto_map": {"a": "b"},
+    }
+    made = llamagen._t5_config(hostile, "folder")
+    assert made._attn_implementation == "eager" and not hasattr(made, "auto_map")
+    assert {name: getattr(made, name) for name in llamagen._FLAN_T5_XL} == {
+        name: hostile.get(name, usual) for name, usual in llamagen._FLAN_T5_XL.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("feed_forward_proj", "gated-evil"), ("layer_norm_epsilon", "1e-6"), ("num_layers", 10**6), ("d_model", -1)],
+)
+def test_a_configuration_of_t5_that_makes_no_sense(tmp_path, told, field, value):
+    folder = write_hugging_face(tmp_path)
+    file = next(tmp_path.rglob("flan-t5-xl/config.json"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    assert field in told(load_target, folder) and "download it again" in told(load_target, folder)
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000], ids=["lists", "objects"])
+def test_json_that_is_nested_too_deeply(tmp_path, told, text):
+    for name, make in (("config.json", read_json), ("prompts.json", read_list), ("prompts.jsonl", read_list)):
+        (tmp_path / name).write_text(text)
+        assert "nested too deeply" in told(make, tmp_path / name)
+
+
+def test_files_that_are_far_too_large(tmp_path, told):
+    for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_list, 257)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size * 2**20)  # which takes no room on the disk
+        assert f"it has {size} MiB" in told(make, tmp_path / name)
+
+
+@needs_pipes
+def test_a_pipe_is_no_file(tmp_path, told):
+    os.mkfifo(tmp_path / "prompts.txt")
+    assert "no regular file" in told(read_list, tmp_path / "prompts.txt")
+    checkpoint = write_tiny_checkpoint(tmp_path / "target")
+    (checkpoint / "model.safetensors").unlink()
+    os.mkfifo(checkpoint / "model.safetensors")
+    assert "no regular file" in told(load_target, checkpoint)
+
+
+@pytest.mark.parametrize(
+    "version, refused", [("2.9.1+cu130", True), ("2.6.0", True), ("2.10.0", False), ("2.13.0+cpu", False)]
+)
+def test_pickles_where_torch_can_not_keep_their_code_in(tmp_path, told, monkeypatch, version, refused):
+    torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
+    monkeypatch.setattr(torch, "__version__", version)
+    if refused:
+        said = told(Checkpoint, tmp_path / "weights.pt")
+        assert "CVE-2025-32434" in said and "update torch to 2.10" in said and "safetensors" in said
+    else:
+        assert Checkpoint(tmp_path / "weights.pt")["a"].shape == (1,)
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "vocab_size", "hidden_size"])
+@pytest.mark.parametrize("value", [10**7, 10**400, -1, 0.5, "many", [1], {"a": 1}, True])
+def test_absurd_sizes_are_refused_before_anything_is_built(told, name, value):
+    usual = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    said = told(decoder_config, usual | {name: value}, "folder")
+    assert name in said and len(said) < 300
