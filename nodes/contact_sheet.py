@@ -43,7 +43,7 @@ def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folde
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
     picture = io.BytesIO()
     sheet.save(picture, "PNG")
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
@@ -53,6 +53,11 @@ def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folde
     write_json(paths[1], {"settings": settings, "summary": summary(rows), "images": list(rows)})
     write(paths[2], picture.getvalue())
     return paths
+
+
+def _harmless(cell: object) -> object:
+    """A cell of a table, in which spreadsheets see no formula: an apostrophe marks a text."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def contact_sheet(

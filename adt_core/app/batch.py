@@ -8,9 +8,10 @@ whatever it was decoded together with.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,8 @@ class Picture(NamedTuple):
 
 NESTED = "sampling", "drafting", "lantern", "profile"
 """Entries of a report that are no figures."""
+NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitution_rate"
+"""Figures that every finished image has."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,22 @@ class Batch:
         path = self.path(prompt)
         try:
             saved = read_settings(path)
-            codes = torch.tensor(saved["tokens"], dtype=torch.long)
-            figures = dict(saved["figures"])
-        except (AdtError, KeyError, TypeError, ValueError):
+        except AdtError:
             return None
-        sound = saved.get("prompt") == prompt and tuple(codes.shape) == tuple(self.job.target.grid)
-        return Picture(prompt, path, codes, figures) if sound and is_whole(path) else None
+        tokens, figures = saved.get("tokens"), saved.get("figures")
+        if saved.get("prompt") != prompt or not self._are_tokens(tokens) or not _are_figures(figures):
+            return None
+        return Picture(prompt, path, torch.tensor(tokens), figures) if is_whole(path) else None
+
+    def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
+        """Are they codes of the target, for every cell of its grid?"""
+        (rows, columns), codes = self.job.target.grid, self.job.target.num_codes
+        if not isinstance(value, list) or len(value) != rows:
+            return False
+        return all(
+            isinstance(row, list) and len(row) == columns and all(type(c) is int and 0 <= c < codes for c in row)
+            for row in value
+        )
 
     def keep(self, decoding: Decoding, image: int, prompt: str, check: Check | None = None) -> tuple[Picture, Tensor]:
         """Write the PNG of a finished image of a decoding; the picture, and its pixels [1, 3, H, W] in [-1, 1].
@@ -83,6 +96,13 @@ class Batch:
                 "and start the batch again: what is finished is kept."
             ) from error
         return Picture(prompt, path, codes, figures), pixels
+
+
+def _are_figures(value: object) -> TypeGuard[dict]:
+    """Are they figures of a finished image?"""
+    if not isinstance(value, dict) or not value.keys().isdisjoint(("id", "prompt", "file")):
+        return False
+    return all(type(value.get(name)) in (int, float) and math.isfinite(value[name]) for name in NUMBERS)
 
 
 def key(job: Job) -> str:

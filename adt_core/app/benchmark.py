@@ -9,7 +9,6 @@ picture.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -47,10 +46,10 @@ from .generation import choose_device, default_drafter, lantern_of, open_target,
 from .images import to_png, write
 from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
+from .records import append, open_records
 
 RELAXED = "+lantern"
 NETWORK = "network"
-RUNS = "runs.jsonl"
 WARM_UP = 8
 """Rounds of each method before anything is measured."""
 
@@ -192,23 +191,6 @@ def _commit() -> str | None:
         return None
 
 
-def open_runs(folder: Path, settings: dict) -> list[dict]:
-    """The records in ``folder``; begins the file if there is none. AdtError if they were made with other settings."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / RUNS
-    if not path.exists():
-        path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
-        return []
-    head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if json.loads(head)["settings"] != settings:
-        raise AdtError(
-            f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
-        )
-    whole = [line for line in lines if line.endswith("\n")]  # not what was being written when the power went
-    path.write_text("".join([head, *whole]), encoding="utf-8")
-    return [json.loads(line) for line in whole]
-
-
 Measured = dict[str, tuple[dict, bytes | None]]
 """What methods made of a prompt: the figures of each, and its picture, a PNG. Plain decoding comes first; a method that
 wrote its tokens has no picture."""
@@ -266,7 +248,7 @@ def collect(
     benchmark: Benchmark, settings: dict, folder: Path, mapped: Callable[[list[int]], Iterable[tuple[int, Measured]]]
 ) -> Iterator[dict]:
     """The same, where ``mapped`` measures the prompts whose numbers it is given, in any order."""
-    done = open_runs(folder, settings)
+    done = open_records(folder, settings)
     yield from done
     missing = set(range(len(benchmark.prompts))) - {record["prompt"] for record in done}
     for number, measured in mapped(sorted(missing)):
@@ -288,8 +270,7 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
         plain = plain or shown
         runs[name] = {**figures, **shown}
     record = {"prompt": number, "text": prompt, "runs": runs}
-    with (folder / RUNS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    append(folder, record)
     return record
 
 

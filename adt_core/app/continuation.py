@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
+from .images import UNSOUND
 
 KEEP = 0.5
 """Share of a picture's rows that is kept unless told otherwise."""
@@ -60,7 +61,7 @@ def open_picture(path: Path, option: str, remedy: str = "") -> Image.Image:
     try:
         with Image.open(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that it is no sound picture
+    except UNSOUND as error:
         reason = getattr(error, "strerror", None) or "it is damaged or of an unknown format"
         raise AdtError(
             f"{option}: '{path}' can't be read as a picture ({reason}){remedy and f'; {remedy}'}."

@@ -26,7 +26,7 @@ from ..rules.sampling import Sampling
 from ..rules.trace import Trace
 from ..rules.verify import Lantern
 from . import continuation, distributed
-from .images import check_writable, to_png, write, write_json
+from .images import check_outputs, check_writable, to_png, write, write_json
 from .jobs import Job, rounds, stretches, warm_up
 from .prompts import read_prompts
 
@@ -60,9 +60,7 @@ def plan(options: argparse.Namespace) -> Plan:
     drafting = drafting_of(options)
     if options.compare and not drafting.policy.needs_drafter:
         raise AdtError("--compare measures another --method against autoregressive; choose one.")
-    for name in ("output", "tokens", "trace", "report"):
-        if getattr(options, name):
-            check_writable(getattr(options, name), f"--{name}")
+    check_writable(options.output, "--output")
     continuation.check(options)
     distributed.check(options)
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
@@ -75,8 +73,18 @@ def plan(options: argparse.Namespace) -> Plan:
     options.at_once = options.at_once or options.batch_size
     parts = stretches(len(prompts), options.at_once, options.batch_size, options.workers)
     paths = numbered if count > 1 else [output]
+    check_outputs(
+        [*(("--output", path) for path in paths), *_files(options, "tokens", "trace", "report")],
+        _files(options, "prompts", "from_png", "continue_from"),
+    )
     profile = CostProfile.from_json(options.profile) if options.profile is not None else None
     return Plan(options, prompts, sampling_of(options), drafting, lantern_of(options), paths, parts, profile)
+
+
+def _files(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:
+    """Options of these names that were given, and the paths that they name."""
+    given = ((f"--{name.replace('_', '-')}", getattr(options, name)) for name in names)
+    return [(option, Path(path)) for option, path in given if path]
 
 
 def sampling_of(options: argparse.Namespace) -> Sampling:

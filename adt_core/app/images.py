@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +15,14 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
+from ..files import parse_json
 
 KEY = "adt_tree"
 """Name of the PNG text chunk that holds the settings, as JSON."""
+LONGEST_NAME = 255
+"""Bytes of a file name, on all usual systems."""
+UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""Pillow's ways to say that a file is no sound picture, or would not fit into memory."""
 
 
 def to_uint8(pixels: Tensor) -> np.ndarray:
@@ -45,12 +51,12 @@ def read_settings(path: Path) -> dict:
     try:
         with Image.open(path) as image:
             text = image.info.get(KEY)
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say that it is no sound picture
+    except UNSOUND as error:
         reason = getattr(error, "strerror", None) or "it is damaged or of another format"
         raise AdtError(f"{path} can't be read as a PNG ({reason}).") from error
     settings = None
     with suppress(TypeError, ValueError):
-        settings = json.loads(text or "null")
+        settings = parse_json(text or "null")
     if not isinstance(settings, dict):
         raise AdtError(
             f"{path} holds no ADT-Tree settings; give a PNG that 'generate' wrote and nothing has saved anew."
@@ -63,7 +69,7 @@ def is_whole(path: Path) -> bool:
     try:
         with Image.open(path) as image:
             image.verify()
-    except (OSError, SyntaxError, ValueError):
+    except UNSOUND:
         return False
     return True
 
@@ -79,9 +85,13 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: under another name in the same folder, which is then changed."""
+    """Write a file whole or not at all: under another name in the same folder, which is then changed.
+
+    Where the path is a link, the file that it leads to is written, and the link stays.
+    """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{digest(path.name)}.{os.getpid()}.part")  # no longer than names may be
     try:
         part.write_bytes(content)
         os.replace(part, path)
@@ -89,10 +99,35 @@ def write(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
+def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[str, Path]]) -> None:
+    """AdtError, naming the option, if a file can't be written, or would replace another result or an input.
+
+    Both are pairs of an option and a path. Writes and makes nothing.
+    """
+    taken = {_place(path): option for option, path in inputs}
+    for option, path in outputs:
+        check_writable(path, option)
+        other = taken.get(_place(path))
+        if other is not None:
+            raise AdtError(f"{option}: '{path}' is the file of {other}, which would be lost; name another.")
+        taken[_place(path)] = option
+
+
+def _place(path: Path) -> str:
+    """The same for all paths that lead to one file."""
+    return os.path.normcase(os.path.realpath(path))
+
+
 def check_writable(path: Path, option: str) -> None:
     """AdtError, naming ``option``, if ``path`` can't be written. Writes and makes nothing."""
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise AdtError(
+            f"{option}: the name '{path.name[:40]}...' is too long; take one of {LONGEST_NAME} bytes at most."
+        )
     if path.is_dir():
         raise AdtError(f"{option}: '{path}' is a folder; name a file.")
+    if path.exists() and not path.is_file():
+        raise AdtError(f"{option}: '{path}' is a device or a pipe; name a file.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise AdtError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..policies import PLAIN
+from .images import write as write_whole
 from .images import write_json
 
 COLUMNS = {
@@ -104,11 +106,12 @@ def write(
     """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
     rows, paths = summary(records, sets), [folder / f"results.{ending}" for ending in ("md", "csv", "json")]
     shown = markdown(rows, settings, note)
-    paths[0].write_text(shown, encoding="utf-8")
-    with paths[1].open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(_headings(rows)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(_headings(rows)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(paths[0], shown.encode())
+    write_whole(paths[1], table.getvalue().encode())
     write_json(paths[2], {"settings": settings, "summary": rows, "records": records})
     return shown, [*paths, *_plots(rows, records, folder)]
 

@@ -139,6 +139,47 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     assert torch.equal(Batch(make, tmp_path).find(PROMPTS[0]).codes, expected)
 
 
+@pytest.mark.parametrize(
+    "tokens, figures",
+    [
+        (-1, {}),
+        (10**6, {}),
+        (10**400, {}),
+        (1.5, {}),
+        (True, {}),
+        (float("nan"), {}),
+        ("1", {}),
+        (None, {}),
+        ([1], {}),
+        (0, None),
+        (0, []),
+        (0, {"seconds": "long"}),
+        (0, {"tau": float("inf")}),
+        (0, {"tau": None}),
+        (0, {"file": "../../secret.png"}),
+    ],
+)
+def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens, figures):
+    run(make, PROMPTS[:1], tmp_path, chunk=1)
+    (path,) = tmp_path.iterdir()
+    settings, sound = read_settings(path), Batch(make, tmp_path).find(PROMPTS[0])
+    settings["tokens"][0][0] = settings["tokens"][0][0] if tokens == 0 and type(tokens) is int else tokens
+    settings["figures"] = settings["figures"] | figures if isinstance(figures, dict) else figures
+    save_png(path, torch.zeros(3, 8, 8), settings)
+    batch = Batch(make, tmp_path)
+    assert batch.find(PROMPTS[0]) is None and run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
+    assert torch.equal(batch.find(PROMPTS[0]).codes, sound.codes)
+
+
+def test_a_picture_that_would_fill_the_memory_is_made_anew(make, tmp_path, monkeypatch):
+    run(make, PROMPTS[:1], tmp_path, chunk=1)
+    batch = Batch(make, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # so that this one is a bomb
+        assert batch.find(PROMPTS[0]) is None
+    assert batch.find(PROMPTS[0]) is not None
+
+
 def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_path):
     make = replace(
         make,

@@ -6,6 +6,8 @@ import os
 import pytest
 import torch
 
+from adt_core import cli
+from adt_core.app.images import write
 from adt_core.app.prompts import read_list
 from adt_core.errors import AdtError
 from adt_core.models.checkpoint import Checkpoint, read_json
@@ -99,3 +101,43 @@ def test_absurd_sizes_are_refused_before_anything_is_built(told, name, value):
     usual = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     said = told(decoder_config, usual | {name: value}, "folder")
     assert name in said and len(said) < 300
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"--tokens": "o.png"}, "--tokens: 'o.png' is the file of --output"),
+        ({"--trace": "./a/../t.json", "--report": "t.json"}, "--report: 't.json' is the file of --trace"),
+        ({"--prompts": "p.txt", "--report": "p.txt"}, "--report: 'p.txt' is the file of --prompts"),
+        ({"--prompts": "p.txt", "--report": "link.json"}, "--report: 'link.json' is the file of --prompts"),
+        ({"--prompts": "p.txt", "--tokens": "o-0002.png"}, "--tokens: 'o-0002.png' is the file of --output"),
+        ({"--report": "/dev/null"}, "is a device or a pipe"),
+        ({"--report": "folder"}, "is a folder"),
+        ({"--output": "x" * 252 + ".png"}, "is too long"),
+        ({"--report": "\u00e9" * 128}, "is too long"),
+    ],
+    ids=range(9),
+)
+def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, given, words):
+    """It is found before a model is loaded: there is none here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("a cat\na dog\n")
+    (tmp_path / "link.json").symlink_to("p.txt")
+    for name in ("folder", "a"):
+        (tmp_path / name).mkdir()
+    usual = {"--output": "o.png", "--model": "nowhere"} | ({} if "--prompts" in given else {"--prompt": "a cat"})
+    code = cli.main(["generate", *(word for pair in (usual | given).items() for word in pair)])
+    said = capsys.readouterr().err
+    assert code != 0 and words in said and len(said.splitlines()) == 1
+    assert (tmp_path / "p.txt").read_text() == "a cat\na dog\n" and not (tmp_path / "o.png").exists()
+
+
+def test_a_link_is_followed_and_stays(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "elsewhere" / "report.json")
+    for content in (b"one", b"two"):
+        write(tmp_path / "link.json", content)
+        assert (tmp_path / "link.json").is_symlink()
+        assert (tmp_path / "elsewhere" / "report.json").read_bytes() == content
+    write(tmp_path / ("x" * 255), b"three")
+    assert not list(tmp_path.rglob("*.part"))

@@ -1,0 +1,100 @@
+"""The records of a benchmark survive whatever happens to their file."""
+
+import json
+import logging
+
+import pytest
+
+from adt_core.app import records
+from adt_core.app.records import RUNS, append, open_records
+from adt_core.errors import AdtError
+
+SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": {"autoregressive": {}, "eagle2": {}}}
+
+
+def record(number: int, **changes) -> dict:
+    runs = {name: {"seconds": 1.0 + number, "picture": f"images/{name}/{number}.png"} for name in SETTINGS["methods"]}
+    return {"prompt": number, "text": SETTINGS["prompts"][number], "runs": runs} | changes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With the records of the first two prompts."""
+    assert open_records(tmp_path, SETTINGS) == []
+    for number in range(2):
+        append(tmp_path, record(number))
+    return tmp_path
+
+
+def test_records_come_back(folder):
+    before = (folder / RUNS).read_bytes()
+    assert open_records(folder, SETTINGS) == [record(0), record(1)]
+    assert (folder / RUNS).read_bytes() == before
+
+
+def test_a_sound_file_is_not_written_when_it_is_opened(folder, monkeypatch):
+    monkeypatch.setattr(records, "write", lambda *_: pytest.fail("a kill here would lose all records"))
+    assert len(open_records(folder, SETTINGS)) == 2
+
+
+def test_a_kill_while_the_file_is_written_anew_loses_nothing(folder, monkeypatch):
+    with (folder / RUNS).open("a") as file:
+        file.write('{"prompt": 2, "te')
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_records(folder, SETTINGS)
+    assert open_records(folder, SETTINGS) == [record(0), record(1)]
+    append(folder, record(2))
+    assert len(open_records(folder, SETTINGS)) == 3 and not list(folder.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "[" * 100_000,
+        "[1]",
+        json.dumps(record(2, prompt=7)),
+        json.dumps(record(2, prompt=True)),
+        json.dumps(record(2, text="another")),
+        json.dumps(record(2, runs={})),
+        json.dumps(record(2, runs=dict.fromkeys(SETTINGS["methods"], 1))),
+        json.dumps(record(2, runs=dict.fromkeys(SETTINGS["methods"], {"picture": "../../secret.png"}))),
+        json.dumps(record(2, runs=dict.fromkeys(SETTINGS["methods"], {"picture": "/secret.png"}))),
+        json.dumps(record(0)),
+        "\ufffd\x00",
+    ],
+    ids=range(13),
+)
+def test_a_damaged_or_second_record_is_left_out(folder, line):
+    with (folder / RUNS).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    append(folder, record(2))
+    assert open_records(folder, SETTINGS) == [record(number) for number in range(3)]
+    assert len((folder / RUNS).read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0\0\0", b"{}\n", b'{"settings": 1}\n', b"\xff\xfe{"], ids=range(5))
+def test_a_file_whose_settings_are_damaged_is_set_aside(folder, damage, caplog):
+    lost = damage + (folder / RUNS).read_bytes()[5:]
+    for number in (1, 2):
+        (folder / RUNS).write_bytes(lost)
+        with caplog.at_level(logging.WARNING):
+            assert open_records(folder, SETTINGS) == []
+        assert (folder / f"runs-damaged-{number}.jsonl").read_bytes() == lost
+    assert "runs-damaged-2.jsonl" in caplog.text
+    append(folder, record(0))
+    assert open_records(folder, SETTINGS) == [record(0)]
+
+
+def test_records_of_other_settings_are_never_mixed(folder):
+    before = (folder / RUNS).read_bytes()
+    with pytest.raises(AdtError, match="other settings"):
+        open_records(folder, SETTINGS | {"prompts": ["a cat"]})
+    assert (folder / RUNS).read_bytes() == before
