@@ -88,7 +88,7 @@ def write_tiny_checkpoint(
         tensors |= layer_tensors(generator, f"model.layers.{i}", hidden, intermediate, heads, kv_heads or heads)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        codec = VQModel(VQConfig.from_dict(vq))
+        codec = VQModel(VQConfig.from_dict(vq, folder))
     tensors |= {f"model.vqmodel.{name}": value.clone() for name, value in codec.state_dict().items()}
     save_file(
         {name: value.contiguous() for name, value in tensors.items()},

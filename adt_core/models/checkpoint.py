@@ -145,8 +145,10 @@ class Checkpoint:
         pickled = files and files[0].suffix in PICKLES
         index = self.folder / ("pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json")
         if self.path.is_dir() and index.is_file():
-            wanted = set(read_json(index).get("weight_map", {}).values())
-            missing = ", ".join(sorted(wanted - {file.name for file in files}))
+            listed = read_json(index).get("weight_map")
+            if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+                raise AdtError(f"{index} names no files of weights; download it again.")
+            missing = ", ".join(sorted(set(listed.values()) - {file.name for file in files}))
             if missing:
                 raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,31 +15,9 @@ from torch import Tensor
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry, same, transposed
 from .config import DecoderConfig
+from .fields import number, section, whole_number
 from .layers import Decoder, Layer
 from .quantised import store
-
-MOST = dict.fromkeys(
-    ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads"), 999
-)
-"""Bounds of sizes in a ``config.json`` that have a lower one than 2**21."""
-
-
-def section(config: dict, name: str, source: Path | str) -> dict:
-    """The part ``name`` of a ``config.json``. AdtError if it has none."""
-    value = config.get(name)
-    if not isinstance(value, dict):
-        raise AdtError(f"{source}: config.json has no {name}; use the checkpoint's own config.json.")
-    return value
-
-
-def whole_number(config: dict, name: str, source: Path | str, default: object = None) -> int:
-    """A size in a ``config.json``. AdtError if it is not a positive whole number, or is absurd."""
-    value, most = config.get(name) or default, MOST.get(name, 2**21)
-    if type(value) is not int or not 1 <= value <= most:
-        said = repr(value)
-        problem = f"{name} is {said[:40]}, but a whole number from 1 to {most} was expected"
-        raise AdtError(f"{source}: config.json says {problem}; download it again.")
-    return value
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
@@ -51,7 +30,7 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     if hidden % heads:
         problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise AdtError(f"{source}: config.json's {problem}; download it again.")
-    rope = config.get("rope_parameters") or {}
+    rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     found = {
         "vocab_size": size("vocab_size"),
         "hidden_size": hidden,
@@ -59,8 +38,8 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
         "num_layers": size("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": size("num_key_value_heads", default=heads),
-        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-5)),
-        "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        "rms_norm_eps": number(config, "rms_norm_eps", source, 1e-5, 0, 0.1),
+        "rope_theta": number(config if rope.get("rope_theta") is None else rope, "rope_theta", source, 1e4, 1, 1e12),
         "max_positions": size("max_position_embeddings", default=4096),
     }
     return DecoderConfig(**found | changes)
@@ -140,11 +119,11 @@ def decoder_entries(
 def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int | None = None) -> dict[str, int]:
     """Token ids by name. AdtError if a ``needed`` name is missing, or an id is not below ``size`` (``vocab_size``)."""
     source = f"{checkpoint.path}: config.json's vocabulary_map"
-    vocabulary = checkpoint.config.get("vocabulary_map") or {}
+    vocabulary = section({"vocabulary_map": {}, **checkpoint.config}, "vocabulary_map", checkpoint.path)
     missing = ", ".join(name for name in needed if name not in vocabulary)
     if missing:
         raise AdtError(f"{source} lacks {missing}; use the checkpoint's own config.json.")
-    size = size or checkpoint.config.get("vocab_size") or 0
+    size = size or whole_number(checkpoint.config, "vocab_size", checkpoint.path)
     if not all(type(i) is int and 0 <= i < size for i in vocabulary.values()):
         raise AdtError(f"{source} names ids outside its vocab_size {size}; download it again.")
     return vocabulary
@@ -157,7 +136,8 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     """
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     names = [name for name in vocabulary if name.startswith(begin) and name.endswith(end)]
-    ids = {int(name[len(begin) : -len(end)].translate(digits)): vocabulary[name] for name in names}
+    codes = {name: name[len(begin) : -len(end)].translate(digits) for name in names}
+    ids = {int(code): vocabulary[name] for name, code in codes.items() if re.fullmatch("[0-9]{1,9}", code)}
     if not ids or sorted(ids) != list(range(len(ids))):
         problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}; this is not an {model} checkpoint"
         raise AdtError(f"config.json's vocabulary_map {problem}.")

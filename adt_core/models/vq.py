@@ -9,7 +9,7 @@ vectors of length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..rules.verify import Neighbours
 from .checkpoint import Check, Entry, whole
+from .fields import Source, switch, whole_number, whole_numbers
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class VQConfig:
     normalised: bool = False
 
     @classmethod
-    def from_dict(cls, values: dict) -> VQConfig:
-        known: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        known["channel_multiplier"] = tuple(known.get("channel_multiplier", cls.channel_multiplier))
-        return cls(**known)
+    def from_dict(cls, values: dict, source: Source) -> VQConfig:
+        """From a ``vq_config``. AdtError, naming ``source``, for values that make no sense."""
+        readers: dict[type, Callable] = {bool: switch, int: whole_number, tuple: whole_numbers}
+        return cls(**{f.name: readers[type(f.default)](values, f.name, source, f.default) for f in fields(cls)})
 
     @property
     def widths(self) -> list[int]:

@@ -28,7 +28,7 @@ def codecs(request):
         theirs = JanusVQVAE(JanusVQVAEConfig(**shape, num_patches=4)).eval()
         for parameter in theirs.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
-    ours = VQModel(VQConfig.from_dict({**shape, "attention": True, "normalised": True}))
+    ours = VQModel(VQConfig.from_dict({**shape, "attention": True, "normalised": True}, "here"))
     stored = theirs.state_dict()
     ours.load_state_dict({name: stored.pop(coarsest_first(name, ours.config)) for name in ours.state_dict()})
     assert not stored

@@ -64,7 +64,7 @@ def test_switching_models_takes_the_memory_of_one(comfy, plain, large, checkpoin
     comfy.get("/probe/peak")
     comfy.run(plain.set("ADTTreeModelLoader", model=large[1]).prompt)
     more = comfy.get("/probe/peak")["bytes"] - one
-    assert more < 0.3 * size, f"{more / size:.2f} times a model beside it"
+    assert more < 0.6 * size, f"{more / size:.2f} times a model beside it"
 
 
 def test_models_of_one_graph_are_all_there(comfy, plain, large):

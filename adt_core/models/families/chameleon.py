@@ -13,8 +13,9 @@ import torch
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, whole
 from ..family import Family, Published, model_type
+from ..fields import section
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, section
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
 from ..prompter import TokenPrompter
 from ..target import Prompt, Target
 from ..vq import VQConfig, VQModel
@@ -73,7 +74,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if checkpoint.config.get("swin_norm"):
         problem = "config.json asks for swin_norm, which the 30B model has and this version can't"
         raise AdtError(f"{checkpoint.path}: {problem}; use a 7B checkpoint.")
-    codec = VQModel(VQConfig.from_dict(section(checkpoint.config, "vq_config", checkpoint.path)))
+    codec = VQModel(VQConfig.from_dict(section(checkpoint.config, "vq_config", checkpoint.path), checkpoint.path))
     return build(checkpoint, FAMILY.name, codec, codec.config.cells)
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, same
 from ..family import Family, Published, model_type
+from ..fields import Source, section, switch, whole_number, whole_numbers
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, section
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
 from ..prompter import TokenPrompter
 from ..target import Prompt, Target
 from ..vq import Codec, Quantizer
@@ -41,11 +42,11 @@ _TEXT = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
 }
-_CODEC_FIELDS = (
-    "codebook_size embed_dim latent_channels double_latent in_channels out_channels temporal_downsample_factor "
-    "base_channels channel_multiplier num_res_blocks attn_resolutions hidden_size num_attention_heads"
+_CODEC_SIZES = (
+    "codebook_size embed_dim latent_channels in_channels out_channels temporal_downsample_factor base_channels "
+    "num_res_blocks hidden_size num_attention_heads"
 )
-"""Fields of a ``vq_config`` that say the codec's shape; the others are not used."""
+"""Sizes in a ``vq_config`` that say the codec's shape, with two lists and a switch; other fields are not used."""
 
 
 class Emu3Prompter(TokenPrompter):
@@ -76,12 +77,12 @@ class Emu3Codec(Codec):
     The original codes 4 frames as one. Here these are equal, so layers that work on each frame alone run once.
     """
 
-    def __init__(self, values: dict):
-        """values: the ``vq_config`` of a checkpoint."""
+    def __init__(self, values: dict, source: Source):
+        """values: the ``vq_config`` of the checkpoint ``source``. AdtError if they make no sense."""
         from transformers import Emu3VQVAE, Emu3VQVAEConfig  # takes seconds, and no other family needs it
 
         super().__init__()
-        config = Emu3VQVAEConfig(**{name: values[name] for name in _CODEC_FIELDS.split() if name in values})
+        config = Emu3VQVAEConfig(**_codec_fields(values, source))
         model = Emu3VQVAE(config)
         self.encoder, self.decoder = model.encoder, model.decoder
         self.quantize = Quantizer(config.codebook_size, config.embed_dim)
@@ -111,12 +112,20 @@ class Emu3Codec(Codec):
         return decoder.conv_out(F.silu(decoder.norm_out(x, vectors)))
 
 
+def _codec_fields(values: dict, source: Source) -> dict:
+    """What shapes the codec, of those that are given."""
+    sizes = {name: whole_number(values, name, source) for name in _CODEC_SIZES.split() if name in values}
+    lists = {"channel_multiplier": 1, "attn_resolutions": 0}
+    levels = {name: list(whole_numbers(values, name, source, (), low)) for name, low in lists.items() if name in values}
+    return {**sizes, **levels, "double_latent": switch(values, "double_latent", source, False)}
+
+
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
     source = checkpoint.path
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
-    codec = Emu3Codec(section(checkpoint.config, "vq_config", source))
+    codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
     codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
     if len(codes) != len(codec.codebook):
         problem = f"names {len(codes)} image tokens, but its vq_config {len(codec.codebook)} codes"

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint, Entry, same
 from ..family import Family, Published, model_type
+from ..fields import section, whole_number
 from ..layers import Decoder
-from ..layout import body_entries, decoder_config, section, whole_number
+from ..layout import body_entries, decoder_config
 from ..prompter import TokenPrompter
 from ..target import Prompt, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -97,7 +98,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     head_width = size(drawing, "projection_dim", default=2048)
     config = decoder_config(text, checkpoint.path, vocab_size=words + codes, qk_norm=False, head_width=head_width)
     decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
-    codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}))
+    codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}, checkpoint.path))
     return Target(checkpoint.path.name, FAMILY.name, decoder, codec, (codec.config.cells, codec.config.cells))
 
 

@@ -30,8 +30,9 @@ from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..family import Family, Published
+from ..fields import number, whole_number, word
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, load_tokenizer, whole_number
+from ..layout import decoder_config, decoder_entries, load_tokenizer
 from ..prompter import check_length, stripped
 from ..target import Prompt, Prompter, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -108,14 +109,9 @@ def _t5_config(config: dict, source: Path | str):
     """
     from transformers import T5Config
 
-    activation, epsilon = config.get("feed_forward_proj", _ACTIVATIONS[0]), config.get("layer_norm_epsilon", 1e-6)
-    if activation not in _ACTIVATIONS:
-        problem = f"feed_forward_proj is {activation!r}, but {' or '.join(_ACTIVATIONS)} was expected"
-        raise AdtError(f"{source}: config.json says {problem}; download it again.")
-    if type(epsilon) is not float or not 0 < epsilon < 1:
-        problem = f"layer_norm_epsilon is {epsilon!r}, but a number between 0 and 1 was expected"
-        raise AdtError(f"{source}: config.json says {problem}; download it again.")
     sizes = {name: whole_number(config, name, source, usual) for name, usual in _FLAN_T5_XL.items()}
+    activation = word(config, "feed_forward_proj", source, _ACTIVATIONS)
+    epsilon = number(config, "layer_norm_epsilon", source, 1e-6, 0, 0.1)
     return T5Config(**sizes, feed_forward_proj=activation, layer_norm_epsilon=epsilon, attn_implementation="eager")
 
 
@@ -210,7 +206,7 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_key_value_heads": (fused - hidden) // 2 // _HEAD_DIM,
         }
-    stated = {"rope_theta": float(config.get("rope_base", 10000)), "max_positions": _POSITIONS}
+    stated = {"rope_theta": number(config, "rope_base", checkpoint.path, 1e4, 1, 1e12), "max_positions": _POSITIONS}
     return decoder_config(config, checkpoint.path, qk_norm=False, grid_rope=(CAPTION, side), **stated)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from ..checkpoint import Checkpoint
 from ..family import Family, Published
+from ..fields import section
 from ..target import Prompt, Target
 from ..vq import VQConfig, VQModel
 from .chameleon import BEGIN_IMAGE, REMEDIES, SEPARATOR, UNNEEDED, ChameleonPrompter, build, entries, is_chameleon
@@ -62,7 +63,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family. The name of its folder says its size in pixels; 768 if it does not."""
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.path.name)
     steps = max(map(int, sizes), default=768) // _PIXELS
-    codec = VQModel(VQConfig.from_dict(checkpoint.config.get("vq_config") or {}))
+    stated = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
+    codec = VQModel(VQConfig.from_dict(stated, checkpoint.path))
     return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, _size_token(steps)))
 
 
