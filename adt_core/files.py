@@ -23,7 +23,7 @@ def read_text(path: Path, most: int) -> str:
     return path.read_text(encoding="utf-8-sig")
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """What JSON says. Raises ValueError for what is none, or is nested too deeply."""
     try:
         return json.loads(text)

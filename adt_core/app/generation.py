@@ -26,7 +26,7 @@ from ..rules.sampling import Sampling
 from ..rules.trace import Trace
 from ..rules.verify import Lantern
 from . import continuation, distributed
-from .images import check_outputs, check_writable, to_png, write, write_json
+from .images import check_outputs, to_png, write, write_json
 from .jobs import Job, rounds, stretches, warm_up
 from .prompts import read_prompts
 
@@ -60,7 +60,6 @@ def plan(options: argparse.Namespace) -> Plan:
     drafting = drafting_of(options)
     if options.compare and not drafting.policy.needs_drafter:
         raise AdtError("--compare measures another --method against autoregressive; choose one.")
-    check_writable(options.output, "--output")
     continuation.check(options)
     distributed.check(options)
     prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
@@ -74,7 +73,10 @@ def plan(options: argparse.Namespace) -> Plan:
     parts = stretches(len(prompts), options.at_once, options.batch_size, options.workers)
     paths = numbered if count > 1 else [output]
     check_outputs(
-        [*(("--output", path) for path in paths), *_files(options, "tokens", "trace", "report")],
+        [
+            *(("--output", path) for path in dict.fromkeys([output, *paths])),
+            *_files(options, "tokens", "trace", "report"),
+        ],
         _files(options, "prompts", "from_png", "continue_from"),
     )
     profile = CostProfile.from_json(options.profile) if options.profile is not None else None

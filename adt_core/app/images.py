@@ -107,10 +107,10 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
     taken = {_place(path): option for option, path in inputs}
     for option, path in outputs:
         check_writable(path, option)
-        other = taken.get(_place(path))
-        if other is not None:
-            raise AdtError(f"{option}: '{path}' is the file of {other}, which would be lost; name another.")
-        taken[_place(path)] = option
+        place = _place(path)
+        if place in taken:
+            raise AdtError(f"{option}: '{path}' is the file of {taken[place]}, which would be lost; name another.")
+        taken[place] = option
 
 
 def _place(path: Path) -> str:

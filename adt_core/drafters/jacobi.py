@@ -117,10 +117,7 @@ class JacobiProposer(Proposer):
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def observe(self, verified: Verified) -> None:
-        if verified.tree.size > 1:
-            self.refresh(verified)
-        else:  # a lone root speaks of no token but the one that is decided
-            self._decide(verified)
+        self.refresh(verified)
 
     def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         at = (roots.at + 1).clamp_max(self.length)
@@ -190,8 +187,6 @@ class JacobiProposer(Proposer):
     # ---- drafting ----------------------------------------------------------------------------
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        if shapes.depth == 0:
-            return chain(roots.codes[:, None], self._scores.new_zeros(len(roots.codes), 0))
         return self.close(self.open(roots, shapes), shapes)
 
     def open(self, roots: Roots, shapes: Shapes) -> Window:

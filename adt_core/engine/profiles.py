@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from ..errors import AdtError
+from ..files import parse_json
 from ..policies import CostProfile
 
 FOLDER = "ADT_TREE_CACHE"
@@ -43,8 +44,8 @@ def find(name: str, images: int) -> CostProfile | None:
     path = _path(name, images)
     try:
         with path.open("rb") as file:
-            found: CostProfile | None = CostProfile.from_json(json.loads(file.read(LARGEST_FILE)))
-    except (OSError, ValueError, RecursionError, AdtError):
+            found: CostProfile | None = CostProfile.from_json(parse_json(file.read(LARGEST_FILE)))
+    except (OSError, ValueError, AdtError):
         found = _unwritten.get(path)
     return found if found is not None and (found.name, found.images) == (name, images) else None
 

@@ -169,7 +169,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if t5 is not None:
         for file in Checkpoint(t5.parent).files:
             checkpoint.add(file, T5, only=("shared.", "encoder."))
-    encoder = CaptionEncoder({} if t5 is None else read_json(t5), t5 or checkpoint.path, config.hidden_size)
+    said, source = ({}, checkpoint.path) if t5 is None else (read_json(t5), t5.parent)
+    encoder = CaptionEncoder(said, source, config.hidden_size)
     decoder = Decoder(config, torch.arange(config.vocab_size, device="cpu"))
     vq = VQModel(_vq_config(checkpoint, side, config.vocab_size))
     return Target(checkpoint.path.name, FAMILY.name, decoder, vq, (side, side), text_encoder=encoder)
