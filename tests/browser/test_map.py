@@ -129,9 +129,9 @@ def test_the_shipped_workflow_from_the_template_browser(tab):
 @pytest.mark.alone
 def test_tokens_appear_while_they_are_decoded(tab, workflow):
     """Message by message, at most ten a second, with previews under them."""
-    done(tab, workflow.method("autoregressive"))  # first previews of a server and a page are slow
+    done(tab, workflow)  # first previews of a server and a page are slow
     tab.frames.clear()
-    sampler = workflow.batch(64).sampler
+    sampler = workflow.batch(64).sampler  # with drafts, so that it takes some seconds: a short run has no previews
     tab.load(workflow.data)
     tab.page.evaluate("(id) => { adtTest.watch(id) }", str(sampler))
     started = time.monotonic()
