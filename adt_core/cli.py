@@ -260,10 +260,11 @@ def _drafting() -> tuple[Flag, ...]:
     return tuple(flags)
 
 
-def remade() -> set[str]:
-    """The options that make an image what it is: they are written into its PNG, and ``--from-png`` reads them there."""
+def remade() -> dict[str, Any]:
+    """The options that make an image what it is, and their kinds: they are written into its PNG, and ``--from-png``
+    reads them there."""
     flags = (SUBJECT[0], NEGATIVE, *TARGET, DRAFTER, *_drafting(), *LANTERN, *SAMPLING)
-    return {flag.name for flag in flags} | HIDDEN.keys()
+    return {flag.name: flag.kind for flag in flags} | HIDDEN
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------
@@ -339,20 +340,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; with ``--from-png``, that file's settings are their defaults."""
     options = _parser(HIDDEN).parse_args(argv)
     if getattr(options, "from_png", None):
-        options = _parser(HIDDEN | _saved(Path(options.from_png))).parse_args(argv)
+        from .app import saved
+
+        given = vars(_parser(dict.fromkeys(saved.PATHS)).parse_args(argv))
+        before = {"exact": "off"}  # there was no such mode when a PNG does not say
+        found = saved.read(Path(options.from_png), remade(), given)
+        options = _parser(HIDDEN | before | found).parse_args(argv)
     return options
-
-
-def _saved(path: Path) -> dict[str, object]:
-    """What a PNG says of the options that make an image what it is. AdtError if it can't be made again."""
-    from .app.images import read_settings
-    from .rules.noise import NOISE_VERSION
-
-    saved = read_settings(path)
-    if saved.get("noise_version") != NOISE_VERSION:
-        raise AdtError(
-            f"{path} was drawn with noise version {saved.get('noise_version')}, and this ADT-Tree draws "
-            f"{NOISE_VERSION}; it can't be made again."
-        )
-    before = {"exact": "off"}  # there was no such mode when a PNG does not say
-    return before | {name: saved[name] for name in remade() & saved.keys()}

@@ -16,7 +16,7 @@ from ..adt_core.app.prompts import sample
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
-from .prompts import fingerprint, read
+from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal
 from .sampling import check_same_model, patchers
 from .schema import schema
@@ -67,7 +67,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         guidance: float | None = None,
         temperature: float | None = None,
     ) -> bool | str:
-        return refusal(_plan, prompts=prompts, methods=methods, guidance=guidance, temperature=temperature)
+        return refusal(_check, prompts=prompts, methods=methods, guidance=guidance, temperature=temperature)
 
     @classmethod
     def fingerprint_inputs(cls, prompts: str | None = None, **_) -> str:
@@ -92,6 +92,12 @@ class ADTTreeBenchmark(io.ComfyNode):
         with loaded(patchers(model, drafter), memory_required=room):
             table = _run(plan, jobs, cls.hidden.unique_id)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
+
+
+def _check(prompts: str = "", **inputs) -> None:
+    """Raises AdtError for what is wrong in the inputs, as far as that can be found out quickly."""
+    check(prompts, "prompts")
+    _plan(**inputs)
 
 
 def _plan(

@@ -14,12 +14,13 @@ import folder_paths
 
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError
-from ..adt_core.files import LARGEST_JSON, parse_json, read_text
+from ..adt_core.files import parse_json, read_text
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import is_target_file, names_target
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
+_LARGEST_CONFIG = 8  # MiB: Anole's has 2, and larger ones would be slow to read
 _DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
 
 
@@ -115,7 +116,7 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
 @lru_cache(maxsize=256)
 def _read_config(path: str, mtime: int) -> dict:
     try:
-        config = parse_json(read_text(Path(path), LARGEST_JSON))
+        config = parse_json(read_text(Path(path), _LARGEST_CONFIG))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -1,6 +1,8 @@
 """The prompt list node: prompts from a file or typed in, as lists over which other nodes loop."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 
 import folder_paths
@@ -14,6 +16,8 @@ from .schema import schema
 TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 """Characters of prompts that are typed in, and of a name in an error."""
+QUICK = 128 * 2**10
+"""Bytes of a file that is read to validate it: ComfyUI answers nobody meanwhile, and 0.3 s is enough."""
 
 
 class ADTTreePrompts(io.ComfyNode):
@@ -41,7 +45,9 @@ class ADTTreePrompts(io.ComfyNode):
     def validate_inputs(cls, file: str | None = None, text: str | None = None) -> bool | str:
         """A file that can't be read is refused before anything runs. It need not be listed: it may be newer than the
         list."""
-        return True if file is None or (file == TYPED and text is None) else refusal(_read, file=file, text=text)
+        if file is None or (file == TYPED and text is None):
+            return True
+        return refusal(check, text=_source(file, text or ""), name=_name(file))
 
     @classmethod
     def fingerprint_inputs(cls, file: str | None = None, text: str | None = None, **_) -> str:
@@ -51,7 +57,7 @@ class ADTTreePrompts(io.ComfyNode):
     def execute(
         cls, file: str, text: str, caption: str, filter: str, start: int, count: int, shuffle: int
     ) -> io.NodeOutput:
-        prompts = select(_read(file, text, caption), filter, shuffle, start, count)
+        prompts = select(read(_source(file, text), _name(file), caption), filter, shuffle, start, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts], [prompt.id for prompt in prompts], file_stems(prompts)
         )
@@ -70,8 +76,16 @@ def _source(file: str, text: str) -> str:
     return text if file == TYPED else file
 
 
-def _read(file: str, text: str = "", caption: str = CAPTIONS[0]) -> list[Prompt]:
-    return read(_source(file, text), "text" if file == TYPED else "file", caption)
+def _name(file: str) -> str:
+    """Of the input that the prompts come from."""
+    return "text" if file == TYPED else "file"
+
+
+def check(text: str, name: str) -> None:
+    """Raises the AdtError of :func:`read`, as far as that can be found out quickly."""
+    path = _named(text, name)
+    if path is not None and (not path.is_file() or path.stat().st_size <= QUICK):
+        read(text, name)
 
 
 def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
@@ -79,11 +93,24 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
     name: of the input, for the AdtError if a file can't be read. caption: which captions of an MS-COCO image to take.
     """
+    path = _named(text, name)
+    with _called(name):
+        return read_list(path, caption) if path else typed(text) or read_list(BUNDLED_CAPTIONS, caption)
+
+
+def _named(text: str, name: str) -> Path | None:
+    """The file that a text names, None for a text of prompts. AdtError for what may not be read."""
     if len(text) > LONGEST_TEXT:
         raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
+    with _called(name):
+        return _path(text)
+
+
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Errors name the input, where the command line has an option."""
     try:
-        path = _path(text)
-        return read_list(path, caption) if path else typed(text) or read_list(BUNDLED_CAPTIONS, caption)
+        yield
     except AdtError as error:
         raise AdtError(str(error).replace("--prompts", name)) from error
 

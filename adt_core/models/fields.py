@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import AdtError
+from ..errors import AdtError, shown
 
 Source = Path | str
 """What a sentence names: the checkpoint."""
@@ -70,8 +70,6 @@ def word(config: dict, name: str, source: Source, choices: tuple[str, ...]) -> s
 
 
 def _refuse(source: Source, name: str, value: object, expected: str) -> NoReturn:
-    try:
-        said = repr(value)
-    except ValueError:  # of a whole number with thousands of digits
-        said = "absurd"
-    raise AdtError(f"{source}: config.json says {name} is {said[:40]}, but {expected} was expected; download it again.")
+    raise AdtError(
+        f"{source}: config.json says {name} is {shown(value)}, but {expected} was expected; download it again."
+    )

@@ -191,7 +191,8 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
     run(make, PROMPTS[:1], tmp_path, chunk=1, texts={"workflow": '{"nodes": []}'})
     picture = Batch(make, tmp_path).find(PROMPTS[0])
     assert picture.path.name.startswith("a-cat-")
-    options = ["generate", "--from-png", str(picture.path), "--device", "cpu"]
+    models = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter")]
+    options = ["generate", "--from-png", str(picture.path), "--device", "cpu", *models]
     assert cli.main([*options, "--output", str(tmp_path / "again.png"), "--tokens", str(tmp_path / "again.json")]) == 0
     assert json.loads((tmp_path / "again.json").read_text())["tokens"] == [picture.codes.tolist()]
     with Image.open(picture.path) as image, Image.open(tmp_path / "again.png") as again:
@@ -202,7 +203,8 @@ def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
     plain = replace(make, drafting=Drafting(method="autoregressive"), drafter=None, model_path=str(tiny / "target"))
     run(replace(plain, drafter_path=None), PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    assert cli.main(["generate", "--from-png", str(path), "--output", str(tmp_path / "again.png")]) == 0
+    options = ["--from-png", str(path), "--model", str(tiny / "target"), "--output", str(tmp_path / "again.png")]
+    assert cli.main(["generate", *options]) == 0
     with Image.open(path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes()
 

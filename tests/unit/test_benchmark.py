@@ -155,8 +155,9 @@ def test_a_picture_is_made_again_from_its_png(run, tmp_path):
     folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}
     assert {"autoregressive", "jacobi+lantern", "adt-tree+lantern"} <= set(folders)
     for name, path in folders.items():
-        again = tmp_path / "again.png"
-        assert cli.main(["generate", "--from-png", str(path), "--output", str(again)]) == 0, name
+        again, said = tmp_path / "again.png", read_settings(path)
+        models = [f"--{role}={said[role]}" for role in ("model", "drafter") if said[role]]
+        assert cli.main(["generate", "--from-png", str(path), *models, "--output", str(again)]) == 0, name
         with Image.open(path) as one, Image.open(again) as two:
             assert one.tobytes() == two.tobytes(), name
         assert read_settings(path) == {**read_settings(again), "benchmark_method": name, "drafter": mock.ANY}

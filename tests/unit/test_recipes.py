@@ -146,7 +146,8 @@ def test_the_options_are_in_the_png_which_can_be_made_again(generate):
     tokens, _ = generate("toy", "--method", "toy", "--stride", "2", "--drafter", "toy")
     saved = read_settings(Path("toy-0001.png"))
     assert (saved["method"], saved["stride"], saved["drafter"]) == ("toy", 2, "toy")
-    assert cli.main(["generate", "--from-png", "toy-0001.png", "--output", "again.png", "--device", "cpu"]) == 0
+    options = ["--model", saved["model"], "--output", "again.png", "--device", "cpu"]
+    assert cli.main(["generate", "--from-png", "toy-0001.png", *options]) == 0
     again = read_settings(Path("again.png"))
     assert again == saved and Path("again.png").read_bytes() == Path("toy-0001.png").read_bytes()
 
