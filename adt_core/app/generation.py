@@ -30,6 +30,9 @@ from .images import check_outputs, to_png, write, write_json
 from .jobs import Job, rounds, stretches, warm_up
 from .prompts import read_prompts
 
+MOST_AT_ONCE, MOST_PICTURES = 4096, 10**6
+"""Bounds of what one command draws at once and in all; each picture's path is in memory."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -52,8 +55,9 @@ class Plan:
 def plan(options: argparse.Namespace) -> Plan:
     """Check everything that can be checked before a model is loaded. Raises AdtError."""
     for name in ("batch_size", "at_once"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise AdtError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
+        if getattr(options, name) is not None and not 1 <= getattr(options, name) <= MOST_AT_ONCE:
+            option = f"--{name.replace('_', '-')}"
+            raise AdtError(f"{option} is {getattr(options, name)}; it must be from 1 to {MOST_AT_ONCE}.")
     if options.output.suffix.lower() != ".png":
         raise AdtError(f"--output: '{options.output}' must end in .png.")
     options.drafter = options.drafter or default_drafter(options.model)
@@ -68,6 +72,8 @@ def plan(options: argparse.Namespace) -> Plan:
     if options.ray_address is None:
         choose_device(options.device)
     count, output = len(prompts) * options.batch_size, options.output
+    if count > MOST_PICTURES:
+        raise AdtError(f"--batch-size: {count} pictures would be made; {MOST_PICTURES} at most are, so take fewer.")
     numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
     options.at_once = options.at_once or options.batch_size
     parts = stretches(len(prompts), options.at_once, options.batch_size, options.workers)

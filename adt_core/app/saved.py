@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,18 +58,23 @@ def _is(value: object, kind: Any) -> bool:
     if kind is str:
         return isinstance(value, str) and len(value) <= LONGEST_TEXT
     if kind is int:
-        return type(value) is int and abs(value) < 2**64
+        return _is_number(value) and type(value) is int
     if kind is float:
-        return type(value) in (int, float) and abs(value) < 2**64 and math.isfinite(value)
+        return _is_number(value)
     return kind(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**64  # which NaN is not
 
 
 def _are_whole(most: int, count: int | None = None) -> Callable[[object], bool]:
     """Tells whether a value is a list of whole numbers from 0 to below ``most``; ``count`` of them, if given."""
 
     def check(value: object) -> bool:
-        listed = isinstance(value, list) and len(value) <= MOST_CODES and count in (None, len(value))
-        return listed and all(type(one) is int and 0 <= one < most for one in value)
+        if not isinstance(value, list) or len(value) > MOST_CODES or count not in (None, len(value)):
+            return False
+        return all(type(one) is int and 0 <= one < most for one in value)
 
     return check
 

@@ -22,6 +22,7 @@ from . import kept, profiles
 from .lanes import Lanes
 from .measuring import measure, name_of
 from .queue import ImageQueue
+from .room import check_room
 from .rounds import Result, run_round
 from .task import Task, prefix_tokens, rows_of
 from .threads import at_most
@@ -39,7 +40,8 @@ class Decoding:
     codes [B, P] of the first P cells of each image, which are kept; each position has its own noise, so a prefix of the
     seed's own image leads to that image. at_once: how many images are drawn at the same time, if not all: when one is
     finished, the next takes its place. profile: what rounds cost, for a policy that asks; unless given, what was
-    measured here, or a guess. Raises AdtError for settings that don't fit together.
+    measured here, or a guess. Raises AdtError for settings that don't fit together; when it is iterated over, also for
+    more than the machine's memory holds.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class Decoding:
 
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
+        check_room(self._task, self.at_once)
         if self.drafting.policy.many_sources:
             guess = built_in(self.target.decoder.embedding.device.type, self.at_once)
             self.profile = self._given or profiles.find(name_of(self._task), self.at_once) or guess

@@ -1,7 +1,9 @@
 """The round loop on tiny random models: stub drafters that always, never and sometimes agree; batches; cancelling."""
 
 import copy
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from adt_core.drafters import Proposer
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.drafters.repeat import RepeatDrafter
 from adt_core.engine import profiles
+from adt_core.engine.room import MEMORY_SHARE
 from adt_core.policies import POLICIES, CostProfile
 from adt_core.policies.costs import built_in
 from adt_core.rules.tree import chain
@@ -155,6 +158,21 @@ def test_progress_counts_up_and_the_map_covers_the_grid(models):
     assert seen == sorted(seen) and seen[-1] == decoding.total_tokens == 16
     assert [len(row) for row in decoding.trace.acceptance_map()] == [4] * 4
     assert decoding.memory_required() > 0
+
+
+@pytest.mark.parametrize("images, words", [(1, "one image at once"), (3, "3 images at once")])
+@pytest.mark.parametrize("enough", [True, False])
+def test_more_than_the_memory_holds_is_refused_with_the_numbers(models, monkeypatch, images, words, enough):
+    target, drafter = models
+    decoding = Decoding(target, [target.encode_prompt("x")] * images, drafter=drafter)
+    weights = sum(part.numel() * part.element_size() for part in target.decoder.parameters())
+    total = (decoding.memory_required() + weights) / MEMORY_SHARE + (2 if enough else -2)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    if enough:
+        next(iter(decoding))
+    else:
+        with pytest.raises(AdtError, match=f"{words} would take .* GB .* {total / 2**30:.3g} GB 80% may be used"):
+            next(iter(decoding))
 
 
 def test_cancelling_raises_through_the_loop(models):
