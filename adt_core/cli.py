@@ -21,6 +21,9 @@ from .policies import DEFAULT, POLICIES
 from .policies import options as drafting_options
 from .version import VERSION
 
+LONGEST = 1000
+"""Characters of what an error says."""
+
 
 class UsageError(AdtError):
     """The command line itself is wrong: exit code 2."""
@@ -45,14 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     """What to tell the user about an error, in one line."""
-    said = " ".join(str(error).split())
+    said = " ".join(str(error).split())[:LONGEST]
     if isinstance(error, AdtError):
         return said
     if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
         return "too little memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."
-    return f"unexpected {type(error).__name__}: {said} (--debug shows where)"
+    return (
+        f"unexpected {type(error).__name__}: {said}. This is a mistake in ADT-Tree; please report it with what --debug "
+        "shows."
+    )
 
 
 # ---- commands: they return what to print, and the help shows their docstrings ----------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ def read_text(path: Path, most: int) -> str:
     if size > most * 2**20:
         raise OSError(f"it has {size / 2**20:.0f} MiB, and {most} at most are read")
     return path.read_text(encoding="utf-8-sig")
+
+
+def is_device(name: str) -> bool:
+    """Does a file's name stand for a device on Windows, whatever its ending, such as "nul.png"?"""
+    stem = name.split(".")[0].strip().upper()
+    return stem in ("CON", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -31,6 +31,7 @@ from .sockets import (
     ModelSocket,
     ResultsSocket,
     SettingsSocket,
+    checked,
 )
 from .stock import encode, to_image
 
@@ -82,8 +83,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         model, drafter, chunk_size = single.pop("model"), single.pop("drafter", None), single.pop("chunk_size")
         prompts = [prompt.strip() for prompt in prompts]
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
-        _check(prompts, ids, model)
-        job = _job(model, drafter, **single)
+        _check(prompts=prompts, ids=ids, model=model)
+        job = _job(model=model, drafter=drafter, **single)
         with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
             folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
         batch = Batch(job, folder, _metadata(cls.hidden))
@@ -109,7 +110,8 @@ def _one(name: str, values: Sequence) -> Any:
     return values[0]
 
 
-def _check(prompts: list[str], ids: list[str], model: LoadedModel) -> None:
+@checked
+def _check(prompts: list, ids: list, model: LoadedModel) -> None:
     """Raises AdtError, naming the prompt, for what would otherwise be found after an hour."""
     if len(ids) != len(prompts):
         raise AdtError(
@@ -123,6 +125,7 @@ def _check(prompts: list[str], ids: list[str], model: LoadedModel) -> None:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
 
 
+@checked
 def _job(
     model: LoadedModel,
     drafter: LoadedDrafter | None,

@@ -20,7 +20,7 @@ from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal
 from .sampling import check_same_model, patchers
 from .schema import schema
-from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket
+from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import encode
 
 FOLDER = "adt_tree_benchmark"
@@ -74,6 +74,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         return fingerprint(prompts or "")
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: LoadedModel,

@@ -6,14 +6,17 @@ import numpy as np
 import torch
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.errors import AdtError
+from ..adt_core.errors import AdtError, shown
+from ..adt_core.files import is_device
 from .batch import FOLDER
 from .contact_sheet import contact_sheet, summary, write_report
 from .runtime import refusal
 from .schema import schema
-from .sockets import BatchResults, ResultsSocket
+from .sockets import BatchResults, ResultsSocket, checked
 from .stock import to_picture
 
+LONGEST_NAME = 100
+"""Characters of a report's name."""
 _LABELS = {"id and prompt": "{id}: {prompt}", "id": "{id}", "prompt": "{prompt}", "none": ""}
 
 
@@ -42,6 +45,7 @@ class ADTTreeCollector(io.ComfyNode):
         return refusal(_check_name, name=name)
 
     @classmethod
+    @checked
     def execute(cls, results: BatchResults, name: str, columns: int, thumbnail: int, label: str) -> io.NodeOutput:
         _check_name(name)
         pictures = [to_picture(image) for image in results.images]
@@ -61,6 +65,6 @@ class ADTTreeCollector(io.ComfyNode):
 
 def _check_name(name: str) -> None:
     """Raises AdtError for a name that is not a plain file name."""
-    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name)
-    if unfit or not name.strip() or name.startswith("."):
-        raise AdtError(f"name: '{name}' can't be the name of a file; use letters, digits, spaces and hyphens.")
+    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
+    if unfit or not name.strip() or name.startswith(".") or is_device(name):
+        raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")

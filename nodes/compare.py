@@ -17,7 +17,15 @@ from .live_map import LiveMap
 from .runtime import Progress, check_cancelled, refusal
 from .sampling import choose_drafting, loaded_for, preview, read_rows, sampling_inputs
 from .schema import schema
-from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket
+from .sockets import (
+    DrafterSocket,
+    LanternSocket,
+    LoadedDrafter,
+    LoadedModel,
+    ModelSocket,
+    SettingsSocket,
+    checked,
+)
 from .stock import ImageTokenizer, to_picture
 
 
@@ -59,6 +67,7 @@ class ADTTreeCompare(io.ComfyNode):
         return refusal(Sampling, guidance=guidance, temperature=temperature, top_p=top_p)
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: LoadedModel,

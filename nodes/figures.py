@@ -10,7 +10,7 @@ from ..adt_core.errors import AdtError
 from ..adt_core.rules.trace import FIGURES, Trace
 from .colours import scale
 from .schema import schema
-from .sockets import TraceSocket
+from .sockets import TraceSocket, checked
 
 _PIXELS = 16  # the side of a token where no images are given
 
@@ -34,6 +34,7 @@ class ADTTreeMapImage(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, trace: Trace, show: str, opacity: float, images: torch.Tensor | None = None) -> io.NodeOutput:
         if images is not None and len(images) != trace.images:
             raise AdtError(
@@ -72,6 +73,7 @@ class ADTTreeFigures(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, trace: Trace) -> io.NodeOutput:
         report = trace.report()
         return io.NodeOutput(_lines(report), json.dumps(report))

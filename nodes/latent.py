@@ -29,7 +29,9 @@ def read_latent(
 
 
 def _check(latent: dict, model: LoadedModel) -> None:
-    samples, channels = latent["samples"], model.target.codec.codebook.shape[1]
+    samples, channels = latent.get("samples"), model.target.codec.codebook.shape[1]
+    if not isinstance(samples, Tensor):
+        raise AdtError("latent_image: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")
     if samples.ndim != 4 or samples.shape[1] != channels:
         raise AdtError(
             f"latent_image: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "

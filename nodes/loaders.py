@@ -10,7 +10,7 @@ from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
 from .runtime import check_cancelled, drop_unused_results, manage
 from .schema import schema
-from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket
+from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -105,6 +105,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
         return folders.fingerprint(folders.drafters().get(drafter, BUNDLED))
 
     @classmethod
+    @checked
     def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS_KEY)
         found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())

@@ -16,7 +16,16 @@ from .live_map import LiveMap
 from .runtime import Progress, check_cancelled, refusal
 from .sampling import choose_drafting, loaded_for, preview, read_rows, sampling_inputs
 from .schema import schema
-from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, TraceSocket
+from .sockets import (
+    DrafterSocket,
+    LanternSocket,
+    LoadedDrafter,
+    LoadedModel,
+    ModelSocket,
+    SettingsSocket,
+    TraceSocket,
+    checked,
+)
 
 
 class ADTTreeSampler(io.ComfyNode):
@@ -60,6 +69,7 @@ class ADTTreeSampler(io.ComfyNode):
         return refusal(_check, guidance=guidance, temperature=temperature, top_p=top_p, keep=keep, keep_left=keep_left)
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: LoadedModel,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from comfy_api.v0_0_2 import io
 
 from .schema import schema
-from .sockets import LoadedModel, ModelSocket
+from .sockets import LoadedModel, ModelSocket, checked
 
 
 class ADTTreeImageSize(io.ComfyNode):
@@ -26,5 +26,6 @@ class ADTTreeImageSize(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: LoadedModel, width: int, height: int) -> io.NodeOutput:
         return io.NodeOutput(replace(model, target=model.target.sized(width, height)))

@@ -1,13 +1,17 @@
 """The pack's own socket types and what travels on them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..adt_core.drafters.base import Drafter
+from ..adt_core.errors import AdtError, shown
 from ..adt_core.models.target import Target
 
 ModelSocket = io.Custom("ADT_MODEL")
@@ -53,3 +57,22 @@ class BatchResults:
     rows: list[dict]
     settings: dict
     folder: Path
+
+
+def checked(function: Callable) -> Callable:
+    """A function that refuses named arguments of other kinds than its annotations say.
+
+    A link brings what its socket is for. But a prompt that comes through the API may hold any value in its place, and
+    ComfyUI hands it on.
+    """
+    kinds = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(function).items()}
+
+    @wraps(function)
+    def wrapper(*args, **inputs):
+        for name, value in inputs.items():
+            plain = [kind for kind in kinds.get(name, ()) if isinstance(kind, type)]
+            if plain and not isinstance(value, (*plain, *([int] if float in plain else []))):
+                raise AdtError(f"{name}: {shown(value)} arrived, which this input can't use; connect a node to it.")
+        return function(*args, **inputs)
+
+    return wrapper

@@ -98,7 +98,7 @@ class TextEncoder(_Stock):
 
 def read_prompt(conditioning: list, name: str) -> Prompt:
     """The prompt in one of our CONDITIONINGs. name: of the input, for the AdtError if it is not exactly one of ours."""
-    if not conditioning or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
+    if not _are_pairs(conditioning) or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
         raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_NOT_OURS}")
     if len(conditioning) > 1:
         raise AdtError(
@@ -111,6 +111,13 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
             "which this kind of model cannot follow; connect the two directly."
         )
     return conditioning[0][1][_PROMPT]
+
+
+def _are_pairs(conditioning: Any) -> bool:
+    """Is it a list of what every CONDITIONING holds: a tensor, and a dict of what belongs to it?"""
+    if not isinstance(conditioning, list) or not conditioning:
+        return False
+    return all(isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[1], dict) for one in conditioning)
 
 
 class ImageTokenizer(_Stock):

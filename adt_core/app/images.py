@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import parse_json
+from ..files import is_device, parse_json
 
 KEY = "adt_tree"
 """Name of the PNG text chunk that holds the settings, as JSON."""
@@ -126,7 +126,7 @@ def check_writable(path: Path, option: str) -> None:
         )
     if path.is_dir():
         raise AdtError(f"{option}: '{path}' is a folder; name a file.")
-    if path.exists() and not path.is_file():
+    if is_device(path.name) or path.exists() and not path.is_file():
         raise AdtError(f"{option}: '{path}' is a device or a pipe; name a file.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import AdtError
+from ..errors import AdtError, shown
 from ..files import LARGEST_LIST, parse_json, read_text
 
 FILES = (".txt", ".json", ".jsonl", ".tsv")
@@ -77,7 +77,7 @@ def select(
     found = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
     if not found:
         raise AdtError(
-            f"filter: none of the {len(prompts)} prompts contains '{filter}'; "
+            f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
             "give a part of a prompt, or nothing for all."
         )
     if start >= len(found):

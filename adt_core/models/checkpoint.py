@@ -87,7 +87,8 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
         ) from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
+    if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise AdtError(f"{file} is not a flat dictionary of tensors; use a safetensors version of it.")
     return {
         name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach)

@@ -14,9 +14,13 @@ from .target import Prompt, Prompter, Target
 
 
 def stripped(text: str) -> str:
-    """A text without white space around it. AdtError if nothing is left."""
+    """A text without white space around it. AdtError if nothing is left, or if it is no text."""
     if not text.strip():
         raise AdtError("prompt is empty; describe the picture in a few words.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise AdtError(f"prompt has half a character at position {error.start}; type that character again.") from None
     return text.strip()
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import AdtError
+from ..errors import AdtError, shown
 from ..rules.trace import Round
 from .costs import CostProfile
 
@@ -86,10 +85,13 @@ class Settings:
         for name, option in self.options().items():
             value, low, high = getattr(self, name), option.low, option.high
             if option.choices and value not in option.choices:
-                raise AdtError(f"{name} is {value!r}; choose one of {', '.join(option.choices)}.")
-            if low is not None and high is not None and not (math.isfinite(value) and low <= value <= high):
-                kind = "whole number" if isinstance(option.default, int) else "number"
-                raise AdtError(f"{name} is {value}; it must be a {kind} from {low:g} to {high:g}.")
+                raise AdtError(f"{name} is {shown(value)}; choose one of {', '.join(option.choices)}.")
+            if low is None or high is None:
+                continue
+            kind = "whole number" if isinstance(option.default, int) else "number"
+            fits = type(value) in ((int,) if kind == "whole number" else (int, float))
+            if not fits or not low <= value <= high:
+                raise AdtError(f"{name} is {shown(value)}; it must be a {kind} from {low:g} to {high:g}.")
 
     @classmethod
     def options(cls) -> dict[str, Option]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import AdtError
+from ..errors import AdtError, shown
 from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
 from .base import Option, Policy, Settings
@@ -38,8 +38,8 @@ class Drafting:
 
         Raises AdtError for a method that is unknown, an option that it does not have, and a value out of bounds.
         """
-        if method not in POLICIES:
-            raise AdtError(f"method is {method!r}; choose one of {', '.join(POLICIES)}.")
+        if method not in list(POLICIES):  # a list, because what has no hash may be asked for, too
+            raise AdtError(f"method is {shown(method)}; choose one of {', '.join(POLICIES)}.")
         settings = POLICIES[method].settings_type
         for name in options:
             if name not in settings.options():
@@ -52,7 +52,7 @@ class Drafting:
         """The same from options of several methods: None, and what the method does not have, is left out."""
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", DEFAULT)
-        known = POLICIES[method].settings_type.options() if method in POLICIES else {}
+        known = POLICIES[method].settings_type.options() if method in list(POLICIES) else {}
         return cls(method, **{name: given[name] for name in known if name in given})
 
     def flat(self) -> dict[str, Any]:

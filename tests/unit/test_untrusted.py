@@ -182,8 +182,9 @@ def test_absurd_sizes_are_refused_before_anything_is_built(told, name, value):
         ({"--report": "folder"}, "is a folder"),
         ({"--output": "x" * 252 + ".png"}, "is too long"),
         ({"--report": "\u00e9" * 128}, "is too long"),
+        ({"--trace": "CON.json"}, "is a device or a pipe"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, given, words):
     """It is found before a model is loaded: there is none here."""

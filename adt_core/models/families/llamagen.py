@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from ...errors import AdtError
+from ...errors import AdtError, shown
 from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..family import Family, Published
@@ -134,7 +134,7 @@ class LlamaGenPrompter(Prompter):
         cleaned = captions.clean(text)
         if not cleaned:
             dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
-            raise AdtError(f"prompt {text!r} has nothing that {self.name} could read: {dropped}.")
+            raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
         ids = self.tokenizer.encode(cleaned).ids
         check_length(ids, CAPTION, self.name)
         hidden = CAPTION - len(ids)

@@ -1,0 +1,163 @@
+"""Checkpoints of all families, with something odd in their configurations, weights or pickles."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from adt_core.app.inspect import inspect
+from adt_core.drafters import load_drafter
+from adt_core.models.load import load_target
+from tests.layouts.emu3 import write_emu3
+from tests.layouts.janus import write_janus
+from tests.layouts.llamagen import write_hugging_face
+from tests.layouts.lumina import write_lumina
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+from .odd import ODD, TEXTS, as_json, changed, damaged
+
+WRITERS = {
+    "chameleon": write_tiny_checkpoint,
+    "lumina-mgpt": write_lumina,
+    "llamagen": write_hugging_face,
+    "janus": write_janus,
+    "emu3": write_emu3,
+}
+"""Writers of a small random checkpoint, by family."""
+DTYPES = [torch.float16, torch.float64, torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16]
+SHAPES = [(), (1,), (0,), (1, 1), (2, 3), (1, 2, 3, 4), (3, 1, 2), (0, 5), (10**4,)]
+
+
+def write_all(folder: Path) -> dict[str, Path]:
+    """A checkpoint of every family, and a drafter for the first."""
+    made = {name: write(folder / name / name) for name, write in WRITERS.items()}
+    return made | {"drafter": write_tiny_drafter(folder / "drafter" / "drafter", made["chameleon"])}
+
+
+def opener(folders: dict[str, Path]) -> Callable[[str, Path], None]:
+    """A function: open the checkpoint of this kind as users do."""
+    target = load_target(folders["chameleon"])
+
+    def open_checkpoint(kind: str, folder: Path) -> None:
+        inspect(str(folder))
+        if kind == "drafter":
+            load_drafter(folder, target)
+        else:
+            load_target(folder)
+
+    return open_checkpoint
+
+
+def configurations(folder: Path) -> Callable:
+    """Any JSON in the place of any field of any JSON file."""
+    folders = write_all(folder)
+    files = {kind: sorted(one.parent.rglob("*.json")) for kind, one in folders.items()}
+    open_checkpoint = opener(folders)
+
+    def one(data) -> None:
+        kind = data.draw(st.sampled_from(sorted(folders)))
+        file = data.draw(st.sampled_from(files[kind]))
+        before = file.read_bytes()
+        if data.draw(st.integers(0, 9)):
+            after = as_json(changed(data.draw, json.loads(before))).encode()
+        else:
+            after = damaged(data.draw, before)
+        file.write_bytes(after)
+        try:
+            open_checkpoint(kind, folders[kind])
+        finally:
+            file.write_bytes(before)
+
+    return one
+
+
+def weights(folder: Path) -> Callable:
+    """Tensors that are missing, strange, or of other shapes and kinds; headers and files that are damaged."""
+    folders = write_all(folder)
+    files = {kind: sorted(one.parent.rglob("*.safetensors")) for kind, one in folders.items()}
+    files = {kind: found for kind, found in files.items() if found}
+    open_checkpoint = opener(folders)
+
+    def one(data) -> None:
+        kind = data.draw(st.sampled_from(sorted(files)))
+        file = data.draw(st.sampled_from(files[kind]))
+        before = file.read_bytes()
+        if data.draw(st.booleans()):
+            file.write_bytes(damaged(data.draw, before))
+        else:
+            save_file(strange(data.draw, load_file(file)), file)
+        try:
+            open_checkpoint(kind, folders[kind])
+        finally:
+            file.write_bytes(before)
+
+    return one
+
+
+def strange(draw: Callable, tensors: dict) -> dict:
+    """Tensors of which one is another."""
+    name = draw(st.sampled_from(sorted(tensors)))
+    value = tensors.pop(name)
+    change = draw(st.sampled_from(["drop", "shape", "dtype", "name", "nan", "turned"]))
+    if change == "shape":
+        tensors[name] = torch.zeros(draw(st.sampled_from(SHAPES)), dtype=value.dtype)
+    elif change == "dtype":
+        tensors[name] = value.to(draw(st.sampled_from(DTYPES)))
+    elif change == "name":
+        tensors[draw(st.text(st.characters(codec="utf-8"), max_size=8)) + name[: draw(st.integers(0, 9))]] = value
+    elif change == "nan":
+        tensors[name] = torch.full_like(value, float("nan"))
+    elif change == "turned":
+        tensors[name] = value.movedim(0, -1).contiguous() if value.ndim else value
+    return tensors
+
+
+class Hostile:
+    """A pickle that would make a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("../outside"),)
+
+
+def pickles(folder: Path) -> Callable:
+    """Pickles of other things than tensors, with strange tensors, and damaged ones."""
+    folders = {kind: one for kind, one in write_all(folder).items() if kind in ("chameleon", "drafter")}
+    open_checkpoint = opener(folders)
+    tensors = {kind: load_file(one / "model.safetensors") for kind, one in folders.items()}
+    for one in folders.values():
+        (one / "model.safetensors").unlink()
+    value = ODD | st.builds(Hostile) | st.sampled_from(DTYPES) | st.sampled_from(SHAPES).map(torch.zeros)
+
+    def content(draw: Callable, kind: str) -> object:
+        how = draw(st.sampled_from(["strange", "wrapped", "key", "value", "other", "keys"]))
+        weights = dict(tensors[kind])
+        if how == "strange":
+            return strange(draw, weights)
+        if how == "wrapped":
+            return {draw(st.sampled_from(["model", "module", "state_dict"])): draw(st.just(weights) | value)}
+        if how == "keys":
+            return {draw(st.integers() | st.none() | TEXTS | st.tuples(st.integers())): torch.zeros(1), **weights}
+        if how == "other":
+            return draw(value)
+        name = draw(st.sampled_from(sorted(weights)))
+        return weights | {name if how == "value" else draw(TEXTS): draw(value)}
+
+    def one(data) -> None:
+        kind = data.draw(st.sampled_from(sorted(folders)))
+        file = folders[kind] / "pytorch_model.bin"
+        odd = content(data.draw, kind)
+        if data.draw(st.integers(0, 5)):
+            torch.save(odd, file, _use_new_zipfile_serialization=data.draw(st.booleans()))
+        else:
+            file.write_bytes(pickle.dumps(odd))
+        if not data.draw(st.integers(0, 3)):
+            file.write_bytes(damaged(data.draw, file.read_bytes()))
+        open_checkpoint(kind, folders[kind])
+
+    return one

@@ -1,0 +1,91 @@
+"""PNGs with odd settings, and pictures that are damaged or of an unusual kind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import strategies as st
+from PIL import Image, PngImagePlugin
+
+from adt_core import cli
+from adt_core.app import generation
+from adt_core.app.batch import Batch
+from adt_core.app.continuation import open_picture, to_pixels
+from adt_core.app.images import KEY, read_settings
+from adt_core.app.jobs import Job
+from adt_core.errors import AdtError
+from adt_core.models.load import load_target
+from tests.tiny import write_tiny_checkpoint
+
+from .odd import ODD, TEXTS, as_json, changed, damaged
+
+MODES = ["RGB", "RGBA", "L", "LA", "P", "1", "I", "I;16", "F", "CMYK", "YCbCr"]
+FORMATS = ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "ICO", "PPM", "TGA"]
+
+
+def settings_of_pngs(folder: Path) -> Callable:
+    """Any JSON in the place of any setting: as a picture to be made again, and as one of a batch."""
+    target = load_target(write_tiny_checkpoint(folder / "target"))
+    least = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
+    assert cli.main([*least, "--method", "eagle2", "--depth", "4"]) == 0
+    batch = Batch(Job(target), folder)
+    sound = read_settings(folder / "out.png") | {"tokens": [[0] * 4] * 4, "figures": {"tau": 2.0}}
+    path = batch.path("a cat")
+    remade = ["generate", "--from-png", str(path), "--output", "again.png"]
+
+    def one(data) -> None:
+        settings = changed(data.draw, sound)
+        for _ in range(data.draw(st.integers(0, 2))):
+            settings = changed(data.draw, settings)
+        write(path, data, as_json(settings))
+        models, run = data.draw(st.booleans()), not data.draw(st.integers(0, 3))
+        batch.find("a cat")
+        options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if models else [])])
+        plan = generation.plan(options)
+        if models and run:
+            generation.run(plan)
+
+    def write(path: Path, data, text: str) -> None:
+        chunk = PngImagePlugin.PngInfo()
+        add = chunk.add_itxt if data.draw(st.booleans()) else chunk.add_text
+        try:
+            add(KEY, text)
+        except UnicodeError:
+            chunk.add_itxt(KEY, "{}")
+        Image.new("RGB", (8, 8)).save(path, "PNG", pnginfo=chunk)
+        if not data.draw(st.integers(0, 4)):
+            path.write_bytes(damaged(data.draw, path.read_bytes()))
+
+    return one
+
+
+def pictures(folder: Path) -> Callable:
+    """Pictures of all kinds and sizes, whole and damaged, and files that are none."""
+    path = folder / "photo"
+
+    def content(draw: Callable) -> bytes:
+        size = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+        image = Image.new(draw(st.sampled_from(MODES)), size)
+        kind = draw(st.sampled_from(FORMATS))
+        buffer = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = draw(st.integers(0, 300))  # which way is up
+        more = {"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}
+        try:
+            image.save(buffer, kind, **more)
+        except (OSError, KeyError, ValueError):  # not every format has every kind of colours
+            image.convert("RGB").save(buffer, kind)
+        return buffer.getvalue()
+
+    def one(data) -> None:
+        made = content(data.draw) if data.draw(st.integers(0, 9)) else as_json(data.draw(ODD | TEXTS)).encode()
+        path.write_bytes(damaged(data.draw, made) if data.draw(st.booleans()) else made)
+        with contextlib.suppress(AdtError):
+            read_settings(path)
+        pixels = to_pixels(open_picture(path, "--continue-from"), 16, 24)
+        assert pixels.shape == (1, 3, 16, 24) and pixels.isfinite().all()
+
+    return one

@@ -1,0 +1,101 @@
+"""Lists of prompts, captions, and the records of benchmarks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+
+from adt_core.app.batch import Batch
+from adt_core.app.images import read_settings, save_png
+from adt_core.app.jobs import Job
+from adt_core.app.prompts import CAPTIONS, FILES, file_stems, read_list, select
+from adt_core.app.records import RUNS, append, open_records
+from adt_core.engine import profiles
+from adt_core.models.load import load_target
+from adt_core.policies.costs import built_in
+
+from .checkpoints import WRITERS
+from .odd import ODD, TEXTS, as_json, changed, damaged
+
+COCO = {
+    "images": [{"id": 7, "file_name": "7.jpg"}, {"id": 8, "file_name": "8.jpg"}],
+    "annotations": [{"id": number, "image_id": 7 + number % 2, "caption": f"A cat {number}."} for number in range(4)],
+}
+TABLE = "Prompt\tCategory\nA cat\tAnimals\nA house\tBuildings\n"
+LINES = '"a cat"\n{"prompt": "a dog", "id": 3}\n{"caption": "a cow"}\n'
+
+
+def lists(folder: Path) -> Callable:
+    """Files of prompts of all kinds, and what names of files, filters and numbers make of them."""
+
+    def content(draw: Callable, ending: str) -> bytes:
+        if ending == ".json" and draw(st.booleans()):
+            return as_json(changed(draw, draw(st.sampled_from([COCO, ["a cat", "a dog"]])))).encode()
+        if ending == ".jsonl" and draw(st.booleans()):
+            return b"\n".join(as_json(draw(ODD)).encode() for _ in range(draw(st.integers(0, 4))))
+        sound = {".json": json.dumps(COCO), ".jsonl": LINES, ".tsv": TABLE}.get(ending, "a cat\na dog\n").encode()
+        return draw(st.binary(max_size=40)) if draw(st.booleans()) else damaged(draw, sound)
+
+    def one(data) -> None:
+        ending = data.draw(st.sampled_from([*FILES, ".md", ""]))
+        path = folder / f"prompts{ending}"
+        path.write_bytes(content(data.draw, ending))
+        caption, contained = data.draw(st.sampled_from(CAPTIONS)), data.draw(st.just("") | TEXTS)
+        numbers = data.draw(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
+        prompts = read_list(path, caption)
+        assert len(file_stems(prompts)) == len(prompts) and all(type(text) is str for pair in prompts for text in pair)
+        assert all("/" not in stem and ".." not in stem for stem in file_stems(prompts))
+        select(prompts, contained, *numbers)
+
+    return one
+
+
+def captions(folder: Path) -> Callable:
+    """Any text as the prompt of any family, and as part of a picture's name and of its settings."""
+    targets = [load_target(write(folder / name / name)) for name, write in WRITERS.items()]
+
+    def one(data) -> None:
+        text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
+        job = Job(data.draw(st.sampled_from(targets)), negative=data.draw(st.just("") | TEXTS))
+        job.check([text])
+        path = Batch(job, folder / "out").path(text)
+        assert path.parent == folder / "out" and len(path.name.encode()) < 255
+        save_png(path, torch.zeros(3, 8, 8), job.settings(text))
+        assert read_settings(path)["prompt"] == text
+
+    return one
+
+
+def records(folder: Path) -> Callable:
+    """Files of records, and of measured costs, with odd lines."""
+    settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}}
+    runs = {"autoregressive": {"seconds": 1.0, "picture": "images/0.png"}}
+    sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
+    logging.disable()  # it says of every damaged file that it was set aside
+    profile = built_in("cpu", 1)
+    profiles.keep(profile)
+    kept = profiles._path(profile.name, 1)
+
+    def one(data) -> None:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        (folder / "runs").mkdir()
+        path = folder / "runs" / RUNS
+        lines = [
+            as_json(data.draw(st.sampled_from(sound)) if data.draw(st.booleans()) else changed(data.draw, sound[0]))
+        ]
+        lines += [as_json({"settings": settings})] if data.draw(st.booleans()) else []
+        head = as_json({"settings": settings if data.draw(st.integers(0, 3)) else data.draw(ODD)})
+        path.write_bytes(damaged(data.draw, "\n".join([head, *lines, ""]).encode()))
+        kept.write_bytes(damaged(data.draw, as_json(changed(data.draw, profile.to_json())).encode()))
+        profiles.find(profile.name, 1)
+        found = open_records(folder / "runs", settings)
+        append(folder / "runs", sound[1])
+        assert open_records(folder / "runs", settings)[: len(found)] == found
+
+    return one
