@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from .app.prompts import CAPTIONS
-from .errors import AdtError
+from .errors import AdtError, one_line
 from .policies import DEFAULT, POLICIES
 from .policies import options as drafting_options
 from .version import VERSION
-
-LONGEST = 1000
-"""Characters of what an error says."""
 
 
 class UsageError(AdtError):
@@ -48,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     """What to tell the user about an error, in one line."""
-    said = " ".join(str(error).split())[:LONGEST]
+    said = one_line(str(error))
     if isinstance(error, AdtError):
         return said
     if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:

@@ -6,8 +6,20 @@ Check = Callable[[], None]
 """Called often while something long goes on; may raise to cancel it."""
 
 
+LONGEST = 1000
+"""Characters of what an error says: it may quote a stranger's file."""
+
+
 class AdtError(ValueError):
     """A wrong input, said in one sentence: which input, what was expected, what to do."""
+
+    def __init__(self, sentence: str):
+        super().__init__(one_line(sentence))
+
+
+def one_line(text: str) -> str:
+    """A text without line breaks, cut if it is long."""
+    return " ".join(text.split())[:LONGEST]
 
 
 def shown(value: object, most: int = 40) -> str:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adt_core import cli
-from adt_core.app.images import write
+from adt_core.app.images import save_png, write
 from adt_core.app.inspect import inspect
 from adt_core.app.prompts import read_list
 from adt_core.errors import AdtError
@@ -18,6 +18,7 @@ from adt_core.models.checkpoint import Checkpoint, read_json
 from adt_core.models.families import llamagen
 from adt_core.models.layout import decoder_config
 from adt_core.models.load import load_target
+from adt_core.rules.noise import NOISE_VERSION
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import T5, write_hugging_face
@@ -198,6 +199,34 @@ def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, g
     said = capsys.readouterr().err
     assert code != 0 and words in said and len(said.splitlines()) == 1
     assert (tmp_path / "p.txt").read_text() == "a cat\na dog\n" and not (tmp_path / "o.png").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "drafter"])
+def test_a_png_opens_no_files_that_the_user_has_not_named(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
+    save_png(Path("a.png"), torch.zeros(3, 8, 8), settings | {name: "//server/share/model"})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} was looked at"))
+        assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
+    said = capsys.readouterr().err
+    assert f"asks for the {name} '//server/share/model'" in said and f"add --{name}" in said
+    options = cli.parse(["generate", "--from-png", "a.png", "--output", "again.png", f"--{name}", "mine"])
+    assert getattr(options, name) == "mine"
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("seed", "1"), ("seed", 1.5), ("temperature", float("nan")), ("dtype", "int3"), ("size", [8]), ("prompt", None)]
+    + [("kept", [-1]), ("image_index", -1), ("method", ["auto"]), ("depth", True), ("top_k", 10**400), ("prompt", "")],
+)
+def test_settings_of_a_png_that_make_no_sense(tmp_path, monkeypatch, capsys, name, value):
+    monkeypatch.chdir(tmp_path)
+    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
+    save_png(Path("a.png"), torch.zeros(3, 8, 8), settings | {name: value})
+    assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
+    said = capsys.readouterr().err
+    assert name in said and len(said) < 300 and len(said.splitlines()) == 1
 
 
 def test_a_link_is_followed_and_stays(tmp_path):

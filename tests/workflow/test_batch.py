@@ -227,12 +227,24 @@ def test_bad_lists_fail_at_once_and_write_nothing(comfy, batch, node, change, wo
     assert words in failed(comfy, batch, node)
 
 
-@pytest.mark.parametrize("name", ["../report", "", "a/b", "a:b"])
+@pytest.mark.parametrize("node, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
+def test_a_long_list_is_not_read_while_comfyui_validates(comfy, batch, node, name):
+    """Nobody else is answered then. What is wrong in it is found when its node runs; in a short one, at once."""
+    for size, wrong in (("short", 3), ("long", 10**6)):
+        (comfy.base / "input" / f"{size}.json").write_text("[" + "1, " * wrong + "1]")
+    if node == "ADTTreeBenchmark":
+        batch = Graph({"1": batch.prompt[batch.id("ADTTreeModelLoader")]})
+        batch.add(node, model=["1", 0], count=1, methods="jacobi", seed=0, guidance=1.0, temperature=1.0)
+    assert "short.json' is not what its ending says" in refused(comfy, batch.set(node, **{name: "short.json"}))
+    assert "long.json' is not what its ending says" in failed(comfy, batch.set(node, **{name: "long.json"}), node)
+
+
+@pytest.mark.parametrize("name", ["../report", "", "a/b", "a:b", "nul", "x" * 101])
 def test_a_report_needs_a_plain_name(comfy, batch, name):
     """ComfyUI runs what else a prompt asks for; here that fails at once."""
     batch.set("ADTTreeCollector", name=name).set("ADTTreePrompts", filter="no such thing")
     answer = comfy.post("/prompt", {"prompt": batch.prompt})
     (error,) = answer["node_errors"][batch.id("ADTTreeCollector")]["errors"]
-    assert f"name: '{name}'" in error["details"]
+    assert f"name: '{name[:30]}" in error["details"]
     with pytest.raises(Failed, match="filter: none"):
         comfy.wait(answer["prompt_id"])
