@@ -32,10 +32,11 @@ Found = dict[str, str]
 class Case:
     """A command and the folder that it writes to.
 
-    writes: about how often it writes a file or a line. begins: the share of its time after which it may write.
+    writes: about how often it writes a file or a line. begins: the share of its time after which it may write. seconds:
+    of the last run to the end.
     """
 
-    writes, begins = 12, 0.3
+    writes, begins, seconds = 12, 0.3, 0.0
 
     def __init__(self, base: Path):
         self.base, self.folder = base, base / "output"
@@ -94,14 +95,15 @@ class Command(Case):
         with subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
-            deadline = time.monotonic() + after
-            while process.poll() is None and time.monotonic() < deadline:
+            started = time.monotonic()
+            while process.poll() is None and time.monotonic() < started + after:
                 seen()
                 time.sleep(PAUSE)
             assert after < PATIENCE or process.poll() is not None, "it hangs"
             process.kill()
             code, said = process.wait(), process.stderr.read()
         assert code in (0, -9), said
+        self.seconds = time.monotonic() - started if code == 0 else self.seconds
         return code != 0
 
 
@@ -183,9 +185,9 @@ class Batch(Case):
         faults = [str(FAULTS), *map(str, fault)] if fault else []
         self._server.command = lambda: [python, *faults, *rest]
         with self._server as server:
-            prompt_id, deadline = server.queue(self._prompt()), time.monotonic() + after
+            prompt_id, started = server.queue(self._prompt()), time.monotonic()
             try:
-                while time.monotonic() < deadline and not server.get(f"/history/{prompt_id}"):
+                while time.monotonic() < started + after and not server.get(f"/history/{prompt_id}"):
                     seen()
                     time.sleep(PAUSE)
                 done = server.get(f"/history/{prompt_id}")
@@ -194,6 +196,7 @@ class Batch(Case):
             server.process.kill()
         assert not done or done[prompt_id]["status"]["status_str"] == "success", done
         assert done or after < PATIENCE, "it hangs"
+        self.seconds = time.monotonic() - started if done else self.seconds
         return not done
 
     def _prompt(self) -> dict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 
 from .cases import Case, Found
@@ -23,9 +22,8 @@ class Kills:
     def __init__(self, case: Case, rng: random.Random):
         self._case, self._rng, self.figures = case, rng, Counter[str]()
         self._kept: Found = {}
-        started = time.monotonic()
         assert not case.run(lambda: None), "killed by somebody else"
-        self._seconds, self._result = time.monotonic() - started, case.result()
+        self._result = case.result()
         case.start_anew()
 
     def kill(self, moment: str) -> None:
@@ -43,7 +41,7 @@ class Kills:
         """Run it with a kill at a moment of this kind. latest: the share of the run in which it falls."""
         case, share = self._case, self._rng.uniform(0, latest)
         if moment == RANDOM:
-            return case.run(self._look, (case.begins + (1 - case.begins) * share) * self._seconds)
+            return case.run(self._look, (case.begins + (1 - case.begins) * share) * case.seconds)
         return case.run(self._look, fault=(moment, 1 + int(share * case.writes)))
 
     def finish(self) -> None:
