@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
-from adt_core.app.images import write, write_json
 from adt_core.app.report import COLUMNS, Bar, draw_bars, median_interval, ratios, summary, table
+from adt_core.files import write, write_json
 from adt_core.policies import PLAIN
 
 from .harness import BUNDLED, BUNDLED_COUNT, SCENES, captions, scene_metric

@@ -51,13 +51,7 @@ class ADTTreeCollector(io.ComfyNode):
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
         sheet = contact_sheet(pictures, labels, columns, thumbnail)
-        try:
-            *_, path = write_report(results.rows, results.settings, sheet, results.folder, name)
-        except OSError as error:
-            raise AdtError(
-                f"name: the report can't be written to '{results.folder}' ({error.strerror}); "
-                "make room or give access, and queue again."
-            ) from error
+        *_, path = write_report(results.rows, results.settings, sheet, results.folder, name)
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
         return io.NodeOutput(image, json.dumps(summary(results.rows), indent=1), ui=ui.SavedImages([saved]))

@@ -11,7 +11,7 @@ from statistics import mean
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ..adt_core.app.images import write, write_json
+from ..adt_core.files import write, write_json
 
 COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file".split())
 """Columns of the CSV; JSON has all figures."""

@@ -57,7 +57,10 @@ class LiveMap:
         """
         started, pictures = time.monotonic(), []
         for image in range(self._trace.images if _tab() is not None else 0):
-            pictures.append(_keep(picture(image)))
+            try:
+                pictures.append(_keep(picture(image)))
+            except OSError:  # a full disk, say: the map does without, and the image itself is not lost
+                break
             if time.monotonic() - started > budget * self._trace.report()["seconds"]:
                 break
         return {**self._since(0), "pictures": pictures}

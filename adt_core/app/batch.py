@@ -88,13 +88,7 @@ class Batch:
         figures = {name: value for name, value in report.items() if name not in NESTED}
         figures |= {"drafter": self.job.drafter_name, "images_at_once": decoding.at_once}
         settings = {**self.job.settings(prompt, 0, decoding.conditions()), "figures": figures, "tokens": codes.tolist()}
-        try:
-            save_png(path, pixels[0], settings, self.texts)
-        except OSError as error:
-            raise AdtError(
-                f"'{path}' can't be written ({error.strerror}); make room or give access to the folder, "
-                "and start the batch again: what is finished is kept."
-            ) from error
+        save_png(path, pixels[0], settings, self.texts)
         return Picture(prompt, path, codes, figures), pixels
 
 

@@ -35,6 +35,7 @@ from ..drafters import (
     without_window,
 )
 from ..errors import AdtError, Check
+from ..files import write
 from ..models.checkpoint import BUNDLED
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
@@ -43,7 +44,7 @@ from ..rules.verify import Lantern
 from ..version import VERSION
 from . import distributed, quality, report
 from .generation import choose_device, default_drafter, lantern_of, open_target, sampling_of
-from .images import to_png, write
+from .images import to_png
 from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .records import append, open_records

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from ..drafters import JACOBI, drafter_defaults, is_network, load_drafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
+from ..files import write, write_json
 from ..models.checkpoint import BUNDLED
 from ..models.load import load_target
 from ..models.target import Target
@@ -26,7 +27,7 @@ from ..rules.sampling import Sampling
 from ..rules.trace import Trace
 from ..rules.verify import Lantern
 from . import continuation, distributed
-from .images import check_outputs, to_png, write, write_json
+from .images import check_outputs, to_png
 from .jobs import Job, rounds, stretches, warm_up
 from .prompts import read_prompts
 

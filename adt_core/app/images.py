@@ -1,4 +1,4 @@
-"""Pictures on disk: PNGs that carry the settings they were made with, and files that are never half-written."""
+"""Pictures on disk: PNGs that carry the settings they were made with; and where results may be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import is_device, parse_json
+from ..files import is_device, parse_json, write
 
 KEY = "adt_tree"
 """Name of the PNG text chunk that holds the settings, as JSON."""
@@ -77,26 +77,6 @@ def is_whole(path: Path) -> bool:
 def digest(content: object) -> str:
     """A short name for what JSON can hold. The same content has the same name; other content, in practice, another."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write ``content`` as JSON."""
-    write(path, json.dumps(content, ensure_ascii=False).encode() + b"\n")
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: under another name in the same folder, which is then changed.
-
-    Where the path is a link, the file that it leads to is written, and the link stays.
-    """
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{digest(path.name)}.{os.getpid()}.part")  # no longer than names may be
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[str, Path]]) -> None:

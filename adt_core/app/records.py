@@ -1,17 +1,17 @@
-"""The records of a benchmark: a file of JSON lines, of which no interruption loses more than the last."""
+"""The records of a benchmark: a file of JSON lines that is only ever added to.
+
+So no interruption loses more than the record that was being written, and several processes can share the file.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import AdtError
-from ..files import parse_json
-from .images import write
+from ..files import add_line, parse_json
 
 RUNS = "runs.jsonl"
 
@@ -19,39 +19,38 @@ RUNS = "runs.jsonl"
 def open_records(folder: Path, settings: dict) -> list[dict]:
     """The records in ``folder``, the first of every prompt; begins the file if there is none.
 
-    Damaged ones are left out, and the file is only written anew, whole or not at all, where some were. One whose
-    settings can't be read is set aside. AdtError if they were made with other settings.
+    Damaged lines stay in the file and count for nothing, as do records before the first line that holds settings.
+    AdtError if these are other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path, head = folder / RUNS, json.dumps({"settings": settings}) + "\n"
-    before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    first, *lines = before.splitlines(keepends=True) or [""]
-    found = _object(first).get("settings")
-    if before and not isinstance(found, dict):
-        _set_aside(path)
-        before, lines = "", []
-    elif before and found != settings:
+    path = folder / RUNS
+    begun, records = _read(path)
+    if begun is None:
+        if path.exists():
+            logging.getLogger(__name__).warning("'%s' is damaged and can't be read; the benchmark begins anew.", path)
+        append(folder, {"settings": settings})
+        begun, records = _read(path)  # another process may have been first
+    if begun != settings:
         raise AdtError(
             f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
         )
-    records: dict[int, dict] = {}
-    kept = [head if not before else first]
-    for line in lines:
-        record = _object(line) if line.endswith("\n") else {}  # not what was being written when the power went
-        if _is_record(record, settings) and record["prompt"] not in records:
-            records[record["prompt"]] = record
-            kept.append(line)
-    if "".join(kept) != before:
-        write(path, "".join(kept).encode())
-    return list(records.values())
+    found: dict[int, dict] = {}
+    for record in records:
+        if _is_record(record, settings):
+            found.setdefault(record["prompt"], record)
+    return list(found.values())
 
 
 def append(folder: Path, record: dict) -> None:
-    """Add a record; it is on the disk when this returns."""
-    with (folder / RUNS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Add a record; it is on the disk when this returns. AdtError if it can't be written."""
+    add_line(folder / RUNS, json.dumps(record))
+
+
+def _read(path: Path) -> tuple[dict | None, list[dict]]:
+    """The first settings in a file, None if there are none, and all objects behind them."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    objects = map(_object, text.split("\n"))
+    settings = next((found for one in objects if isinstance(found := one.get("settings"), dict)), None)
+    return settings, list(objects)
 
 
 def _object(line: str) -> dict[str, Any]:
@@ -76,11 +75,3 @@ def _is_record(record: dict, settings: dict) -> bool:
 def _is_inside(picture: object) -> bool:
     path = PurePosixPath(picture) if isinstance(picture, str) else PurePosixPath("..")
     return not path.is_absolute() and ".." not in path.parts
-
-
-def _set_aside(path: Path) -> None:
-    """Give a damaged file another name, and say so."""
-    names = (path.with_name(f"runs-damaged-{number}.jsonl") for number in count(1))
-    free = next(name for name in names if not name.exists())
-    path.rename(free)
-    logging.getLogger(__name__).warning("'%s' was damaged and is now '%s'; the benchmark begins anew.", path, free)

@@ -7,13 +7,13 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..files import write as write_whole
+from ..files import write_json
 from ..policies import PLAIN
-from .images import write as write_whole
-from .images import write_json
 
 COLUMNS = {
     "method": "method",
@@ -138,7 +138,13 @@ def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
     figure.supxlabel(title, fontsize="medium")
-    figure.savefig(path, dpi=120)
+    _save(figure, path, 120)
+
+
+def _save(figure: Any, path: Path, dpi: int) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=dpi)
+    write_whole(path, buffer.getvalue())
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
@@ -163,5 +169,5 @@ def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
     for axes in grid:
         axes.set_axis_off()
     figure.colorbar(shown, ax=list(grid), label="tokens per forward")
-    figure.savefig(folder / "regions.png", dpi=150)
+    _save(figure, folder / "regions.png", 150)
     return [folder / "speedup.png", folder / "regions.png"]

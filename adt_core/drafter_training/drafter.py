@@ -22,11 +22,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..app.generation import choose_device, open_target, sampling_of
-from ..app.images import write_json
 from ..drafters import is_network
 from ..drafters.eagle import EagleDrafter
 from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
 from ..errors import AdtError
+from ..files import write_json
 from ..models.checkpoint import Checkpoint, resolve
 from ..models.target import Target
 from ..rules.sampling import Sampling
@@ -158,7 +158,6 @@ def run(plan: Plan) -> str:
     if options.compare and not is_network(options.compare):
         raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
     other = load_eagle(options.compare, target) if options.compare else None
-    plan.folder.mkdir(parents=True, exist_ok=True)
     write_json(plan.folder / "settings.json", plan.settings)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length)
 

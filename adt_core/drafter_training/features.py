@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..app.images import write
+from ..files import write
 
 
 class Features:

@@ -7,7 +7,7 @@ import io
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..app.images import write
+from ..files import write
 from .unroll import CHILDREN
 
 

@@ -15,12 +15,12 @@ from itertools import product, starmap
 import torch
 
 from ..app.generation import choose_device, default_drafter, open_target, sampling_of
-from ..app.images import write_json
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import is_network
 from ..drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ..drafters.eagle_files import PAIRING_FILE, load_eagle
 from ..errors import AdtError
+from ..files import write_json
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
 from ..models.target import Target
 from ..rules.sampling import Sampling

@@ -6,6 +6,7 @@ be interrupted at any time.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ..app.continuation import open_picture, to_pixels
 from ..app.jobs import Job, decode
 from ..app.prompts import read_prompts, sample
 from ..errors import AdtError
+from ..files import write
 from ..models.target import Target
 from ..policies import PLAIN, Drafting
 from ..rules.sampling import Sampling
@@ -30,9 +32,10 @@ class Pictures:
 
     def __init__(self, path: Path, prompts: list[str], length: int):
         self.prompts = prompts
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            np.save(path, np.full((len(prompts), length), -1, np.int32))
+            buffer = io.BytesIO()
+            np.save(buffer, np.full((len(prompts), length), -1, np.int32))
+            write(path, buffer.getbuffer())
         self._codes = np.lib.format.open_memmap(path, "r+")
         if self._codes.shape != (len(prompts), length):
             raise AdtError(

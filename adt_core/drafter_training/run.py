@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..files import write
 
 
 def cosine(fraction: float, warmup: float) -> float:
@@ -157,6 +159,6 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        part = self.path.with_suffix(".tmp")
-        torch.save({**state, **more}, part)
-        os.replace(part, self.path)
+        buffer = io.BytesIO()  # torch says nothing of a full disk
+        torch.save({**state, **more}, buffer)
+        write(self.path, buffer.getbuffer())

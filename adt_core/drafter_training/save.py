@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..app.images import write
 from ..drafters.eagle import EagleDrafter
+from ..files import write
 from ..models.layers import Layer
 from ..models.layout import paired
 

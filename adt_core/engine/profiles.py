@@ -6,7 +6,6 @@ Each is a small file, named after what it was measured for. What is unreadable, 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from ..errors import AdtError
-from ..files import parse_json
+from ..files import parse_json, write_json
 from ..policies import CostProfile
 
 FOLDER = "ADT_TREE_CACHE"
@@ -53,14 +52,11 @@ def find(name: str, images: int) -> CostProfile | None:
 def keep(profile: CostProfile) -> None:
     """Keep a profile, whole or not at all; where it can't be written, for this process alone."""
     path = _path(profile.name, profile.images)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(profile.to_json()), encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
+        write_json(path, profile.to_json())
+    except AdtError as error:
         _unwritten[path] = profile
-        logging.getLogger(__name__).info("The cost profile is not kept beyond this process: %s.", error)
+        logging.getLogger(__name__).info("The cost profile is not kept beyond this process: %s", error)
 
 
 def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:

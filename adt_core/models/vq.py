@@ -202,7 +202,8 @@ class Decoder(nn.Module):
 class Quantizer(nn.Module):
     def __init__(self, num_codes: int, width: int):
         super().__init__()
-        self.embedding = nn.Embedding(num_codes, width)
+        # What nn.Embedding itself would draw; its own way imports torch._dynamo for a codec on the device "meta": 2 s.
+        self.embedding = nn.Embedding.from_pretrained(torch.randn(num_codes, width), freeze=False)
 
 
 _ROWS = 1024  # of the distance matrix at a time

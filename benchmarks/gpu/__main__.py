@@ -19,7 +19,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from adt_core.app.images import write, write_json
+from adt_core.files import write, write_json
 
 from .report import markdown
 

@@ -458,18 +458,6 @@ def test_a_png_of_another_noise_version(generate):
     assert_refused(generate(prompt=None, from_png="old.image"), "old.image", "noise version 0")
 
 
-def test_a_full_disk_leaves_no_half_picture(generate, monkeypatch):
-    def full(self, content):
-        with open(self, "wb") as file:
-            file.write(content[:10])
-        raise OSError(28, "No space left on device", str(self))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    code, out, err = generate()
-    assert code == 1 and "No space left on device" in err and "Traceback" not in err
-    assert not list(Path().iterdir())
-
-
 def test_debug_shows_the_traceback(generate):
     code, out, err = generate("--debug", model="nowhere")
     assert code == 1 and "Traceback" in err and "nowhere" in err.splitlines()[-1]

@@ -16,7 +16,7 @@ from adt_core.models.vq import VQConfig, VQModel
 from model_making.sequences import image_token
 from tests.drafted import run
 from tests.layouts.llamagen import write_upstream
-from tests.tiny import byte_tokenizer
+from tests.tiny import byte_tokenizer, write_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
 ANOLE = dict(
@@ -140,6 +140,15 @@ def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_p
     drawn = run(target, drafter, drafting=drafting).codes
     with torch.inference_mode():
         assert (drawn >= 0).all() and target.codec.decode(target.cells(drawn)).isfinite().all()
+
+
+LOADED = "import sys, adt_core; adt_core.load_target(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+
+
+def test_loading_does_not_wait_for_the_compiler(tmp_path):
+    """It takes two seconds to import, and nothing here uses it."""
+    command = [sys.executable, "-c", LOADED, str(write_tiny_checkpoint(tmp_path / "target"))]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 PEAK = """

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adt_core import cli
-from adt_core.app.images import save_png, write
+from adt_core.app.images import save_png
 from adt_core.app.inspect import inspect
 from adt_core.app.prompts import read_list
 from adt_core.errors import AdtError
+from adt_core.files import write
 from adt_core.models.checkpoint import Checkpoint, read_json
 from adt_core.models.families import llamagen
 from adt_core.models.layout import decoder_config

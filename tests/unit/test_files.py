@@ -1,0 +1,134 @@
+"""Files are whole or not there, whoever is killed and whoever else writes; what goes wrong is said in a sentence."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adt_core.errors import AdtError
+from adt_core.files import PART, add_line, write
+from tests.crash.faults import at, full_disk
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Written before."""
+    write(tmp_path / "o.json", b"one")
+    return tmp_path / "o.json"
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(file, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(*at("write", 1, full_disk))
+        with pytest.raises(AdtError) as caught:
+            write(file, b"another")
+    assert str(caught.value) == (
+        f"'{file}' can't be written (the disk is full); make room, and start the same again: what is finished is kept."
+    )
+    assert file.read_bytes() == b"one" and list(file.parent.iterdir()) == [file]
+    write(file, b"another")
+    assert file.read_bytes() == b"another"
+
+
+@pytest.mark.parametrize(
+    "number, words",
+    [
+        (errno.EDQUOT, "(your share of the disk is full); make room"),
+        (errno.EFBIG, "(it is larger than a file may be here); raise that limit"),
+        (errno.EROFS, "(Read-only file system); give access, or name another place"),
+        (errno.EACCES, "(Permission denied); give access, or name another place"),
+        (errno.EIO, "(Input/output error); give access, or name another place"),
+    ],
+)
+def test_every_trouble_is_said_in_a_sentence(file, monkeypatch, number, words):
+    def fail():
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*at("write", 1, fail))
+    with pytest.raises(AdtError) as caught:
+        write(file, b"another")
+    assert words in str(caught.value) and str(file) in str(caught.value)
+
+
+def test_bytes_are_on_the_disk_before_the_file_has_its_name(file, monkeypatch):
+    order, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (order.append("replace"), replace(*paths)))
+    write(file, b"another")
+    assert order == ["fsync", "replace"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from adt_core.files import write
+write(Path(sys.argv[2]), b"from another process")
+"""
+
+
+def other_process(path: Path) -> None:
+    """Another process writes a file."""
+    subprocess.run([sys.executable, "-c", WRITER, str(ROOT), str(path)], check=True)
+
+
+def test_a_process_removes_what_killed_ones_left_in_a_folder(tmp_path):
+    left, foreign = tmp_path / f".0123{PART}", tmp_path / ".download.part"
+    for path in (left, foreign):
+        path.write_bytes(b"half")
+    other_process(tmp_path / "o.json")
+    assert not left.exists() and foreign.exists()
+
+
+def test_what_another_process_tidied_away_is_written_again(file, monkeypatch):
+    replace = os.replace
+
+    def tidied(part, path):
+        monkeypatch.setattr(os, "replace", replace)
+        other_process(file.with_name("other.json"))  # between the writing and the renaming of ours
+        assert not part.exists(), "or this tests nothing"
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", tidied)
+    write(file, b"another")
+    assert file.read_bytes() == b"another" and {path.name for path in file.parent.iterdir()} == {"o.json", "other.json"}
+
+
+def test_a_folder_that_is_removed_meanwhile_is_named(file, monkeypatch):
+    def gone(part, path):
+        os.unlink(part)
+        os.unlink(file)
+        file.parent.rmdir()
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "replace", gone)
+    with pytest.raises(AdtError, match="No such file or directory"):
+        write(file, b"another")
+
+
+@pytest.mark.parametrize("before", ["", "one\n", "one\nha", "half"])
+def test_a_line_is_whole_whatever_stands_before_it(tmp_path, before):
+    path = tmp_path / "lines"
+    path.write_text(before)
+    add_line(path, "two")
+    add_line(path, "three")
+    text = path.read_text()
+    assert text.startswith(before) and text.endswith("\n") and text.split("\n")[-3:-1] == ["two", "three"]
+    assert text.count("two") == 1 + bool(before and not before.endswith("\n")), "twice behind half a line alone"
+
+
+def test_a_line_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    add_line(path, "one")
+    with monkeypatch.context() as patch:
+        patch.setattr(*at("write", 1, full_disk))
+        with pytest.raises(AdtError, match="runs.jsonl' can't be written .the disk is full.*what is finished is kept"):
+            add_line(path, "two")
+    assert path.read_text() == "one\ntw"
+    add_line(path, "three")
+    assert path.read_text().splitlines() == ["one", "twthree", "three"]

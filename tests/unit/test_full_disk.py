@@ -1,0 +1,98 @@
+"""A disk that is full at any write: one sentence, what is finished stays, and the same command goes on."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from adt_tree_pack.nodes import contact_sheet
+from PIL import Image
+
+from adt_core import Sampling, cli
+from adt_core.app.batch import Batch
+from adt_core.app.jobs import Job, rounds
+from adt_core.drafters import drafter_defaults, load_drafter
+from adt_core.errors import AdtError
+from adt_core.policies import Drafting
+from tests.crash.cases import check_whole
+from tests.crash.faults import at, full_disk
+
+PICTURES = "--prompts p.txt --drafter jacobi"
+COMMANDS = {
+    "generate": f"{PICTURES} --output o/o.png --tokens o/tokens.json --trace o/trace.json --report o/report.json",
+    "benchmark": f"{PICTURES} --methods jacobi,jacobi+lantern --lantern-delta 0.5 --output o",
+    "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
+}
+WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
+"""The fewest files and lines that each writes."""
+
+
+@pytest.fixture
+def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
+    """Run a command with the tiny target; returns its exit code and what it said of an error."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.txt").write_text("a cat\na dog\n")
+
+    def run(name: str, output: str) -> tuple[int, str]:
+        options = [
+            output + word[1:] if word.startswith("o/") or word == "o" else word for word in COMMANDS[name].split()
+        ]
+        code = cli.main([name, "--model", str(tiny / "target"), *options])
+        return code, capsys.readouterr().err.strip().splitlines()[-1:]
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_write_of_a_command(run, name, monkeypatch):
+    for number in count(1):
+        output = f"o{number}"
+        with monkeypatch.context() as patch:
+            patch.setattr(*at("write", number, full_disk))
+            code, said = run(name, output)
+        if code == 0:
+            break
+        assert code == 1 and said[0].startswith(f"error: '{output}/"), "it names the file"
+        assert "the disk is full" in said[0] and "what is finished is kept" in said[0] and said[0].count(". ") == 0
+        check_whole(Path(output))
+        finished = {path: path.read_bytes() for path in Path(output).rglob("*.jsonl")}
+        assert run(name, output)[0] == 0
+        assert all(path.read_bytes().startswith(content) for path, content in finished.items())
+        check_whole(Path(output))
+        assert not list(Path(output).rglob("*.part"))
+    assert number > WRITES[name]
+
+
+def test_the_batch_sampler_keeps_what_is_finished(models, tmp_path, monkeypatch):
+    target, _ = models
+    job = Job(target, Sampling(), Drafting.of(drafter_defaults("jacobi", "cpu")), load_drafter("jacobi", target))
+    batch, prompts = Batch(job, tmp_path / "folder"), ["a cat", "a dog", "a cow"]
+
+    def make() -> None:
+        missing = [prompt for prompt in prompts if batch.find(prompt) is None]
+        decoding = job.decoding(missing, at_once=1)
+        for finished in rounds(decoding):
+            for image in finished:
+                batch.keep(decoding, image, missing[image])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*at("write", 3, full_disk))
+        with pytest.raises(AdtError, match=r"a-cow-\w+.png' can't be written \(the disk is full\).*finished is kept"):
+            make()
+    kept = {path: path.stat().st_mtime_ns for path in batch.folder.iterdir()}
+    assert len(kept) == 2
+    make()
+    assert kept.items() < {path: path.stat().st_mtime_ns for path in batch.folder.iterdir()}.items()
+    assert all(batch.find(prompt) for prompt in prompts)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_report_of_a_batch(tmp_path, monkeypatch, number):
+    names = "id file seconds tokens tau mean_depth substitution_rate".split()
+    content = [dict.fromkeys(names, 1)], {}, Image.new("RGB", (8, 8)), tmp_path, "report"
+    monkeypatch.setattr(*at("write", number, full_disk))
+    with pytest.raises(ValueError, match=r"report.\w+' can't be written \(the disk is full\)"):
+        contact_sheet.write_report(*content)
+    check_whole(tmp_path)
+    assert len(list(tmp_path.iterdir())) == number - 1
+    assert len(contact_sheet.write_report(*content)) == 3
