@@ -154,8 +154,8 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 AUTOCAST = ("auto", "float32", "bfloat16", "float16")
 SUBJECT = (
     Flag("--prompt TEXT", "what the picture shows", one_of=True),
-    Flag("--prompts FILE", "prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl", one_of=True),
-    Flag("--from-png FILE", "make the image in this PNG again; other options change its settings", one_of=True),
+    Flag("--prompts FILE", "prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl", Path, one_of=True),
+    Flag("--from-png FILE", "make the image in this PNG again; other options change its settings", Path, one_of=True),
 )
 NEGATIVE = Flag("--negative TEXT", "what guidance leads away from (default: no text; of Emu3, its published prompt)")
 NUMBERS = (
@@ -220,7 +220,7 @@ QUALITY = (
     Flag("--real-images DIR", "FID: the folder of pictures that --inception compares with", Path),
 )
 LESSONS = (
-    Flag("--prompts FILE", "as for generate; the target draws them as the options of sampling say", one_of=True),
+    Flag("--prompts FILE", "as for generate; the target draws them as the options of sampling say", Path, one_of=True),
     Flag("--images DIR", "pictures and captions instead, 1.jpg beside 1.txt, ...", Path, one_of=True),
     Flag("--pictures N", "to train on; prompts are used again if there are fewer (default: one for each)", int),
     Flag("--held-out N", "pictures, of prompts of their own, that acceptance is measured on", int, 32),
@@ -242,7 +242,7 @@ DRAFTER_FILES = (
     Flag("--compare PATH", "measure this drafter too, on the same held-out pictures"),
 )
 DRAWN = (
-    Flag("--prompts FILE", "as for generate (default: the captions that come with the pack)"),
+    Flag("--prompts FILE", "as for generate (default: the captions that come with the pack)", Path),
     Flag("--count N", "pictures", int, 8),
 )
 CHECKPOINT = (
@@ -347,6 +347,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
         given = vars(_parser(dict.fromkeys(saved.PATHS)).parse_args(argv))
         before = {"exact": "off"}  # there was no such mode when a PNG does not say
-        found = saved.read(Path(options.from_png), remade(), given)
+        found = saved.read(options.from_png, remade(), given)
         options = _parser(HIDDEN | before | found).parse_args(argv)
     return options

@@ -10,7 +10,6 @@ which the same command resumes, and which may be deleted.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import inf
@@ -27,7 +26,7 @@ from ..drafters.eagle import EagleDrafter
 from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
 from ..errors import AdtError
 from ..files import write_json
-from ..models.checkpoint import Checkpoint, resolve
+from ..models.checkpoint import Checkpoint, read_json, resolve
 from ..models.target import Target
 from ..rules.sampling import Sampling
 from .features import Features
@@ -126,7 +125,10 @@ def _check_output(plan: Plan) -> None:
                 "name another folder."
             )
         return
-    before = json.loads(known.read_text(encoding="utf-8"))
+    try:
+        before = read_json(known)
+    except AdtError as error:
+        raise AdtError(f"--output: '{known}' is damaged; name another folder, or delete this one.") from error
     for name, now in plan.settings.items():
         if before.get(name) != now:
             what = "other captions" if name == "captions" else f"{name} {before.get(name)}, and now it is {now}"

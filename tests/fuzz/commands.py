@@ -58,6 +58,8 @@ def commands(folder: Path) -> Callable:
         name = data.draw(st.sampled_from(COMMANDS))
         words = {"--model": "target", "--drafter": "jacobi", "--device": "cpu"} if name != "inspect" else {}
         words |= dict(zip(LEAST[name][::2], LEAST[name][1::2])) if name != "inspect" else {}
+        if words and not data.draw(st.integers(0, 4)):
+            words.pop(data.draw(st.sampled_from(sorted(words))))
         for _ in range(data.draw(st.integers(0, 3))):
             flag = data.draw(st.sampled_from(_flags(name)))
             usual = st.sampled_from(flag.kind) if isinstance(flag.kind, tuple) else values
