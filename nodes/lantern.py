@@ -5,7 +5,7 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.rules.verify import Lantern
 from .runtime import refusal
 from .schema import schema
-from .sockets import LanternSocket
+from .sockets import LanternSocket, checked
 
 LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
 
@@ -36,5 +36,6 @@ class ADTTreeLantern(io.ComfyNode):
         return refusal(Lantern, delta=delta, factor=factor, max_substitution=max_substitution)
 
     @classmethod
+    @checked
     def execute(cls, rule: str, neighbours: int, delta: float, factor: float, max_substitution: float) -> io.NodeOutput:
         return io.NodeOutput(Lantern(neighbours, delta, factor if rule == LANTERN_PLUS else None, max_substitution))

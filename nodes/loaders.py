@@ -62,6 +62,7 @@ class ADTTreeModelLoader(io.ComfyNode):
         return folders.fingerprint(folders.models().get(model, BUNDLED))
 
     @classmethod
+    @checked
     def execute(cls, model: str, dtype: str, exact: bool = True) -> io.NodeOutput:
         path = folders.resolve(folders.models(), model, "model", folders.MODELS_KEY)
         drop_unused_results()

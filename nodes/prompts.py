@@ -12,6 +12,7 @@ from ..adt_core.app.prompts import BUNDLED_CAPTIONS, CAPTIONS, FILES, Prompt, fi
 from ..adt_core.errors import AdtError
 from .runtime import refusal
 from .schema import schema
+from .sockets import checked
 
 TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
@@ -54,6 +55,7 @@ class ADTTreePrompts(io.ComfyNode):
         return fingerprint(_source(file or TYPED, text or ""))
 
     @classmethod
+    @checked
     def execute(
         cls, file: str, text: str, caption: str, filter: str, start: int, count: int, shuffle: int
     ) -> io.NodeOutput:

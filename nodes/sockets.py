@@ -1,8 +1,9 @@
 """The pack's own socket types and what travels on them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.models.target import Target
+from ..adt_core.rules.sampling import Sampling
 
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
@@ -60,16 +62,20 @@ class BatchResults:
 
 
 def checked(function: Callable) -> Callable:
-    """A function that refuses named arguments of other kinds than its annotations say.
+    """A function that refuses named arguments that it does not have, or of other kinds than its annotations say.
 
     A link brings what its socket is for. But a prompt that comes through the API may hold any value in its place, and
-    ComfyUI hands it on.
+    any link more, and ComfyUI hands them on. ``**sampling`` stands for the fields of ``Sampling``.
     """
     kinds = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(function).items()}
+    names = {*signature(function).parameters}
+    names |= {field.name for field in fields(Sampling)} if "sampling" in names else set()
 
     @wraps(function)
     def wrapper(*args, **inputs):
         for name, value in inputs.items():
+            if name not in names:
+                raise AdtError(f"{shown(name)} is no input of this node; take the link to it away.")
             plain = [kind for kind in kinds.get(name, ()) if isinstance(kind, type)]
             if plain and not isinstance(value, (*plain, *([int] if float in plain else []))):
                 raise AdtError(f"{name}: {shown(value)} arrived, which this input can't use; connect a node to it.")
