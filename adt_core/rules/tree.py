@@ -62,11 +62,18 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
 
 
 @cache
-def _depths_and_ranks(sizes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Depth and sibling rank of every candidate of levels with ``m`` parents and ``k`` children each."""
-    depth = [torch.full((m * k,), level + 1, device=device) for level, (m, k) in enumerate(sizes)]
-    rank = [torch.arange(m * k, device=device) % k for m, k in sizes]
-    return torch.cat(depth), torch.cat(rank)
+def _counting(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device)
+
+
+def _depths_and_ranks(sizes: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Depth and sibling rank of every candidate of levels with ``m`` parents and ``k`` children each.
+
+    They are not remembered by these sizes: on a CPU every tree may have others, and all would stay for good.
+    """
+    depths = _counting(len(sizes) + 1, device)
+    depth = [depths[level].expand(m * k) for level, (m, k) in enumerate(sizes, 1)]
+    return torch.cat(depth), torch.cat([_counting(k, device).repeat(m) for m, k in sizes])
 
 
 @cache
@@ -120,7 +127,7 @@ class CandidatePool:
         stands behind it, so the kept nodes have all their ancestors.
         """
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
-        depth, rank = _depths_and_ranks(tuple(self._sizes), root.device)
+        depth, rank = _depths_and_ranks(self._sizes, root.device)
         scores = best_only(scores, budgets)
         nodes = min(nodes, self.count)
         if cut:

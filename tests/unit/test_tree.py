@@ -1,5 +1,8 @@
 """Rerank, parents, depths and ancestors of draft trees."""
 
+import gc
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -75,6 +78,36 @@ def test_forbidden_candidates_become_padding():
     tree = pool.rerank(torch.zeros(2, dtype=torch.long), 2)
     assert tree.valid.tolist() == [[True, True, True], [True, True, False]]
     assert tree.parents[1, 2] == 0 and tree.depths[1, 2] == 0
+
+
+def test_candidates_know_their_depths_and_their_places_among_their_siblings():
+    pool = CandidatePool()
+    pool.add(torch.tensor([[[4, 5, 6]]]), torch.tensor([[[-1.0, -2.0, -3.0]]]), torch.zeros(1, 1, dtype=torch.long))
+    pool.add(torch.tensor([[[7, 8], [9, 1]]]), torch.full((1, 2, 2), -9.0), torch.tensor([[1, 3]]))
+    tree = pool.rerank(torch.zeros(1, dtype=torch.long), 7)
+    assert tree.depths[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 2]
+    assert tree.ranks[0].tolist() == [0, 0, 1, 2, 0, 1, 0, 1]
+    assert tree.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 3, 3]
+
+
+def test_trees_of_ever_other_sizes_leave_nothing_behind():
+    """On a CPU as many nodes of a level get children as can still count, so hardly any two pools are alike."""
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+
+    def draw(parents: tuple[int, ...]) -> None:
+        pool = CandidatePool()
+        for m in (1, *parents):
+            pool.add(torch.zeros(1, m, 4, dtype=torch.long), torch.zeros(1, m, 4), torch.zeros(1, m, dtype=torch.long))
+        pool.rerank(torch.zeros(1, dtype=torch.long), 5)
+
+    draw((4, 4, 4))
+    before = tensors()
+    for parents in product(range(1, 5), repeat=3):
+        draw(parents)
+    assert tensors() == before
 
 
 def test_ancestors_of_a_chain():

@@ -99,7 +99,7 @@ def environment() -> Path:
     required = (source(NEWEST) / "requirements.txt").read_text()
     # glfw is what the floor asks for and the newest no longer does.
     required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
-    parent = sysconfig.get_paths()["purelib"]
+    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # the same packages, whatever link leads to them
     recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, parent, sys.version]).encode()).hexdigest()
     done = home / "complete"
     if done.exists() and done.read_text() == recipe:
