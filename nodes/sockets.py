@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import signature
 from pathlib import Path
+from types import UnionType
 from typing import get_args, get_type_hints
 
 from comfy.model_patcher import ModelPatcher
@@ -67,7 +68,8 @@ def checked(function: Callable) -> Callable:
     A link brings what its socket is for. But a prompt that comes through the API may hold any value in its place, and
     any link more, and ComfyUI hands them on. ``**sampling`` stands for the fields of ``Sampling``.
     """
-    kinds = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(function).items()}
+    hints = get_type_hints(function).items()
+    kinds = {name: get_args(kind) if isinstance(kind, UnionType) else (kind,) for name, kind in hints}
     names = {*signature(function).parameters}
     names |= {field.name for field in fields(Sampling)} if "sampling" in names else set()
 
