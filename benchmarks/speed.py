@@ -49,7 +49,7 @@ class TransformersDecoding:
         from transformers import ChameleonForConditionalGeneration
 
         self._target, self._sampling, folder = target, sampling, resolve("bundled", "target")
-        self._model = ChameleonForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = ChameleonForConditionalGeneration.from_pretrained(folder).float().eval()
 
     @torch.inference_mode()
     def __call__(self, prompt: str) -> tuple[dict, torch.Tensor]:

@@ -49,6 +49,17 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def safe_pickles():
+    """The first torch that reads pickles of strangers. The tests write their own, and any torch reads those."""
+    from adt_core.models import checkpoint
+
+    before = checkpoint.SAFE_PICKLES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "SAFE_PICKLES", "0")
+        yield before
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_cache_of_the_user(tmp_path_factory):
     """What rounds cost is neither read from the user's cache folder nor written there; servers inherit this."""
     with pytest.MonkeyPatch.context() as patch:

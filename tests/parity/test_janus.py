@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import JanusForConditionalGeneration
 
 from adt_core import Sampling, load_target
@@ -13,6 +15,7 @@ from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD, deepseeks_name, random_mo
 
 TOLERANCE = 1e-4
 GUIDANCE = 5.0
+BROKEN = Version("5") <= Version(transformers.__version__) < Version("5.5")
 
 
 @pytest.fixture(scope="module", params=["transformers", "deepseek", "deepseek, sharded"])
@@ -22,10 +25,8 @@ def models(request, tmp_path_factory):
     layout, _, sharded = request.param.partition(", ")
     write_janus(home / "Janus-Pro-tiny", layout=layout, shards=2 if sharded else 1, **shape)
     write_janus(home / "reference", **shape)
-    theirs = JanusForConditionalGeneration.from_pretrained(
-        home / "reference", dtype=torch.float64, attn_implementation="eager"
-    ).eval()
-    return load_target(home / "Janus-Pro-tiny", dtype=torch.float64), theirs
+    theirs = JanusForConditionalGeneration.from_pretrained(home / "reference", attn_implementation="eager")
+    return load_target(home / "Janus-Pro-tiny", dtype=torch.float64), theirs.double().eval()
 
 
 @torch.no_grad()
@@ -61,6 +62,7 @@ def test_logits_of_prompt_and_image(models, guidance):
         assert (torch.cat([first, rest], 1)[image] - expected).abs().max() < TOLERANCE
 
 
+@pytest.mark.skipif(BROKEN, reason="from transformers 5.0 to 5.4 Janus draws nothing: it wants defaults that are gone")
 def test_an_image_is_what_the_reference_draws(models):
     """``generate(generation_mode="image")``, greedy, with its own unconditional row."""
     target, model = models

@@ -29,6 +29,7 @@ def test_requirements(dev):
     assert dev.requirements() == PROJECT["dependencies"]
     assert dev.TESTS == PROJECT["optional-dependencies"]["test"]
     assert not any(name.startswith("torch") for name in PROJECT["dependencies"]), "torch is ComfyUI's to choose"
+    assert all(re.fullmatch(r"[a-z]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), "nothing is pinned"
 
 
 def test_version():

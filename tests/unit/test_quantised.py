@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -117,11 +118,14 @@ def stored_weight(kind, inputs, outputs):
     return stored, scale, x
 
 
+OLD = TorchVersion(torch.__version__) < "2.8"
+FP8 = pytest.param("fp8", marks=pytest.mark.skipif(OLD, reason="before torch 2.8 only GPUs multiply fp8"))
+BYTES = pytest.mark.parametrize("kind", ["int8", FP8])
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
 @HALVES
-@pytest.mark.parametrize("kind", KINDS)
+@BYTES
 def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(monkeypatch, kind, dtype):
     """At most 1.3 times as many. Elsewhere the weight is converted, which this counts as well."""
     stored, scale, x = stored_weight(kind, 256, 512)
@@ -135,7 +139,7 @@ def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(monkeypatch, kind, d
 
 @HALVES
 @pytest.mark.parametrize("rows", [1, 3, 20])
-@pytest.mark.parametrize("kind", KINDS)
+@BYTES
 def test_digits_are_as_exact_as_converted_weights(monkeypatch, kind, dtype, rows):
     stored, scale, x = stored_weight(kind, 1024, 64)
     x = x.repeat(7, 1)[:rows].to(dtype)
@@ -148,12 +152,15 @@ def test_digits_are_as_exact_as_converted_weights(monkeypatch, kind, dtype, rows
 
 
 @HALVES
-def test_digits_hold_an_activation(dtype):
+@BYTES
+def test_digits_hold_an_activation(kind, dtype):
     """Those of fp8 every bit of it; those of int8 to 2 ** -14 of the largest of its row."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    one, scale = torch.eye(64), torch.ones(64)
-    assert digits.fp8_digits(x, one.to(torch.float8_e4m3fn).t(), scale).equal(x)
-    found = digits.int8_digits(x.float(), one.to(torch.int8).t(), scale)
+    one, scale = torch.eye(64).to(quantised.KINDS[kind]).t(), torch.ones(64)
+    if kind == "fp8":
+        assert digits.fp8_digits(x, one, scale).equal(x)
+        return
+    found = digits.int8_digits(x.float(), one, scale)
     assert ((found - x.float()).abs() <= 2**-14 * x.float().abs().amax(-1, keepdim=True)).all()
 
 
@@ -178,7 +185,7 @@ def test_digits_are_for_gpus_that_multiply_bytes(monkeypatch):
 
 
 @HALVES
-@pytest.mark.parametrize("kind", KINDS)
+@BYTES
 def test_digits_are_tried_before_they_are_used(monkeypatch, caplog, kind, dtype):
     """A library may refuse them, or be wrong: then weights are converted, and the log says so once."""
 

@@ -12,6 +12,7 @@ from adt_core.app.images import save_png
 from adt_core.app.prompts import read_list
 from adt_core.errors import AdtError
 from adt_core.files import write
+from adt_core.models import checkpoint as files
 from adt_core.models.checkpoint import Checkpoint, read_json
 from adt_core.models.families import llamagen
 from adt_core.models.layout import decoder_config
@@ -88,7 +89,8 @@ def test_a_pipe_is_no_file(tmp_path, told):
 @pytest.mark.parametrize(
     "version, refused", [("2.9.1+cu130", True), ("2.6.0", True), ("2.10.0", False), ("2.13.0+cpu", False)]
 )
-def test_pickles_where_torch_can_not_keep_their_code_in(tmp_path, told, monkeypatch, version, refused):
+def test_pickles_where_torch_can_not_keep_their_code_in(tmp_path, told, monkeypatch, safe_pickles, version, refused):
+    monkeypatch.setattr(files, "SAFE_PICKLES", safe_pickles)
     torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
     monkeypatch.setattr(torch, "__version__", version)
     if refused:
