@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def _one(name: str, inputs: int, seed: int) -> int:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "place"
         os.environ |= {"HOME": home, "ADT_TREE_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        logging.disable()  # records that are damaged, say, are told of again and again
         from . import run
 
         figures = run.run(name, inputs, seed, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +76,6 @@ def records(folder: Path) -> Callable:
     settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}}
     runs = {"autoregressive": {"seconds": 1.0, "picture": "images/0.png"}}
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
-    logging.disable()  # it says of every damaged file that it was set aside
     profile = built_in("cpu", 1)
     profiles.keep(profile)
     kept = profiles._path(profile.name, 1)
