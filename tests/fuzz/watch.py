@@ -15,7 +15,8 @@ LONGEST = 10.0
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 _NEVER = {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"}
-_HOME = "('127.0.0.1', "  # the server of the nodes
+_USUAL = "('127.0.0.1', ", "('git', ['git', '-C',", "('uname', ['uname', '-p']"
+"""The server of the nodes; and a benchmark notes by which commit and on which machine it was made."""
 _HARMLESS = ("/dev/null", "/dev/shm", "/proc")
 _OURS = f"{os.sep}.hypothesis"  # what hypothesis remembers
 
@@ -37,7 +38,7 @@ class Watch:
     def _hear(self, event: str, arguments: tuple) -> None:
         if not self._on or threading.current_thread() is not threading.main_thread():
             return
-        if event in _NEVER and _HOME not in str(arguments):
+        if event in _NEVER and not any(usual in str(arguments) for usual in _USUAL):
             self.seen.add(f"{event} {arguments}")
         elif event == "open":
             path, _, flags = arguments
