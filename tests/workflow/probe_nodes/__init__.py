@@ -1,6 +1,7 @@
 """Nodes of another pack, for the tests: what a stranger's model, prompt and trace reader look like, and what memory
 holds."""
 
+import ctypes
 import gc
 import json
 import weakref
@@ -152,6 +153,14 @@ async def resident(request):
     """The server's resident bytes."""
     gc.collect()
     return web.json_response({"bytes": psutil.Process().memory_info().rss})
+
+
+@PromptServer.instance.routes.get("/probe/trim")
+async def trim(request):
+    """Has glibc give back the memory that nobody uses; else what a process holds is the most that it ever needed."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return web.json_response({})
 
 
 NODE_CLASS_MAPPINGS = {

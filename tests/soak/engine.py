@@ -1,0 +1,132 @@
+"""The engine alone, in this process: requests become jobs, as a program that imports ``adt_core`` has them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import os
+import random
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from adt_core import AdtError, Drafting, Sampling, load_drafter
+from adt_core.app.jobs import Job, rounds
+from adt_core.drafters import DRAFTERS as WITHOUT_FILES
+from adt_core.drafters import Drafter
+from adt_core.errors import Check
+from adt_core.models.target import Target
+
+from .loop import Played
+from .mix import NETWORK, Request
+from .models import DRAFTERS, drafter_name, load, path_of
+
+CALLS = 150
+"""Most calls of ``check`` before a request is cancelled: while its model is loaded, while it is drawn, or never."""
+LONG = "long " * 100
+MISTAKES = {
+    "no text": ("prompt", lambda request: replace(request, prompts=(" ",), batch=1)),
+    "a long prompt": ("shorten it", lambda request: replace(request, prompts=(LONG,), batch=1)),
+    "no drafter": ("needs a drafter", lambda request: replace(request, drafter=None, drafting={"method": "adt-tree"})),
+    "no such method": ("choose one of", lambda request: replace(request, drafting={"method": "magic"})),
+    "guidance that is no number": (
+        "guidance",
+        lambda request: replace(request, sampling={**request.sampling, "guidance": float("nan")}),
+    ),
+}
+"""What is wrong -> words of the sentence that says so, and a function that makes a request wrong."""
+
+
+class Cancelled(BaseException):
+    """Not an Exception, as in newer versions of ComfyUI."""
+
+
+class Engine:
+    """A player, see :class:`.loop.Player`. It holds one model at a time, as a server does."""
+
+    pid, dtypes = os.getpid(), ("float64", "bfloat16")
+    mistakes = {name: words for name, (words, _) in MISTAKES.items()}
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._model: tuple[str, str] = "", ""
+        self._target: Target | None = None
+        self._drafters: dict[str, Drafter] = {}
+        self._random = _random_states()
+
+    def play(self, request: Request) -> Played:
+        if request.mistake:
+            request = MISTAKES[request.mistake][1](request)
+        try:
+            return Played("finished", codes=self._draw(request, _check(request.cancel)))
+        except Cancelled:
+            return Played("cancelled")
+        except AdtError as error:
+            return Played("refused", str(error))
+
+    def target(self, request: Request, check: Check | None = None) -> Target:
+        if self._target is None or self._model != (request.model, request.dtype):
+            self.rest()
+            self._target = load(self._folder, request.model, request.dtype, check)
+            self._model = request.model, request.dtype
+        return self._target
+
+    def rest(self) -> None:
+        self._target = None
+        self._drafters.clear()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # else memory is the most that was ever needed
+
+    def complaints(self) -> list[str]:
+        names = [name for name, state in _random_states().items() if state != self._random[name]]
+        return [f"The global random state of {name} has changed." for name in names]
+
+    def _draw(self, request: Request, check: Check) -> torch.Tensor:
+        """The codes [B, cells] of a request's images."""
+        target = self.target(request, check)
+        job = Job(
+            target,
+            Sampling(**request.sampling),
+            Drafting.of(request.drafting),
+            self._drafter(request, target, check),
+            request.lantern,
+            request.negative,
+        )
+        generator = torch.Generator().manual_seed(request.number)
+        kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
+        decoding = job.decoding(request.texts, request.indices, request.batch, kept, check)
+        with closing(rounds(decoding)) as running:
+            for finished in running:
+                for image in finished[:1]:
+                    job.pixels(decoding.grid_codes()[image][None], check)
+        return decoding.grid_codes().flatten(1)
+
+    def _drafter(self, request: Request, target: Target, check: Check) -> Drafter | None:
+        name = request.drafter
+        if name is not None and name not in self._drafters:
+            path = name
+            if name not in WITHOUT_FILES:
+                path = name.replace(NETWORK, path_of(self._folder, DRAFTERS, drafter_name(request.model)))
+            self._drafters[name] = load_drafter(path, target, check)
+        return None if name is None else self._drafters[name]
+
+
+def _check(cancel: float | None) -> Check:
+    """A function that cancels after some calls, or never."""
+    left = itertools.repeat(None) if cancel is None else iter(range(int(cancel * CALLS)))
+
+    def check() -> None:
+        if next(left, Cancelled) is Cancelled:
+            raise Cancelled
+
+    return check
+
+
+def _random_states() -> dict[str, str]:
+    """The global random states, which a library must leave as they are."""
+    states = {"torch": torch.get_rng_state().tolist(), "numpy": np.random.get_state(), "Python": random.getstate()}
+    return {name: repr(state) for name, state in states.items()}
