@@ -31,7 +31,7 @@ def load_eagle(
     checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
-    width, tokens = checkpoint["fc.weight"].shape[0], checkpoint["embed_tokens.weight"].shape[0]
+    width, tokens = (checkpoint.sizes(name)[0] for name in ("fc.weight", "embed_tokens.weight"))
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
             f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "

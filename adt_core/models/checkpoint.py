@@ -141,6 +141,13 @@ class Checkpoint:
             raise AdtError(f"{self.path} lacks the tensor {name!r}; it is incomplete or of another architecture.")
         return self._tensors[name]
 
+    def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
+        """A tensor's shape. AdtError if it is missing, or has fewer dimensions than ``least``."""
+        shape = self[name].shape
+        if len(shape) < least:
+            raise AdtError(f"{self.path}: {name} has shape {shape}; the file belongs to another model.")
+        return shape
+
     def _check_shards(self, files: list[Path]) -> None:
         """AdtError if the folder's index names files that are not there."""
         pickled = files and files[0].suffix in PICKLES
@@ -220,11 +227,16 @@ def check_entries(
             raise AdtError(f"{checkpoint.path}: {problem}; the file belongs to another model.")
 
 
+def _common(tensor: Tensor) -> Tensor:
+    """A tensor in a kind of number that torch joins with others: float8 is none."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
 @torch.no_grad()
 def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
     """Read the parameters one by one, straight to where they belong. ``check`` comes before each; it may raise."""
     for entry in entries:
         if check is not None:
             check()
-        value = entry.make([checkpoint[name].read() for name in entry.names])
+        value = entry.make([_common(checkpoint[name].read()) for name in entry.names])
         (entry.put or entry.parameter.copy_)(value)

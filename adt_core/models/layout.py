@@ -87,7 +87,7 @@ def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
     """Norms of q and k [heads, head dim]. Lumina-mGPT has fewer rows; each then is for several heads in a row."""
     names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
-    stored = [checkpoint[name].shape[0] if name in checkpoint.names else n for name, n in zip(names, heads)]
+    stored = [checkpoint.sizes(name)[0] if name in checkpoint.names else n for name, n in zip(names, heads)]
     shapes = tuple((rows if rows and n % rows == 0 else n, c.head_dim) for rows, n in zip(stored, heads))
 
     def expand(parts: list[Tensor]) -> Tensor:

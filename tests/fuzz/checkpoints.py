@@ -112,7 +112,7 @@ def strange(draw: Callable, tensors: dict) -> dict:
     elif change == "name":
         tensors[draw(st.text(st.characters(codec="utf-8"), max_size=8)) + name[: draw(st.integers(0, 9))]] = value
     elif change == "nan":
-        tensors[name] = torch.full_like(value, float("nan"))
+        tensors[name] = torch.full_like(value, float("nan")) if value.is_floating_point() else value
     elif change == "turned":
         tensors[name] = value.movedim(0, -1).contiguous() if value.ndim else value
     return tensors

@@ -82,7 +82,7 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
             "num_embeddings": codes.get("image_token_size"),
             "num_hidden_layers": aligner.get("depth"),
             "projection_dim": head.get("image_token_embed"),
-            "base_channels": checkpoint[first].shape[0] if first in checkpoint.names else 128,
+            "base_channels": checkpoint.sizes(first)[0] if first in checkpoint.names else 128,
         }
         drawing = {name: value for name, value in stated.items() if value}
     else:

@@ -197,12 +197,12 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
     """The decoder's shape, in the authors' layout from the shapes of its tensors."""
     config = checkpoint.config
     if not _prefix(checkpoint):
-        vocabulary, hidden = checkpoint["tok_embeddings.weight"].shape
-        fused = checkpoint["layers.0.attention.wqkv.weight"].shape[0]
+        vocabulary, hidden, *_ = checkpoint.sizes("tok_embeddings.weight", 2)
+        fused = checkpoint.sizes("layers.0.attention.wqkv.weight")[0]
         config = {
             "vocab_size": vocabulary,
             "hidden_size": hidden,
-            "intermediate_size": checkpoint["layers.0.feed_forward.w1.weight"].shape[0],
+            "intermediate_size": checkpoint.sizes("layers.0.feed_forward.w1.weight")[0],
             "num_hidden_layers": _count(checkpoint, "layers.{}.attention_norm.weight"),
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_key_value_heads": (fused - hidden) // 2 // _HEAD_DIM,
@@ -216,8 +216,8 @@ def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
     shape = VQConfig(embed_dim=8, num_embeddings=codes, attention=True, normalised=True)
     first, level = f"{CODEC}encoder.conv_in.weight", f"{CODEC}encoder.conv_blocks.{{}}.res.0.conv1.weight"
     if first in checkpoint.names:
-        base, (width, latent, *_) = checkpoint[first].shape[0], checkpoint[f"{CODEC}quant_conv.weight"].shape
-        widths = [checkpoint[level.format(i)].shape[0] for i in range(_count(checkpoint, level))]
+        base, (width, latent, *_) = checkpoint.sizes(first)[0], checkpoint.sizes(f"{CODEC}quant_conv.weight", 2)
+        widths = [checkpoint.sizes(level.format(i))[0] for i in range(_count(checkpoint, level))]
         shape = replace(
             shape,
             embed_dim=width,
