@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from unittest.mock import patch
@@ -156,26 +157,29 @@ def run_matrix(
     temperatures: list[float],
     settings: list[Setting],
     guidance: float = 3.0,
-) -> dict[str, Cell]:
-    """Decode everything, the prompts of one seed as one batch. A Cell by temperature and setting, in words."""
-    cells: dict[str, Cell] = {}
+) -> Iterator[tuple[str, Cell]]:
+    """Decode everything, the prompts of one seed as one batch; yield each Cell, with its name, as soon as it is done.
+
+    At temperature 0 all seeds draw the same image, so one is enough.
+    """
     drafters = {name: load_drafter(name, target) for name in {setting.drafter for setting in settings}}
-    for seed in seeds:
-        for temperature in temperatures:
-            sampling = Sampling(seed=seed, temperature=temperature, guidance=guidance)
-            plain = plain_run(target, prompts, sampling)
-            for setting in settings:
+    for temperature in temperatures:
+        samplings = [Sampling(seed=seed, temperature=temperature, guidance=guidance) for seed in seeds]
+        samplings = samplings if temperature else samplings[:1]
+        plain = [plain_run(target, prompts, sampling) for sampling in samplings]
+        for setting in settings:
+            cell = Cell()
+            for sampling, expected in zip(samplings, plain, strict=True):
                 job = Job(target, sampling, Drafting(**setting.options), drafters[setting.drafter])
                 decoding = decode(free_drafts(job).decoding(prompts))
-                cell = cells.setdefault(f"T{temperature:g} {setting.name}", Cell())
-                cell.add(decoding.codes, decoding.trace, *plain)
-    return cells
+                cell.add(decoding.codes, decoding.trace, *expected)
+            yield f"T{temperature:g} {setting.name}", cell
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=2, help="at temperature 0 only the first")
     parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16", "float16"], default="float64")
     parser.add_argument("--weights", choices=["int8", "fp8"])
     parser.add_argument("--exact", choices=["on", "off"], default="on", help="of half precision")
@@ -186,15 +190,18 @@ def main() -> None:
     target = load_target(dtype=getattr(torch, args.dtype), weights=args.weights, exact=args.exact == "on")
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     tolerance, prompts = TIE if args.dtype == "float32" else 0.0, captions(3000, args.captions)
-    cells = run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance)
+    cells = []
     print("| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |")
     print("|---|---|---|---|---|---|---|")
-    for name, cell in cells.items():
+    matrix = run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance)
+    for name, cell in matrix:
+        cells.append(cell)
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
         depths, ranks = dict(sorted(cell.depths.items())), dict(sorted(cell.ranks.items()))
-        print(f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {depths} | {ranks} |")
-    good = all(cell.really_drafted and cell.lossless(tolerance) for cell in cells.values())
-    total, same = sum(c.images for c in cells.values()), sum(c.identical for c in cells.values())
+        row = f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {depths} | {ranks} |"
+        print(row, flush=True)  # a row at a time: a long run that is cut off has shown what it did
+    good = all(cell.really_drafted and cell.lossless(tolerance) for cell in cells)
+    total, same = sum(cell.images for cell in cells), sum(cell.identical for cell in cells)
     print(
         f"{args.dtype} {args.weights or ''}: {same} of {total} images identical to plain decoding"
         + ("" if good else "; FAILED")

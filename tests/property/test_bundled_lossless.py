@@ -14,7 +14,7 @@ CASES = [(torch.float64, 1.0), (torch.float64, 0.0), (torch.float32, 1.0), (torc
 def test_every_setting_writes_the_tokens_of_plain_decoding(dtype, temperature):
     """Settings are dealt to the cases, and most top-k ones left out, to save time."""
     dealt = SETTINGS[:16][CASES.index((dtype, temperature)) :: len(CASES)]
-    cells = run_matrix(load_target(dtype=dtype), captions(3100, 1), [2**63 + 5], [temperature], dealt)
+    cells = dict(run_matrix(load_target(dtype=dtype), captions(3100, 1), [2**63 + 5], [temperature], dealt))
     assert len(cells) == len(dealt), "two settings have one name"
     for name, cell in cells.items():
         assert cell.really_drafted, name
