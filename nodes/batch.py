@@ -4,23 +4,26 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_management as mm
 import folder_paths
 import torch
 from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
-from torch import Tensor
 
 from ..adt_core.app.batch import Batch, Picture, key
+from ..adt_core.app.images import read_pixels
 from ..adt_core.app.jobs import Job, rounds, stretches
+from ..adt_core.app.prompts import places
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.errors import AdtError
+from ..adt_core.errors import AdtError, shown
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
+from .drafting import AUTO, Way, choose_way, speed_input
+from .prompts import NO_SEED
 from .runtime import Progress, check_cancelled, loaded, refusal
-from .sampling import choose_drafting, loaded_for, patchers, preview, sampling_inputs
+from .sampling import CUSTOM, choose_sampling, loaded_for, patchers, preset_input, preview, sampling_inputs
 from .schema import schema
 from .sockets import (
     BatchResults,
@@ -33,9 +36,11 @@ from .sockets import (
     SettingsSocket,
     checked,
 )
-from .stock import encode, to_image
+from .stock import text_encoder
 
 FOLDER = "adt_tree_batches"
+SAME, STEPPED = "the same", "seed + place in the list"
+"""Rules for the seeds of a list's images."""
 
 
 class ADTTreeBatchSampler(io.ComfyNode):
@@ -60,6 +65,10 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
                 io.Int.Input("chunk_size", default=4, min=1, max=256),
+                io.Combo.Input("seed_of_each", options=[SAME, STEPPED], default=SAME, optional=True),
+                io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
+                speed_input(),
+                preset_input(),
             ],
             outputs=[
                 io.Image.Output(display_name="images"),
@@ -78,26 +87,50 @@ class ADTTreeBatchSampler(io.ComfyNode):
         return refusal(Sampling, **{name: values[0] for name, values in given.items() if values})
 
     @classmethod
-    def execute(cls, prompts: list[str], ids: list | None = None, **lists: list) -> io.NodeOutput:
+    def execute(
+        cls, prompts: list[str], ids: list | None = None, seeds: list | None = None, **lists: list
+    ) -> io.NodeOutput:
         single = {name: _one(name, values) for name, values in lists.items()}
-        model, drafter, chunk_size = single.pop("model"), single.pop("drafter", None), single.pop("chunk_size")
+        model, chunk_size, rule = single.pop("model"), single.pop("chunk_size"), single.pop("seed_of_each", SAME)
         prompts = [prompt.strip() for prompt in prompts]
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
-        _check(prompts=prompts, ids=ids, model=model)
-        job = _job(model=model, drafter=drafter, **single)
+        _check(prompts=prompts, ids=ids, seeds=seeds, model=model)
+        job, drafter = _job(model=model, **single)
+        items = _items(prompts, ids, seeds, job.sampling.seed, rule)
         with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
             folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
-        batch = Batch(job, folder, _metadata(cls.hidden))
-        made = _make(batch, model, drafter, list(dict.fromkeys(prompts)), chunk_size, cls.hidden.unique_id)
+        batch = Batch(job, folder, metadata(cls.hidden))
+        made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         rows = [
-            {"id": id, "prompt": text, **made[text][0].figures, "file": made[text][0].path.name}
-            for id, text in zip(ids, prompts)
+            {"id": id, "prompt": item.prompt, **picture.figures, "file": picture.path.name}
+            for id, item, picture in zip(ids, items, made)
         ]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
-        results = BatchResults(torch.cat([made[text][1] for text in prompts]), rows, settings, folder)
+        images = torch.stack([torch.from_numpy(read_pixels(picture.path)) for picture in made]).float() / 255
+        results = BatchResults(images.to(mm.intermediate_device()), rows, settings, folder)
         subfolder = f"{FOLDER}/{folder.name}"
-        saved = [ui.SavedResult(picture.path.name, subfolder, io.FolderType.output) for picture, _ in made.values()]
+        files = dict.fromkeys(picture.path.name for picture in made)
+        saved = [ui.SavedResult(file, subfolder, io.FolderType.output) for file in files]
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(saved))
+
+
+class _Item(NamedTuple):
+    """An image that is asked for. place: what the name of its file begins with."""
+
+    prompt: str
+    seed: int
+    place: str
+
+
+def _items(prompts: list[str], ids: list[str], seeds: list[int] | None, seed: int, rule: str) -> list[_Item]:
+    """The images of a list. seeds: of the list itself; NO_SEED where it has none, and then ``seed`` and ``rule`` hold.
+
+    Of the same prompt with the same seed there is one image, under its first name.
+    """
+    own = seeds if seeds is not None else [NO_SEED] * len(prompts)
+    steps = range(len(prompts)) if rule == STEPPED else [0] * len(prompts)
+    each = [(seed + step) % 2**64 if one == NO_SEED else one for one, step in zip(own, steps)]
+    return [_Item(*item) for item in zip(prompts, each, places(ids))]
 
 
 def _one(name: str, values: Sequence) -> Any:
@@ -111,42 +144,44 @@ def _one(name: str, values: Sequence) -> Any:
 
 
 @checked
-def _check(prompts: list, ids: list, model: LoadedModel) -> None:
+def _check(prompts: list, ids: list, model: LoadedModel, seeds: list | None = None) -> None:
     """Raises AdtError, naming the prompt, for what would otherwise be found after an hour."""
-    if len(ids) != len(prompts):
-        raise AdtError(
-            f"ids: {len(ids)} ids arrived for {len(prompts)} prompts; connect both from the same ADT-Tree Prompts "
-            "node, or no ids."
-        )
+    for name, values in (("ids", ids), ("seeds", seeds)):
+        if values is not None and len(values) != len(prompts):
+            raise AdtError(
+                f"{name}: {len(values)} {name} arrived for {len(prompts)} prompts; connect both from the same ADT-Tree "
+                f"Prompts node, or no {name}."
+            )
     for id, prompt in zip(ids, prompts):
         try:
-            encode(model, prompt)
+            model.target.check_prompt(prompt)
         except AdtError as error:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
+    for id, seed in zip(ids, seeds or []):
+        if type(seed) is not int or not NO_SEED <= seed < 2**64:
+            raise AdtError(f"seeds: that of the id '{id}' is {shown(seed)}; a whole number from 0 was expected.")
 
 
 @checked
 def _job(
     model: LoadedModel,
-    drafter: LoadedDrafter | None,
     negative: str,
+    drafter: LoadedDrafter | None = None,
     settings: dict | None = None,
     lantern: Lantern | None = None,
+    speed: str = AUTO,
+    preset: str = CUSTOM,
     **sampling,
-) -> Job:
-    return Job(
-        model.target,
-        Sampling(**sampling),
-        choose_drafting(settings, drafter, model),
-        drafter.drafter if drafter is not None else None,
-        lantern,
-        negative,
-        model_path=model.path,
-        drafter_path=drafter.path if drafter is not None else None,
-    )
+) -> tuple[Job, LoadedDrafter | None]:
+    """How all images are made, and the drafter with its weights."""
+    way = choose_way(model, drafter, settings, lantern, speed)
+    paths = model.path, way.loaded.path if way.loaded is not None else None
+    chosen = choose_sampling(model, preset, **sampling)
+    job = Job(model.target, chosen, way.drafting, way.drafter, way.lantern, negative, (), *paths)
+    return job, way.loaded
 
 
-def _metadata(hidden: Any) -> dict[str, str]:
+def metadata(hidden: Any) -> dict[str, str]:
     """The text chunks of ComfyUI's own PNGs: a picture that is dropped on the page opens its workflow."""
     if args.disable_metadata:
         return {}
@@ -155,48 +190,42 @@ def _metadata(hidden: Any) -> dict[str, str]:
 
 
 def _make(
-    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, prompts: list[str], chunk_size: int, node_id: str
-) -> dict[str, tuple[Picture, Tensor]]:
-    """Make what is not in the folder yet. For each prompt, in their order: the picture and its IMAGE [1, H, W, 3]."""
-    kept = {text: picture for text in prompts if (picture := batch.find(text)) is not None}
-    missing = [text for text in prompts if text not in kept]
-    made = _draw(batch, model, drafter, missing, len(kept), chunk_size, node_id)
-    if kept:
-        target = model.target
-        room = target.codec.working_bytes(target.length * target.downsample**2)
-        with loaded([model.codec], memory_required=room):
-            for text, picture in kept.items():
-                made[text] = picture, _image(batch.job.pixels(picture.codes[None], check_cancelled))
-    return {text: made[text] for text in prompts}
+    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[_Item], chunk_size: int, node_id: str
+) -> list[Picture]:
+    """Make what is not in the folder yet. The pictures, in the order of the items."""
+    distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
+    made = {item[:2]: picture for item in distinct if (picture := batch.find(*item[:2])) is not None}
+    _draw(batch, model, drafter, [item for item in distinct if item[:2] not in made], made, chunk_size, node_id)
+    return [made[item[:2]] for item in items]
 
 
 def _draw(
     batch: Batch,
     model: LoadedModel,
     drafter: LoadedDrafter | None,
-    missing: list[str],
-    kept: int,
+    missing: list[_Item],
+    made: dict[tuple, Picture],
     chunk_size: int,
     node_id: str,
-) -> dict[str, tuple[Picture, Tensor]]:
-    """Make the images of these prompts, and write each once it is finished. kept: images that were made before."""
-    length, count = model.target.length, kept + len(missing)
-    made: dict[str, tuple[Picture, Tensor]] = {}
+) -> None:
+    """Make the images of these items, write each once it is finished, and add it to those that were made before."""
+    kept, length = len(made), model.target.length
+    count = kept + len(missing)
     decoding: Decoding
-    progress = Progress(count * length, node_id, lambda: preview(model.target, decoding, decoding.at_work[0]))
+    progress = Progress(
+        count * length, node_id, lambda: preview(model.target, decoding, decoding.at_work[0]), ends_with_preview=False
+    )
     for stretch in stretches(len(missing), chunk_size):
-        prompts = missing[stretch.start : stretch.stop]
-        decoding = batch.job.decoding(prompts, at_once=chunk_size, check=check_cancelled)
+        items = missing[stretch.start : stretch.stop]
+        with text_encoder(model):
+            seeds = [item.seed for item in items]
+            decoding = batch.job.decoding(
+                [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
+            )
         with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
             for finished in running:
                 for image in finished:
-                    picture, pixels = batch.keep(decoding, image, prompts[image], check_cancelled)
-                    made[prompts[image]] = picture, _image(pixels)
+                    made[items[image][:2]] = batch.keep(decoding, image, *items[image], check_cancelled)
                 done = (kept + stretch.start) * length + decoding.done_tokens
-                progress.update(done, f"{kept + len(made)} of {count} images, {done} of {count * length} tokens")
+                progress.update(done, f"{len(made)} of {count} images, {done} of {count * length} tokens")
     progress.say(f"{count} images, {kept} of them made before; they are in output/{FOLDER}/{batch.folder.name}")
-    return made
-
-
-def _image(pixels: Tensor) -> Tensor:
-    return to_image(pixels).to(mm.intermediate_device())

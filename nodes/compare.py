@@ -13,9 +13,10 @@ from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
+from .drafting import choose_way
 from .live_map import LiveMap
 from .runtime import Progress, check_cancelled, refusal
-from .sampling import choose_drafting, loaded_for, preview, read_rows, sampling_inputs
+from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -50,6 +51,7 @@ class ADTTreeCompare(io.ComfyNode):
                 SettingsSocket.Input("settings_b", optional=True),
                 LanternSocket.Input("lantern", optional=True),
                 *sampling_inputs(),
+                preset_input(),
             ],
             outputs=[
                 io.Image.Output(display_name="image_a"),
@@ -77,21 +79,22 @@ class ADTTreeCompare(io.ComfyNode):
         settings_a: dict | None = None,
         settings_b: dict | None = None,
         lantern: Lantern | None = None,
+        preset: str = CUSTOM,
         **sampling,
     ) -> io.NodeOutput:
-        row, opposite = read_rows(model, positive, negative)
+        row, opposite = read_rows(model, positive, negative, preset)
         common: dict[str, Any] = {
             "negatives": [opposite] if opposite else None,
-            "sampling": Sampling(**sampling),
-            "drafter": drafter.drafter if drafter is not None else None,
+            "sampling": choose_sampling(model, preset, **sampling),
             "check": check_cancelled,
         }
-        ways: list[dict[str, Any]] = [
-            {"drafting": choose_drafting(settings_a, drafter, model), "lantern": lantern},
-            {"drafting": choose_drafting(settings_b or {"method": PLAIN}, drafter, model)},
+        ways = [
+            choose_way(model, drafter, settings_a, lantern),
+            choose_way(model, drafter, settings_b or {"method": PLAIN}),
         ]
-        both, trial = ([Decoding(model.target, [row], **common, **way) for way in ways] for _ in range(2))
-        with loaded_for(both, model, drafter):
+        both, trial = ([Decoding(model.target, [row], **common, **way.options) for way in ways] for _ in range(2))
+        drafting = next((way.loaded for way in ways if way.loaded is not None), None)
+        with loaded_for(both, model, drafting):
             for decoding in trial:
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)

@@ -4,13 +4,13 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.drafters import WITH_WINDOW, load_drafter, with_window
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
+from .drafting import open_drafter
 from .runtime import check_cancelled, drop_unused_results, manage
 from .schema import schema
-from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
+from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -109,11 +109,4 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     @checked
     def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS_KEY)
-        found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
-        patcher = None
-        if found.network is not None:
-            title, remedy = f"The drafter '{drafter}'", "choose 'jacobi' in the Drafter Loader"
-            patcher = manage(found.network, title, remedy, model.target.decoder)
-        if window and patcher is not None:
-            found, path = with_window(found), path + WITH_WINDOW
-        return io.NodeOutput(LoadedDrafter(found, patcher, model.target, path))
+        return io.NodeOutput(open_drafter(model, path, drafter, window))

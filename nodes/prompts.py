@@ -17,6 +17,8 @@ from .sockets import checked
 TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 """Characters of prompts that are typed in, and of a name in an error."""
+NO_SEED = -1
+"""Stands for the seed of a prompt that has none in its list."""
 QUICK = 128 * 2**10
 """Bytes of a file that is read to validate it: ComfyUI answers nobody meanwhile, and 0.3 s is enough."""
 
@@ -39,7 +41,8 @@ class ADTTreePrompts(io.ComfyNode):
                 io.Int.Input("count", default=8, min=1, max=10**7),
                 io.Int.Input("shuffle", default=0, min=0, max=2**64 - 1, control_after_generate=False),
             ],
-            outputs=[io.String.Output(display_name=name, is_output_list=True) for name in ("prompts", "ids", "names")],
+            outputs=[io.String.Output(display_name=name, is_output_list=True) for name in ("prompts", "ids", "names")]
+            + [io.Int.Output(display_name="seeds", is_output_list=True)],
         )
 
     @classmethod
@@ -61,7 +64,10 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         prompts = select(read(_source(file, text), _name(file), caption), filter, shuffle, start, count)
         return io.NodeOutput(
-            [prompt.text for prompt in prompts], [prompt.id for prompt in prompts], file_stems(prompts)
+            [prompt.text for prompt in prompts],
+            [prompt.id for prompt in prompts],
+            file_stems(prompts),
+            [NO_SEED if prompt.seed is None else prompt.seed for prompt in prompts],
         )
 
 

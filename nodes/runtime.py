@@ -147,13 +147,15 @@ class Progress:
 
     A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
     first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
-    the whole image, which stays: ``last``, or None if the user wants no previews.
+    the whole image, which stays: ``last``. ends_with_preview: False for a node that shows its results instead.
     """
 
     _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
     _SHARE = 50.0  # this many times as long as a preview took, there is no other
 
-    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image]):
+    def __init__(
+        self, total: int, node_id: str, preview: Callable[[], Image.Image], ends_with_preview: bool = True
+    ):
         self._total, self._node_id, self._preview = total, node_id, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0

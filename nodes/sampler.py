@@ -11,10 +11,11 @@ from ..adt_core.app.jobs import rounds
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
+from .drafting import AUTO, choose_way, speed_input
 from .latent import read_latent
 from .live_map import LiveMap
 from .runtime import Progress, check_cancelled, refusal
-from .sampling import choose_drafting, loaded_for, preview, read_rows, sampling_inputs
+from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -52,6 +53,8 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Latent.Input("latent_image", optional=True),
                 io.Float.Input("keep", default=KEEP, min=0.0, max=1.0, step=0.01, optional=True),
                 io.Float.Input("keep_left", default=0.0, min=0.0, max=1.0, step=0.01, optional=True, advanced=True),
+                speed_input(),
+                preset_input(),
             ],
             outputs=[io.Latent.Output(display_name="LATENT"), TraceSocket.Output(display_name="trace")],
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
@@ -82,10 +85,12 @@ class ADTTreeSampler(io.ComfyNode):
         latent_image: dict | None = None,
         keep: float = KEEP,
         keep_left: float = 0.0,
+        speed: str = AUTO,
+        preset: str = CUSTOM,
         **sampling,
     ) -> io.NodeOutput:
-        drafting = choose_drafting(settings, drafter, model)
-        row, opposite = read_rows(model, positive, negative)
+        way = choose_way(model, drafter, settings, lantern, speed)
+        row, opposite = read_rows(model, positive, negative, preset)
         prefix, indices = None, list(range(batch_size))
         if latent_image is not None:
             prefix, indices = read_latent(latent_image, model, keep, keep_left, batch_size)
@@ -93,15 +98,13 @@ class ADTTreeSampler(io.ComfyNode):
             model.target,
             [row] * len(indices),
             negatives=[opposite] * len(indices) if opposite else None,
-            sampling=Sampling(**sampling),
-            drafting=drafting,
-            drafter=drafter.drafter if drafter is not None else None,
-            lantern=lantern,
+            sampling=choose_sampling(model, preset, **sampling),
             image_indices=indices,
             prefix=prefix,
             check=check_cancelled,
+            **way.options,
         )
-        with loaded_for([decoding], model, drafter):
+        with loaded_for([decoding], model, way.loaded):
             whole = _decode(decoding, model, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui={"adt_tree_map": [whole]})

@@ -1,6 +1,6 @@
-"""What the sampler nodes have in common: their inputs, what follows from what is connected, and previews."""
+"""What the sampler nodes have in common: their numbers, prompts, weights and previews."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
@@ -10,14 +10,16 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from PIL import Image
 
-from ..adt_core.drafters import usual_options
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.errors import AdtError
 from ..adt_core.models.target import Prompt, Target
-from ..adt_core.policies import PLAIN, Drafting
+from ..adt_core.rules.sampling import Sampling
 from .runtime import check_cancelled, loaded
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import encode, read_prompt, to_image, to_picture
+
+
+OWN, CUSTOM = "model's own", "custom"
+"""Presets: the numbers that the model's makers publish, and those on the node."""
 
 
 def sampling_inputs() -> list[io.Input]:
@@ -31,38 +33,25 @@ def sampling_inputs() -> list[io.Input]:
     ]
 
 
-def read_rows(model: LoadedModel, positive: list, negative: list | None) -> tuple[Prompt, Prompt | None]:
+def preset_input() -> io.Input:
+    """Whose numbers hold. It is optional for prompts that were saved before there was a choice."""
+    return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
+
+
+def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
+    """The numbers that are given, or those of the model's makers. Of these the seed is always the one given."""
+    if preset == CUSTOM:
+        return Sampling(**given)
+    own = model.target.published
+    return Sampling(given["seed"], own.temperature, own.top_k, own.top_p, own.guidance)
+
+
+def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str) -> tuple[Prompt, Prompt | None]:
     """The prompt's row, and that of the negative prompt if there is one."""
-    row = encode(model, read_prompt(positive, "positive").text)
+    suffix = model.target.published.suffix if preset == OWN else ""
+    row = encode(model, read_prompt(positive, "positive").text + suffix)
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
     return row, encode(model, opposite) if opposite.strip() else None
-
-
-def choose_drafting(settings: Mapping[str, Any] | None, drafter: LoadedDrafter | None, model: LoadedModel) -> Drafting:
-    """The settings, else what suits the drafter on this device.
-
-    settings: options by their names, as the Settings node gives them. AdtError if what is connected does not fit.
-    """
-    device = model.patcher.load_device.type
-    usual = usual_options(drafter.drafter, device) if drafter is not None else {}
-    drafting = Drafting.of({**usual, **(settings or {})})
-    if drafter is None and drafting.policy.needs_drafter:
-        raise AdtError(
-            f"drafter: the method '{drafting.method}' needs one; connect an ADT-Tree Drafter Loader, or an "
-            f"ADT-Tree Settings node with the method Plain ('{PLAIN}')."
-        )
-    if drafter is not None:
-        check_same_model(drafter, model, "Sampler")
-    return drafting
-
-
-def check_same_model(drafter: LoadedDrafter, model: LoadedModel, node: str) -> None:
-    """Raises AdtError if the drafter was loaded for other weights than the model's. node: the name of this one."""
-    if drafter.target.decoder is not model.target.decoder:
-        raise AdtError(
-            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader "
-            f"and the {node}."
-        )
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:

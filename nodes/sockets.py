@@ -1,7 +1,7 @@
 """The pack's own socket types and what travels on them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -28,13 +28,15 @@ ResultsSocket = io.Custom("ADT_RESULTS")
 @dataclass(frozen=True)
 class LoadedModel:
     """A target model, and the path that it was loaded from. ``patcher`` manages the memory of its transformer,
-    ``codec`` that of its image tokeniser, and ``text`` that of its text encoder, if it has one."""
+    ``codec`` that of its image tokeniser, and ``text`` that of its text encoder, if it has one. ``own_drafters`` is for
+    the drafter that serves where none is connected."""
 
     target: Target
     path: str
     patcher: ModelPatcher
     codec: ModelPatcher
     text: ModelPatcher | None = None
+    own_drafters: dict[str, "LoadedDrafter"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def checked(function: Callable) -> Callable:
     hints = get_type_hints(function).items()
     kinds = {name: get_args(kind) if isinstance(kind, UnionType) else (kind,) for name, kind in hints}
     names = {*signature(function).parameters}
-    names |= {field.name for field in fields(Sampling)} if "sampling" in names else set()
+    names |= {one.name for one in fields(Sampling)} if "sampling" in names else set()
 
     @wraps(function)
     def wrapper(*args, **inputs):

@@ -6,7 +6,7 @@ stock latent nodes can crop, flip or mix it. When it is decoded, every vector be
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,13 @@ def encode(model: LoadedModel, text: str) -> Any:
 
     Raises AdtError for an empty text, and for one that is too long.
     """
-    if model.text is None:
+    with text_encoder(model):
         return model.target.encode_prompt(text)
-    with loaded([model.text]):
-        return model.target.encode_prompt(text)
+
+
+def text_encoder(model: LoadedModel) -> AbstractContextManager:
+    """The model's text encoder, if it has one, on its device."""
+    return loaded([model.text]) if model.text is not None else nullcontext()
 
 
 class TextEncoder(_Stock):

@@ -1,8 +1,8 @@
 """An image for each prompt of a list, kept as soon as it is finished: a batch that was stopped goes on where it was.
 
-An image depends on its prompt and the settings alone. So a folder belongs to the settings, and holds one PNG for each
-prompt, which also carries its tokens and figures. A prompt whose PNG is there is done, whichever list asked for it and
-whatever it was decoded together with.
+An image depends on its prompt, its seed and the settings alone. So a folder belongs to the settings, and holds one PNG
+for each prompt and seed, which also carries its tokens and figures. What has its PNG there is done, whichever list
+asked for it and whatever it was decoded together with.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -28,6 +29,7 @@ class Picture(NamedTuple):
     """A finished image. codes: [rows, columns] int64 on the CPU. figures: by the names of ``Trace.report``."""
 
     prompt: str
+    seed: int
     path: Path
     codes: Tensor
     figures: dict
@@ -41,7 +43,7 @@ NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitu
 
 @dataclass(frozen=True)
 class Batch:
-    """The images of a job in a folder, one per prompt.
+    """The images of a job in a folder, one for each prompt and seed. A seed that is not given is the job's.
 
     Every image has the index 0 of the noise, so it is the one that decoding its prompt alone gives. folder: usually
     named by :func:`key`. texts: further text chunks of the PNGs, by name.
@@ -51,21 +53,39 @@ class Batch:
     folder: Path
     texts: dict[str, str] = field(default_factory=dict)
 
-    def path(self, prompt: str) -> Path:
-        """Where a prompt's image lies."""
-        return self.folder / ("-".join(filter(None, (slug(prompt), digest(prompt)))) + ".png")
+    @cached_property
+    def _paths(self) -> dict[str, Path]:
+        """What ends the names of the PNGs in the folder, for each what it stands for -> the PNG."""
+        return {path.stem.rpartition("-")[2]: path for path in self.folder.glob("*.png")}
 
-    def find(self, prompt: str) -> Picture | None:
-        """The image of a prompt. None if it is missing or damaged, or was saved anew without its settings."""
-        path = self.path(prompt)
+    def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
+        """Where an image lies, or will. place: what the name of a new file begins with."""
+        mine = digest(prompt if seed in (None, self.job.sampling.seed) else [prompt, seed])
+        name = "-".join(filter(None, (place, slug(prompt), mine))) + ".png"
+        return self._paths.get(mine, self.folder / name)
+
+    def find(self, prompt: str, seed: int | None = None) -> Picture | None:
+        """An image that is done. None if it is missing or damaged, or was saved anew without its settings."""
+        path = self.path(prompt, seed)
         try:
             saved = read_settings(path)
         except AdtError:
             return None
-        tokens, figures = saved.get("tokens"), saved.get("figures")
-        if saved.get("prompt") != prompt or not self._are_tokens(tokens) or not _are_figures(figures):
+        seed, tokens, figures = self._seed(seed), saved.get("tokens"), saved.get("figures")
+        if (saved.get("prompt"), saved.get("seed")) != (prompt, seed):
             return None
-        return Picture(prompt, path, torch.tensor(tokens), figures) if is_whole(path) else None
+        if not self._are_tokens(tokens) or not _are_figures(figures) or not is_whole(path, self._size):
+            return None
+        return Picture(prompt, seed, path, torch.tensor(tokens), figures)
+
+    def _seed(self, seed: int | None) -> int:
+        return self.job.sampling.seed if seed is None else seed
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        """Width and height of an image, in pixels."""
+        rows, columns = self.job.target.grid
+        return columns * self.job.target.downsample, rows * self.job.target.downsample
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
         """Are they codes of the target, for every cell of its grid?"""
@@ -77,19 +97,29 @@ class Batch:
             for row in value
         )
 
-    def keep(self, decoding: Decoding, image: int, prompt: str, check: Check | None = None) -> tuple[Picture, Tensor]:
-        """Write the PNG of a finished image of a decoding; the picture, and its pixels [1, 3, H, W] in [-1, 1].
+    def keep(
+        self,
+        decoding: Decoding,
+        image: int,
+        prompt: str,
+        seed: int | None = None,
+        place: str = "",
+        check: Check | None = None,
+    ) -> Picture:
+        """Write the PNG of a finished image of a decoding. AdtError if it can't be written.
 
-        image: its number in the decoding. Raises AdtError if it can't be written.
+        image: its number in the decoding. place: what the file's name begins with.
         """
-        codes, path = decoding.grid_codes()[image].clone(), self.path(prompt)
+        codes, path = decoding.grid_codes()[image].clone(), self.path(prompt, seed, place)
         pixels = self.job.pixels(codes[None], check)
         report = decoding.trace.part([image]).report()
-        figures = {name: value for name, value in report.items() if name not in NESTED}
+        own = {"seed": self._seed(seed)}
+        figures = {name: value for name, value in report.items() if name not in NESTED} | own
         figures |= {"drafter": self.job.drafter_name, "images_at_once": decoding.at_once}
-        settings = {**self.job.settings(prompt, 0, decoding.conditions()), "figures": figures, "tokens": codes.tolist()}
-        save_png(path, pixels[0], settings, self.texts)
-        return Picture(prompt, path, codes, figures), pixels
+        settings = {**self.job.settings(prompt, 0, decoding.conditions()), **own}
+        save_png(path, pixels[0], {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
+        self._paths[path.stem.rpartition("-")[2]] = path
+        return Picture(prompt, own["seed"], path, codes, figures)
 
 
 def _are_figures(value: object) -> TypeGuard[dict]:

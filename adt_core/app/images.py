@@ -64,14 +64,23 @@ def read_settings(path: Path) -> dict:
     return settings
 
 
-def is_whole(path: Path) -> bool:
-    """Is a PNG complete, and are its checksums right?"""
+def is_whole(path: Path, size: tuple[int, int]) -> bool:
+    """Is a PNG complete, are its checksums right, and is it so many pixels wide and high?"""
     try:
         with Image.open(path) as image:
             image.verify()
+            return image.size == size
     except UNSOUND:
         return False
-    return True
+
+
+def read_pixels(path: Path) -> np.ndarray:
+    """The picture in a PNG, [H, W, 3] bytes. AdtError if it can't be read."""
+    try:
+        with Image.open(path) as image:
+            return np.array(image.convert("RGB"))
+    except UNSOUND as error:
+        raise AdtError(f"{path} can't be read any more; run the batch again, which makes it anew.") from error
 
 
 def digest(content: object) -> str:

@@ -65,19 +65,20 @@ class Job:
     def check(self, prompts: Sequence[str]) -> None:
         """Raises AdtError for a prompt that is empty or too long, now rather than when its turn comes."""
         for prompt in [*prompts, *filter(str.strip, [self.negative])]:
-            self.target.encode_prompt(prompt)
+            self.target.check_prompt(prompt)
 
     def decoding(
         self,
         prompts: Sequence[str],
         image_indices: list[int] | None = None,
+        seeds: list[int] | None = None,
         at_once: int | None = None,
         prefix: Tensor | None = None,
         check: Check | None = None,
     ) -> Decoding:
         """A decoding of one image per prompt, which has not begun.
 
-        image_indices: of the noise, one per image; 0 for all unless given. at_once: images at work at the same time;
+        image_indices, seeds: of the noise, one per image; 0 and the sampling's for all unless given. at_once: images at work at the same time;
         all unless given. prefix: codes [images, P] that are kept, where images keep different ones; else ``kept``.
         check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too long, and for
         settings that don't fit together.
@@ -93,6 +94,7 @@ class Job:
             drafter=self.drafter,
             lantern=self.lantern,
             image_indices=image_indices,
+            seeds=seeds,
             prefix=prefix,
             at_once=at_once,
             check=check,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,15 @@ BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 CAPTIONS = ("first", "longest", "all")
 """Which of the captions of an MS-COCO image are prompts."""
-_Any = TypeVar("_Any")
+_Item = TypeVar("_Item")
 
 
 class Prompt(NamedTuple):
-    """A prompt and what its source calls it."""
+    """A prompt, what its source calls it, and the seed that it has there, if any."""
 
     id: str
     text: str
+    seed: int | None = None
 
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
@@ -39,9 +40,9 @@ def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
     ``.json``: a list of strings, or MS-COCO's ``captions_*.json``, in the order of the image ids. Of each image,
     ``caption`` takes the ``first`` or the ``longest`` one, under the id of the image, or ``all``, under their own ids.
-    ``.jsonl``: on each line a string, or an object with "prompt" or "caption" and maybe "id". ``.tsv``: the column
-    "Prompt" of PartiPrompts. Any other: one prompt per line. Where no id is given, it is the number of the line (not
-    counting a table's heading) or of the string, from 1.
+    ``.jsonl``: on each line a string, or an object with "prompt" or "caption" and maybe "id" and "seed". ``.tsv``: the
+    column "Prompt" of PartiPrompts, and maybe "Seed". Any other: one prompt per line. Where no id is given, it is the
+    number of the line (not counting a table's heading) or of the string, from 1.
     """
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
@@ -99,13 +100,25 @@ def file_stems(prompts: list[Prompt]) -> list[str]:
 
     Ids that are numbers get leading zeros, so that files are sorted by them.
     """
-    ids = [re.sub(r"[^\w.-]+", "-", prompt.id).strip(".-") for prompt in prompts]
+    ids = [_plain(prompt.id) for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
     ids = [id.zfill(width) if id.isdecimal() else id for id in ids]
     return ["-".join(filter(None, (id, slug(prompt.text)))) or "prompt" for id, prompt in zip(ids, prompts)]
 
 
-def sample(prompts: list[_Any], count: int, seed: int) -> list[_Any]:
+def places(ids: Sequence[str]) -> list[str]:
+    """What the names of a list's files begin with: the place in the list, from 1, and the id if that is another."""
+    width = len(str(len(ids)))
+    numbers = (str(number).zfill(width) for number in range(1, len(ids) + 1))
+    return ["-".join(filter(None, (n, "" if n.lstrip("0") == id else _plain(id)))) for n, id in zip(numbers, ids)]
+
+
+def _plain(id: str, longest: int = 40) -> str:
+    """An id for a file name: letters, digits, hyphens and dots; ``longest`` bytes at most. May be empty."""
+    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:longest].decode("utf-8", "ignore").strip(".-")
+
+
+def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
     """``count`` of the prompts, in an order that ``seed`` fixes; all of them if there are no more."""
     order = np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64))).permutation(len(prompts))
     return [prompts[i] for i in order[:count]]
@@ -141,7 +154,7 @@ def _json_lines(text: str) -> list[Prompt]:
             value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
             said = value["prompt"] if "prompt" in value else value["caption"]
-            prompts.append(Prompt(str(value.get("id", number)), said))
+            prompts.append(Prompt(str(value.get("id", number)), said, _seed(value.get("seed"))))
     return _present(prompts)
 
 
@@ -149,4 +162,13 @@ def _table(text: str) -> list[Prompt]:
     rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     if "Prompt" not in (rows.fieldnames or []):
         raise ValueError("no column Prompt")
-    return _numbered(row["Prompt"] for row in rows)
+    return _present(Prompt(str(number), row["Prompt"], _seed(row.get("Seed"))) for number, row in enumerate(rows, 1))
+
+
+def _seed(value: Any) -> int | None:
+    """A seed as lists give it: a whole number, or its digits; None or nothing is none. ValueError for anything else."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool | float) or not 0 <= int(value) < 2**64:
+        raise ValueError(f"{shown(value)} is no seed, which is a whole number from 0 to 2**64 - 1")
+    return int(value)

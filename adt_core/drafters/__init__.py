@@ -1,6 +1,7 @@
 """Where drafts come from. :mod:`.repeat` is the worked example; :mod:`.table` knows them all."""
 
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
+from .eagle_files import fits
 from .table import (
     DRAFTERS,
     JACOBI,
@@ -15,5 +16,5 @@ from .table import (
 
 __all__ = [
     "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "Session", "Shapes", "Verified",
-    "drafter_defaults", "is_network", "load_drafter", "usual_options", "with_window", "without_window",
+    "drafter_defaults", "fits", "is_network", "load_drafter", "usual_options", "with_window", "without_window",
 ]  # fmt: skip

@@ -28,6 +28,28 @@ def load_eagle(
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target. The weights can be
     moved outside of inference mode, as ComfyUI does, even if they were loaded inside it.
     """
+    drafter, checkpoint = _described(path, target)
+    device = device or target.decoder.embedding.device
+    drafter.to(target.decoder.dtype).to_empty(device=device).requires_grad_(False).eval()
+    fill(_entries(drafter, checkpoint), checkpoint, check)
+    recorded = checkpoint.folder / PAIRING_FILE
+    if recorded.is_file():
+        said = read_json(recorded)
+        drafter.pairing = Pairing(*(bool(said.get(name)) for name in Pairing._fields))
+    return drafter
+
+
+def fits(path: str | Path, target: Target) -> bool:
+    """Was the drafter at ``path`` made for ``target``? Its weights are not read."""
+    try:
+        _described(path, target)
+    except AdtError:
+        return False
+    return True
+
+
+def _described(path: str | Path, target: Target) -> tuple[EagleDrafter, Checkpoint]:
+    """The drafter without its weights, and its checkpoint. Raises AdtError as :func:`load_eagle` does."""
     checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
@@ -44,14 +66,7 @@ def load_eagle(
             "choose the drafter that was trained for this target."
         )
     check_entries(entries, checkpoint)
-    device = device or target.decoder.embedding.device
-    drafter.to(target.decoder.dtype).to_empty(device=device).requires_grad_(False).eval()
-    fill(_entries(drafter, checkpoint), checkpoint, check)
-    recorded = checkpoint.folder / PAIRING_FILE
-    if recorded.is_file():
-        said = read_json(recorded)
-        drafter.pairing = Pairing(*(bool(said.get(name)) for name in Pairing._fields))
-    return drafter
+    return drafter, checkpoint
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:

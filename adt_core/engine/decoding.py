@@ -36,12 +36,12 @@ class Decoding:
 
     prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for those without
     text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the image; None
-    for the exact one. image_indices: number of each image within its prompt's batch, part of the noise key. prefix:
-    codes [B, P] of the first P cells of each image, which are kept; each position has its own noise, so a prefix of the
-    seed's own image leads to that image. at_once: how many images are drawn at the same time, if not all: when one is
-    finished, the next takes its place. profile: what rounds cost, for a policy that asks; unless given, what was
-    measured here, or a guess. Raises AdtError for settings that don't fit together; when it is iterated over, also for
-    more than the machine's memory holds.
+    for the exact one. image_indices: number of each image within its prompt's batch, part of the noise key. seeds: of
+    each image, where they differ; else the sampling's. prefix: codes [B, P] of the first P cells of each image, which
+    are kept; each position has its own noise, so a prefix of the seed's own image leads to that image. at_once: how
+    many images are drawn at the same time, if not all: when one is finished, the next takes its place. profile: what
+    rounds cost, for a policy that asks; unless given, what was measured here, or a guess. Raises AdtError for settings
+    that don't fit together; when it is iterated over, also for more than the machine's memory holds.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Decoding:
         drafter: Drafter | None = None,
         lantern: Lantern | None = None,
         image_indices: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None,
         prefix: Tensor | None = None,
         at_once: int | None = None,
         check: Check | None = None,
@@ -69,8 +70,9 @@ class Decoding:
         self.at_once = min(at_once or self.images, self.images)
         rows = rows_of(prompts, negatives, target) if sampling.guidance != 1 else prompts
         indices = image_indices if image_indices is not None else [0] * self.images
+        keys = list(zip(seeds if seeds is not None else [sampling.seed] * self.images, indices, strict=True))
         kept = prefix_tokens(prefix, self.images, target)
-        self._task = Task(target, rows, indices, kept, sampling, drafting, drafter, lantern, check)
+        self._task = Task(target, rows, keys, kept, sampling, drafting, drafter, lantern, check)
         self.start = self._task.start
         self.codes = torch.full((self.images, self.length), -1)
         self.codes[:, : self.start] = kept

@@ -120,10 +120,10 @@ class ImageQueue:
         cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, task.check)
         noise = None
         if task.sampling.temperature > 0:
-            indices = [task.image_indices[image] for image in images]
+            keys = [task.keys[image] for image in images]
             like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
             length, tokens, ahead = target.length, target.num_tokens, task.noise_ahead
-            noise = Noise(task.sampling.seed, indices, length, tokens, ahead, like, task.check)
+            noise = Noise(keys, length, tokens, ahead, like, task.check)
             noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
         graphs = Graphs(recorder_for(rows.device) if task.fixed else None)

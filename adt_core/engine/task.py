@@ -18,7 +18,7 @@ from ..models.rotary import Rope, rope_tables
 from ..models.rows import ALIGNED
 from ..models.target import Prompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape
-from ..rules.noise import NOISE_VERSION, Noise
+from ..rules.noise import NOISE_VERSION, Key, Noise
 from ..rules.sampling import Sampling
 from ..rules.verify import Lantern, Neighbours
 
@@ -49,13 +49,13 @@ class Tables:
 class Task:
     """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
 
-    prompts: of all rows, the conditional ones of all images first. kept: [B, P] tokens that every image begins with.
+    prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. kept: [B, P] tokens that every image begins with.
     Raises AdtError for prompts that are too long, and for a method that needs a drafter where there is none.
     """
 
     target: Target
     prompts: Sequence[Prompt]
-    image_indices: Sequence[int]
+    keys: Sequence[Key]
     kept: Tensor
     sampling: Sampling
     drafting: Drafting
@@ -74,7 +74,7 @@ class Task:
 
     @property
     def images(self) -> int:
-        return len(self.image_indices)
+        return len(self.keys)
 
     @property
     def groups(self) -> int:
@@ -170,8 +170,7 @@ class Task:
     def policy(self, profile: CostProfile | None) -> Policy:
         """A fresh policy. profile: what rounds cost where the weights are now, for a policy that asks."""
         sources = {drafter.source: drafter.most_candidates for drafter in self.drafters}
-        length, seed = self.target.length - self.start, self.sampling.seed
-        scene = Scene(self.target.columns, length, seed, self.image_indices, sources, profile)
+        scene = Scene(self.target.columns, self.target.length - self.start, self.keys, sources, profile)
         return self.drafting.policy(self.drafting.settings, scene)
 
     def settings(self) -> dict:

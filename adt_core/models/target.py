@@ -50,6 +50,10 @@ class Prompter:
         """The conditional row of a text. AdtError if it is empty or too long."""
         raise NotImplementedError
 
+    def check(self, text: str, grid: tuple[int, int]) -> None:
+        """Raises AdtError where ``encode`` would."""
+        self.encode(text, grid)
+
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         """The row without text that guidance pushes ``prompt`` away from."""
         raise NotImplementedError
@@ -116,6 +120,10 @@ class Target:
     def downsample(self) -> int:
         """Pixels per side of a cell."""
         return self.codec.downsample
+
+    def check_prompt(self, text: str) -> None:
+        """Raises AdtError for a text that is empty or too long. A text encoder does not work."""
+        self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> Prompt:
         """The conditional row of a text. AdtError if it is empty or too long."""

@@ -90,7 +90,7 @@ class AdtTree(Policy):
         return [self._next(self._images[lane.image], lane.position) for lane in lanes]
 
     def _new(self, image: int) -> _Image:
-        key = np.array([self.scene.seed, self.scene.image_indices[image]], dtype=np.uint64)
+        key = np.array(self.scene.keys[image], dtype=np.uint64)
         return _Image(self._first, np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0])))
 
     def _next(self, image: _Image, position: int) -> Shape:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 from ..errors import AdtError, shown
+from ..rules.noise import Key
 from ..rules.trace import Round
 from .costs import CostProfile
 
@@ -115,15 +116,14 @@ class Lane(NamedTuple):
 class Scene:
     """What a policy is told of a decoding.
 
-    columns: tokens in a row of the raster. length: tokens that are drawn of each image. seed: of the sampling.
-    image_indices: every image's number within its prompt's batch. sources: of drafts to choose from, in their order: by
+    columns: tokens in a row of the raster. length: tokens that are drawn of each image. keys: of
+    every image's noise. sources: of drafts to choose from, in their order: by
     name, the most candidates at a position. profile: what rounds cost; None for a policy that has no choice of sources.
     """
 
     columns: int
     length: int
-    seed: int
-    image_indices: Sequence[int]
+    keys: Sequence[Key]
     sources: Mapping[str, int]
     profile: CostProfile | None = None
 

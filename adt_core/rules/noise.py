@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ..errors import Check
 
+Key = tuple[int, int]
+"""What an image's noise depends on: its seed, and its number within its prompt's batch."""
 NOISE_VERSION = 1
 """Format of the keyed noise; written into metadata, raised if the bits ever change."""
 _NUMBERS_AT_ONCE = 2**15
@@ -49,21 +51,20 @@ class Noise:
 
     def __init__(
         self,
-        seed: int,
-        image_indices: Sequence[int],
+        keys: Sequence[Key],
         length: int,
         vocabulary: int,
         ahead: int,
         like: Tensor,
         check: Check | None = None,
     ):
-        """length: positions of an image. ahead: how far beyond an image's root any reader may ask, in positions.
+        """keys: one of each image. length: positions of an image. ahead: how far beyond an image's root any reader may ask, in positions.
 
         like: gives dtype and device. check: called before every chunk that is made.
         """
         self.length, self.ahead, self._check = length, ahead, check
         self._chunk, width = _sizes(length, vocabulary, ahead)
-        self._keys = [(seed, index) for index in image_indices]
+        self._keys = list(keys)
         self._made = [0] * len(self._keys)  # of each image, the position before which nothing is left to make
         self.ring = like.new_zeros(len(self._keys), width, vocabulary)
         self._number_lanes()

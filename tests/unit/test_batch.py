@@ -35,7 +35,7 @@ def run(
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
         for finished in rounds(decoding):
-            made += [batch.keep(decoding, image, todo[stretch[image]])[0].prompt for image in finished]
+            made += [batch.keep(decoding, image, todo[stretch[image]]).prompt for image in finished]
             if stop is not None and len(made) >= stop:
                 return made
     return made

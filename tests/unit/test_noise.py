@@ -73,7 +73,7 @@ def in_chunks_of(rows, monkeypatch) -> None:
 
 
 def made(indices, ahead, seed=SEED, check=None) -> Noise:
-    return Noise(seed, indices, LENGTH, CODES, ahead, LIKE, check)
+    return Noise([(seed, index) for index in indices], LENGTH, CODES, ahead, LIKE, check)
 
 
 def holds(made: Noise, roots, whole: torch.Tensor, ahead=None) -> bool:
@@ -104,7 +104,7 @@ def test_images_that_walk_on_by_random_steps_find_the_noise_of_the_whole_image(a
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_have_the_dtype_that_was_asked_for(dtype):
-    walked = Noise(SEED, [0], LENGTH, CODES, 8, torch.empty(0, dtype=dtype))
+    walked = Noise([(SEED, 0)], LENGTH, CODES, 8, torch.empty(0, dtype=dtype))
     walked.prepare([-1])
     expected = torch.from_numpy(keyed_gumbel(SEED, 0, range(8), CODES)).to(dtype)
     assert torch.equal(walked.at(torch.arange(8)[None])[0], expected)
@@ -190,7 +190,7 @@ def test_memory_for_emu3_at_720_pixels_is_far_below_the_whole_noise():
     needed = Noise.num_bytes(1, length, codes, ahead)
     assert needed == (ahead + 1) * codes * 4 < 256 * 2**20 < length * codes * 4
     assert Noise.num_bytes(3, length, codes, ahead) == 3 * needed
-    small = Noise(0, [0, 0], 300, codes, 7, LIKE)
+    small = Noise([(0, 0), (0, 0)], 300, codes, 7, LIKE)
     assert small.ring.numel() * 4 == Noise.num_bytes(2, 300, codes, 7)
 
 

@@ -1,0 +1,104 @@
+"""How a sampler node drafts: what its speed, drafter, settings and LANTERN come to together."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import comfy.model_management as mm
+from comfy_api.v0_0_2 import io
+
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, load_drafter, usual_options, with_window
+from ..adt_core.drafters.base import Drafter
+from ..adt_core.errors import AdtError
+from ..adt_core.policies import PLAIN, Drafting
+from ..adt_core.rules.verify import Lantern
+from . import folders
+from .runtime import check_cancelled, manage
+from .sockets import LoadedDrafter, LoadedModel
+
+AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "Plain"
+_METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
+"""The method of a speed, where it names one; of the others, the settings' or the usual one."""
+
+
+class Way(NamedTuple):
+    """What ``Decoding`` is told of drafts. ``loaded`` is the drafter with its weights; None if nothing is drafted."""
+
+    drafting: Drafting
+    loaded: LoadedDrafter | None
+    lantern: Lantern | None
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self.loaded.drafter if self.loaded is not None else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of ``Decoding``."""
+        return {"drafting": self.drafting, "drafter": self.drafter, "lantern": self.lantern}
+
+
+def speed_input() -> io.Input:
+    """The one choice that everybody sees. It is optional for prompts that were saved before there was one."""
+    return io.Combo.Input("speed", options=[AUTO, EXACT, RELAXED, UNDRAFTED], default=AUTO, optional=True)
+
+
+def choose_way(
+    model: LoadedModel,
+    drafter: LoadedDrafter | None = None,
+    settings: Mapping[str, Any] | None = None,
+    lantern: Lantern | None = None,
+    speed: str = AUTO,
+) -> Way:
+    """What is connected, else what suits the model and the device. AdtError if what is connected does not fit.
+
+    settings: options by their names, as the Settings node gives them. speed: its method goes before theirs.
+    """
+    if drafter is not None:
+        check_same_model(drafter, model)
+    if speed == EXACT and lantern is not None:
+        raise AdtError(
+            f"speed: '{EXACT}' is exact and the LANTERN node that is connected is not; choose '{RELAXED}', or take "
+            "the link to lantern away."
+        )
+    given = dict(settings or {})
+    if speed in _METHODS:
+        given["method"] = _METHODS[speed]
+    if not Drafting.of(given).policy.needs_drafter:
+        return Way(Drafting.of(given), None, None)
+    drafter = drafter or own_drafter(model)
+    usual = usual_options(drafter.drafter, model.patcher.load_device.type)
+    relaxed = lantern or (Lantern() if speed == RELAXED else None)
+    return Way(Drafting.of({**usual, **given}), drafter, relaxed)
+
+
+def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
+    """Raises AdtError if the drafter was loaded for other weights than the model's."""
+    if drafter.target.decoder is not model.target.decoder:
+        raise AdtError(
+            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader "
+            "and to this node."
+        )
+
+
+def own_drafter(model: LoadedModel) -> LoadedDrafter:
+    """The drafter of a model to which none is connected: the first network in the folders that was made for it, else
+    the window over its own passes. It stays loaded as long as the model."""
+    networks = [path for path in folders.drafters().values() if path not in DRAFTERS]
+    path = next((path for path in networks if fits(path, model.target)), JACOBI)
+    key = f"{path} {folders.fingerprint(path)}"
+    if key not in model.own_drafters:
+        model.own_drafters.clear()
+        model.own_drafters[key] = open_drafter(model, path)
+    return model.own_drafters[key]
+
+
+def open_drafter(model: LoadedModel, path: str, name: str = "", window: bool = False) -> LoadedDrafter:
+    """Load the drafter at a path for a model. name: what the user calls it. window: draft with the window as well."""
+    found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
+    patcher = None
+    if found.network is not None:
+        title, remedy = f"The drafter '{name or path}'", f"choose '{JACOBI}' in the Drafter Loader"
+        patcher = manage(found.network, title, remedy, model.target.decoder)
+    if window and patcher is not None:
+        found, path = with_window(found), path + WITH_WINDOW
+    return LoadedDrafter(found, patcher, model.target, path)
