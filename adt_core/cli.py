@@ -186,12 +186,14 @@ LANTERN = (
     Flag("--lantern-lambda L", "LANTERN++: a draft's own probability times this is its limit; 1 is exact", float),
     Flag("--max-substitution S", "share of tokens that may differ from the exact sample", float, 1.0),
 )
+OWN = "(default: as the model's authors draw; bundled:"
 SAMPLING = (
     Flag("--seed N", "0 to 2**64 - 1", int, 0),
-    Flag("--temperature T", "0 takes the likeliest token", float, 1.0),
-    Flag("--top-k K", "draw from the K likeliest tokens only; 0 is off", int, 0),
-    Flag("--top-p P", "draw from the likeliest tokens with a probability of P together; 1 is off", float, 1.0),
-    Flag("--cfg S", "scale of classifier-free guidance; 1 is off", float, 3.0, dest="guidance"),
+    Flag("--temperature T", f"0 takes the likeliest token {OWN} 1)", float),
+    Flag("--top-k K", f"draw from the K likeliest tokens only; 0 is off {OWN} 0)", int),
+    Flag("--top-p P", f"draw from the likeliest tokens with a probability of P together; 1 is off {OWN} 1)", float),
+    Flag("--cfg S", f"scale of classifier-free guidance; 1 is off {OWN} 3)", float, dest="guidance"),
+    Flag("--suffix TEXT", f"put behind every prompt {OWN} nothing)"),
 )
 PICTURE_FILES = (
     Flag("--output FILE.png", "the picture; several become FILE-0001.png, ...", Path, required=True),
@@ -346,7 +348,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         from .app import saved
 
         given = vars(_parser(dict.fromkeys(saved.PATHS)).parse_args(argv))
-        before = {"exact": "off"}  # there was no such mode when a PNG does not say
+        before = {"exact": "off", "suffix": ""}  # there was no such thing when a PNG does not say
         found = saved.read(options.from_png, remade(), given)
         options = _parser(HIDDEN | before | found).parse_args(argv)
     return options

@@ -149,6 +149,7 @@ def key(job: Job) -> str:
             "dtype": job.dtype,
             **({"exact": True} if target.decoder.tile else {}),  # folders of other precisions keep their names
             "sampling": asdict(job.sampling),
+            **({"suffix": job.suffix} if job.suffix else {}),  # as do those of models without one
             "negative": job.negative.strip(),
             "lantern": relaxed,
             "noise_version": NOISE_VERSION,

@@ -43,7 +43,7 @@ from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
 from . import distributed, quality, report
-from .generation import choose_device, default_drafter, lantern_of, open_target, sampling_of
+from .generation import choose_device, default_drafter, lantern_of, open_target, sampling_of, suffix_of
 from .images import to_png
 from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
@@ -115,7 +115,8 @@ class Benchmark:
 
     lantern: of the methods that end in ``+lantern``. drafter: what ``--drafter`` takes to find the network of the
     methods that need one. metrics: what is measured of every picture, by a name that goes into the settings. known:
-    what the names of methods stand for. model: what ``--model`` takes to find the target.
+    what the names of methods stand for. model: what ``--model`` takes to find the target. suffix: put behind every
+    prompt.
     """
 
     prompts: list[str]
@@ -126,6 +127,7 @@ class Benchmark:
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
     known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
     model: str = BUNDLED
+    suffix: str = ""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -152,7 +154,8 @@ class Benchmark:
                 needs = f"the method {name!r} needs a network"
                 raise AdtError(f"--drafter: {needs}; give a drafter that is one, or leave the method out.")
             paths = self.model, source.replace(NETWORK, network) or None
-            jobs[name] = Job(target, self.sampling, drafting, found.get(source), lantern, "", (), *paths)
+            how = self.sampling, drafting, found.get(source), lantern
+            jobs[name] = Job(target, *how, "", (), *paths, suffix=self.suffix)
         return jobs
 
     def settings(self, target: Target) -> dict:
@@ -168,6 +171,7 @@ class Benchmark:
             "drafter": self.drafter,
             "methods": methods,
             "sampling": asdict(self.sampling),
+            "suffix": self.suffix,
             "lantern": asdict(self.lantern),
             "metrics": list(self.metrics),
             "prompts": self.prompts,
@@ -228,6 +232,8 @@ class Engine:
 def load(benchmark: Benchmark, options: argparse.Namespace) -> Engine:
     """Raises AdtError for files and prompts that don't fit."""
     target = open_target(options, choose_device(options.device))
+    how = {"sampling": sampling_of(options, target.published), "suffix": suffix_of(options, target.published)}
+    benchmark = replace(benchmark, **how)
     network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
     jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
     jobs[PLAIN].check(benchmark.prompts)

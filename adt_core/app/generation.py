@@ -20,7 +20,7 @@ from ..errors import AdtError, Check
 from ..files import write, write_json
 from ..models.checkpoint import BUNDLED
 from ..models.load import load_target
-from ..models.target import Target
+from ..models.target import PublishedSampling, Target
 from ..policies import PLAIN, CostProfile, Drafting, check_fit
 from ..policies import options as drafting_options
 from ..rules.sampling import Sampling
@@ -45,7 +45,6 @@ class Plan:
 
     options: argparse.Namespace
     prompts: list[str]
-    sampling: Sampling
     drafting: Drafting
     lantern: Lantern | None
     paths: list[Path]
@@ -86,8 +85,9 @@ def plan(options: argparse.Namespace) -> Plan:
         ],
         _files(options, "prompts", "from_png", "continue_from"),
     )
+    sampling_of(options)
     profile = CostProfile.from_json(options.profile) if options.profile is not None else None
-    return Plan(options, prompts, sampling_of(options), drafting, lantern_of(options), paths, parts, profile)
+    return Plan(options, prompts, drafting, lantern_of(options), paths, parts, profile)
 
 
 def _files(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:
@@ -96,9 +96,15 @@ def _files(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:
     return [(option, Path(path)) for option, path in given if path]
 
 
-def sampling_of(options: argparse.Namespace) -> Sampling:
-    """How tokens are drawn, by the options of those names."""
-    return Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
+def sampling_of(options: argparse.Namespace, published: PublishedSampling = PublishedSampling()) -> Sampling:
+    """How tokens are drawn: by the options of those names; ``published``, the target's, holds for what is not given."""
+    given = {field.name: getattr(options, field.name) for field in fields(Sampling)}
+    return Sampling(**{k: getattr(published, k) if value is None else value for k, value in given.items()})
+
+
+def suffix_of(options: argparse.Namespace, published: PublishedSampling) -> str:
+    """What is put behind every prompt: as told, else as ``published``, the target's, says."""
+    return published.suffix if options.suffix is None else options.suffix
 
 
 def drafting_of(options: argparse.Namespace) -> Drafting:
@@ -179,8 +185,9 @@ class Engine:
         target = open_target(options, choose_device(options.device))
         drafter = load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None
         negative, kept = options.negative or "", tuple(continuation.kept_codes(options, target))
-        how = plan.sampling, plan.drafting, drafter, plan.lantern
-        job = Job(target, *how, negative, kept, options.model, options.drafter, plan.profile)
+        how = sampling_of(options, target.published), plan.drafting, drafter, plan.lantern
+        paths, suffix = (options.model, options.drafter), suffix_of(options, target.published)
+        job = Job(target, *how, negative, kept, *paths, plan.profile, suffix)
         job.check(plan.prompts)
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]
@@ -286,7 +293,7 @@ def write_files(plan: Plan, results: Sequence[Result], report: dict) -> None:
     if options.tokens:
         grids = [grid for result in results for grid in result.codes.tolist()]
         content = {"tokens": grids, "prompts": plan.prompts, "batch_size": options.batch_size}
-        write_json(options.tokens, {**content, "seed": plan.sampling.seed})
+        write_json(options.tokens, {**content, "seed": options.seed})
     if options.trace:
         groups = [(r.trace, first) for r in results for first in range(0, len(r.codes), options.batch_size)]
         traces = [trace.part(list(range(first, first + options.batch_size))) for trace, first in groups]

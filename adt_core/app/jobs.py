@@ -18,7 +18,7 @@ from ..drafters import Drafter
 from ..engine.decoding import Decoding
 from ..errors import Check
 from ..models.checkpoint import BUNDLED
-from ..models.target import Target
+from ..models.target import Prompt, Target, suffixed
 from ..policies import CostProfile, Drafting
 from ..rules.noise import NOISE_VERSION
 from ..rules.sampling import Sampling
@@ -38,7 +38,7 @@ class Job:
     drafter: None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance pushes away
     from; if it is blank, the row without text takes its place. kept: the codes that every image starts from, in raster
     order. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again; PNGs say them.
-    profile: what rounds cost, where a PNG has said it.
+    profile: what rounds cost, where a PNG has said it. suffix: put behind every prompt.
     """
 
     target: Target
@@ -51,6 +51,7 @@ class Job:
     model_path: str = BUNDLED
     drafter_path: str | None = None
     profile: CostProfile | None = None
+    suffix: str = ""
 
     @property
     def drafter_name(self) -> str:
@@ -64,8 +65,13 @@ class Job:
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raises AdtError for a prompt that is empty or too long, now rather than when its turn comes."""
-        for prompt in [*prompts, *filter(str.strip, [self.negative])]:
-            self.target.check_prompt(prompt)
+        for prompt in prompts:
+            self.target.check_prompt(suffixed(prompt, self.suffix))
+        if self.negative.strip():
+            self.target.check_prompt(self.negative)
+
+    def _encode(self, prompt: str) -> Prompt:
+        return self.target.encode_prompt(suffixed(prompt, self.suffix))
 
     def decoding(
         self,
@@ -87,7 +93,7 @@ class Job:
         prefix = torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix
         return Decoding(
             self.target,
-            [self.target.encode_prompt(prompt) for prompt in prompts],
+            [self._encode(prompt) for prompt in prompts],
             negatives=negatives,
             sampling=self.sampling,
             drafting=self.drafting,
@@ -116,6 +122,7 @@ class Job:
         rows, columns = self.target.grid
         return {
             "prompt": prompt,
+            "suffix": self.suffix,
             "negative": self.negative.strip(),
             "model": self.model_path,
             "model_name": self.target.name,

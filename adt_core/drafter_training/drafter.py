@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..app.generation import choose_device, open_target, sampling_of
+from ..app.generation import choose_device, open_target, sampling_of, suffix_of
 from ..drafters import is_network
 from ..drafters.eagle import EagleDrafter
 from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
 from ..errors import AdtError
 from ..files import write_json
 from ..models.checkpoint import Checkpoint, read_json, resolve
-from ..models.target import Target
+from ..models.load import published_sampling
+from ..models.target import Target, suffixed
 from ..rules.sampling import Sampling
 from .features import Features
 from .log import sentence, write_log
@@ -49,7 +50,8 @@ costs two thirds of one with all roots."""
 class Plan:
     """Options of ``train-drafter`` that make sense; nothing is loaded yet.
 
-    prompts: of each picture, held-out pictures first. paths: of the pictures' files; None if the target draws them.
+    prompts: of each picture, with the suffix, held-out pictures first. paths: of the pictures' files; None if the
+    target draws them.
     """
 
     options: argparse.Namespace
@@ -84,8 +86,11 @@ def plan(options: argparse.Namespace) -> Plan:
             raise AdtError(f"--{name.replace('_', '-')} is {value}; it must be a number above 0.")
     if not 0 <= options.features_gb < inf:
         raise AdtError(f"--features-gb is {options.features_gb}; it must be 0 (keep none) or a number above it.")
-    sampling = sampling_of(options)
-    made = Plan(options, *_captions(options, sampling.seed), sampling, choose_device(options.device))
+    sampling_of(options)  # what is given makes sense, whatever the model
+    prompts, paths = _captions(options, options.seed)
+    published = published_sampling(options.model)
+    prompts = [suffixed(prompt, suffix_of(options, published)) for prompt in prompts]
+    made = Plan(options, prompts, paths, sampling_of(options, published), choose_device(options.device))
     _check_output(made)
     return made
 

@@ -14,7 +14,7 @@ from itertools import product, starmap
 
 import torch
 
-from ..app.generation import choose_device, default_drafter, open_target, sampling_of
+from ..app.generation import choose_device, default_drafter, open_target, sampling_of, suffix_of
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import is_network
 from ..drafters.eagle import EagleDrafter, Pairing, paired_ids
@@ -22,7 +22,7 @@ from ..drafters.eagle_files import PAIRING_FILE, load_eagle
 from ..errors import AdtError
 from ..files import write_json
 from ..models.checkpoint import BUNDLED, Checkpoint, resolve
-from ..models.target import Target
+from ..models.target import Target, suffixed
 from ..rules.sampling import Sampling
 from .pictures import draw
 from .unroll import CHILDREN, acceptance, read
@@ -39,9 +39,10 @@ def run(options: argparse.Namespace) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
     if options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
-    sampling = sampling_of(options)
-    prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, sampling.seed)
+    prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, options.seed)
     target = open_target(options, choose_device(options.device))
+    sampling = sampling_of(options, target.published)
+    prompts = [suffixed(prompt, suffix_of(options, target.published)) for prompt in prompts]
     shares = measure(target, load_eagle(options.drafter, target), prompts, sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))

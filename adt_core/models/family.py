@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .checkpoint import Checkpoint, Entry
-from .target import Prompter, Target
+from .target import Prompter, PublishedSampling, Target
 
 
 def model_type(config: dict) -> str:
@@ -39,6 +39,7 @@ class Family(NamedTuple):
     prompter: what reads its prompts. Like ``skeleton`` it raises AdtError if something is missing or makes no sense.
     unneeded: how the names of tensors begin that drawing does not need.
     remedies: what to do if tensors are missing, by how their names begin.
+    sampling: how its authors draw.
     single_files: glob patterns of weights files that are models without a config.json.
     search: words that find the loader node.
     """
@@ -51,6 +52,7 @@ class Family(NamedTuple):
     prompter: Callable[[Target, Checkpoint], Prompter]
     unneeded: tuple[str, ...] = ()
     remedies: Mapping[str, str] = MappingProxyType({})
+    sampling: PublishedSampling = PublishedSampling()
     single_files: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()

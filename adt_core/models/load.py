@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
 from .families import chameleon, emu3, janus, llamagen, lumina
 from .family import Family, Published
 from .quantised import quantise
-from .target import Target
+from .target import PublishedSampling, Target
 
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
@@ -44,6 +45,13 @@ def is_target_file(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for family in FAMILIES for pattern in family.single_files)
 
 
+def published_sampling(path: str | Path) -> PublishedSampling:
+    """How the authors of a target draw with it, without loading it: its ``published``. AdtError if it can't be read."""
+    if str(path) == BUNDLED:
+        return PublishedSampling()
+    return family_of(Checkpoint(resolve(path, "target"))).sampling
+
+
 def published() -> list[Published]:
     """The published checkpoints that can be loaded, family by family."""
     return [row for family in FAMILIES for row in family.published]
@@ -52,7 +60,19 @@ def published() -> list[Published]:
 def models_table() -> str:
     """The table of docs/models.md, in Markdown."""
     head = ("model", "download from Hugging Face", "into `models/ar_image`", "pixels", "memory bf16 / int8")
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *published()))
+    return _table(head, published())
+
+
+def sampling_table() -> str:
+    """The table of what the authors draw with, in docs/models.md."""
+    head = ("family", "guidance", "temperature", "top-k", "top-p", "behind every prompt", "from")
+    rows = [(f.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in f.sampling)) for f in FAMILIES]
+    return _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 @torch.inference_mode(False)
@@ -91,5 +111,8 @@ def load_target(
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
     fill(family.entries(target, checkpoint), checkpoint, check)
-    target.name = BUNDLED if str(path) == BUNDLED else target.name
+    if str(path) == BUNDLED:
+        target.name = BUNDLED
+    else:
+        target.published = family.sampling
     return target

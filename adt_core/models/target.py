@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
+from ..rules.sampling import Sampling
 from .layers import Decoder
 from .vq import Codec
 
@@ -33,6 +35,27 @@ class Prompt(list[int]):
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
         return Prompt([*self, *ids], features, self.hidden)
+
+
+class PublishedSampling(NamedTuple):
+    """How the authors of a family draw its images: what holds where the user chose nothing else.
+
+    guidance, temperature, top_k, top_p: as in :class:`..rules.sampling.Sampling`. suffix: put behind every prompt, not
+    behind negative ones, by whoever encodes the prompt, with :func:`suffixed`; ``Target.encode_prompt`` does not. On
+    the command line ``Job`` does it. source: where the settings are published.
+    """
+
+    guidance: float = Sampling.guidance
+    temperature: float = Sampling.temperature
+    top_k: int = Sampling.top_k
+    top_p: float = Sampling.top_p
+    suffix: str = ""
+    source: str = ""
+
+
+def suffixed(text: str, suffix: str) -> str:
+    """A prompt with a suffix behind it. One that is blank stays so."""
+    return f"{text.rstrip()}{suffix}" if text.strip() else text
 
 
 def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor:
@@ -69,7 +92,8 @@ class Target:
 
     grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
     row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
-    end of a row and impossible elsewhere.
+    end of a row and impossible elsewhere. published: how its authors draw; the bundled model's own are the defaults of
+    ``Sampling``.
     """
 
     name: str
@@ -80,6 +104,7 @@ class Target:
     row_end: bool = False
     text_encoder: nn.Module | None = None
     usual_grid: tuple[int, int] | None = None
+    published: PublishedSampling = PublishedSampling()
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:

@@ -17,7 +17,7 @@ from ..fields import section
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
 from ..prompter import TokenPrompter
-from ..target import Prompt, Target
+from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 
 BOS, SEPARATOR, BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
@@ -99,6 +99,7 @@ FAMILY = Family(
     ChameleonPrompter.of,
     UNNEEDED,
     REMEDIES,
+    sampling=PublishedSampling(temperature=0.7, top_p=0.9, source="github.com/facebookresearch/chameleon"),
     search=("anole", "chameleon"),
     published=_PUBLISHED,
 )

@@ -1,8 +1,6 @@
 """Emu3-Gen: a LLaMA decoder over text and image tokens, an end token behind every row, a codec made for video.
 
-Wang et al., arXiv 2409.18869. Read in the layout of transformers (``BAAI/Emu3-Gen-hf``). The published settings are
-guidance 3, temperature 1 and top-k 2048; the published example ends prompts with " masterpiece, film grained, best
-quality.".
+Wang et al., arXiv 2409.18869. Read in the layout of transformers (``BAAI/Emu3-Gen-hf``).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from ..fields import Source, section, switch, whole_number, whole_numbers
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
 from ..prompter import TokenPrompter
-from ..target import Prompt, Target
+from ..target import Prompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
 
 BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW = "<|extra_203|>", "<|image start|>", "<|image token|>", "<|extra_200|>"
@@ -155,5 +153,18 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
 _SIZE = "720, or as many in another shape"
 _GEN = Published("Emu3-Gen", "`BAAI/Emu3-Gen-hf`", "the folder", _SIZE, "17.9 / 11.4 GiB")
 FAMILY = Family(
-    "emu3", "Emu3-Gen", _recognises, skeleton, entries, Emu3Prompter.of, search=("emu3",), published=(_GEN,)
+    "emu3",
+    "Emu3-Gen",
+    _recognises,
+    skeleton,
+    entries,
+    Emu3Prompter.of,
+    sampling=PublishedSampling(
+        guidance=3.0,
+        top_k=2048,
+        suffix=" masterpiece, film grained, best quality.",
+        source="github.com/baaivision/Emu3",
+    ),
+    search=("emu3",),
+    published=(_GEN,),
 )

@@ -2,8 +2,7 @@
 
 Chen et al., arXiv 2501.17811. Two layouts: that of transformers (``deepseek-community/Janus-Pro-1B``) and DeepSeek's
 own. What the decoder reads of an image token depends on its code alone. So it is computed once and kept in the
-embedding, in rows behind those of the text. The published settings are guidance 5 and temperature 1, without top-k and
-top-p.
+embedding, in rows behind those of the text.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..fields import section, whole_number
 from ..layers import Decoder
 from ..layout import body_entries, decoder_config
 from ..prompter import TokenPrompter
-from ..target import Prompt, Target
+from ..target import Prompt, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 
 BOS, PAD, BEGIN_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
@@ -155,6 +154,7 @@ FAMILY = Family(
     entries,
     JanusPrompter.of,
     _UNDERSTANDING,
+    sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
     published=(_PRO,),
 )

@@ -34,7 +34,7 @@ from ..fields import number, whole_number, word
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, load_tokenizer
 from ..prompter import check_length, stripped
-from ..target import Prompt, Prompter, Target
+from ..target import Prompt, Prompter, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 from . import llamagen_captions as captions
 
@@ -292,6 +292,7 @@ FAMILY = Family(
     prompter,
     (f"{CODEC}quantize.codebook_used", f"{T5}encoder.embed_tokens."),
     _REMEDIES,
+    sampling=PublishedSampling(guidance=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),
     published=(_PUBLISHED,),

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from ..checkpoint import Checkpoint
 from ..family import Family, Published
 from ..fields import section
-from ..target import Prompt, Target
+from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from .chameleon import BEGIN_IMAGE, REMEDIES, SEPARATOR, UNNEEDED, ChameleonPrompter, build, entries, is_chameleon
 
@@ -85,6 +85,7 @@ FAMILY = Family(
     LuminaPrompter.of,
     UNNEEDED,
     REMEDIES,
+    sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
     search=("lumina",),
     published=_PUBLISHED,
 )

@@ -1,0 +1,158 @@
+"""How a model's authors draw with it: what holds on the command line where an option is not given."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from adt_core import Sampling, cli, load_target
+from adt_core.app import benchmark
+from adt_core.app.batch import key
+from adt_core.app.images import read_settings
+from adt_core.app.jobs import Job
+from adt_core.drafter_training import drafter
+from adt_core.models import load
+from adt_core.models.target import PublishedSampling, suffixed
+from tests.layouts.emu3 import write_emu3
+
+ROOT = Path(__file__).resolve().parents[2]
+SUFFIX = " masterpiece, film grained, best quality."
+
+
+@pytest.fixture(scope="module")
+def emu3(tmp_path_factory):
+    return write_emu3(tmp_path_factory.mktemp("emu3") / "target")
+
+
+@pytest.fixture
+def draw(tiny, tmp_path, capsys):
+    """Run ``generate``; the settings in the PNG, and its path."""
+
+    def run(*options, model=tiny / "target", output="a.png"):
+        path = tmp_path / output
+        arguments = ["--model", model, "--device", "cpu", "--drafter", "jacobi", "--output", path, *options]
+        arguments = arguments if "--from-png" in options else ["--prompt", "a cat", *arguments]
+        assert cli.main(["generate", *map(str, arguments)]) == 0, capsys.readouterr().err
+        return read_settings(path), path
+
+    return run
+
+
+def figures(settings):
+    return tuple(settings[name] for name in ("guidance", "temperature", "top_k", "top_p", "suffix"))
+
+
+@pytest.mark.parametrize(
+    "family, expected",
+    [
+        ("chameleon", (3.0, 0.7, 0, 0.9, "")),
+        ("lumina-mgpt", (4.0, 1.0, 2000, 1.0, "")),
+        ("llamagen", (7.5, 1.0, 1000, 1.0, "")),
+        ("janus", (5.0, 1.0, 0, 1.0, "")),
+        ("emu3", (3.0, 1.0, 2048, 1.0, SUFFIX)),
+    ],
+)
+def test_what_is_published_of_each_family(family, expected):
+    (found,) = (one.sampling for one in load.FAMILIES if one.name == family)
+    assert found[:5] == expected and found.source
+    Sampling(guidance=found.guidance, temperature=found.temperature, top_k=found.top_k, top_p=found.top_p)
+
+
+def test_a_target_brings_its_own_along(tiny):
+    assert (
+        load_target(tiny / "target").published == load.FAMILIES[0].sampling == load.published_sampling(tiny / "target")
+    )
+    assert load_target().published[:5] == load.published_sampling("bundled")[:5] == (3.0, 1.0, 0, 1.0, "")
+
+
+def test_the_docs_have_the_table_of_settings():
+    """If it fails, put what ``load.sampling_table()`` returns into docs/models.md."""
+    assert load.sampling_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_what_is_not_given_is_the_models_own(draw):
+    assert figures(draw()[0]) == (3.0, 0.7, 0, 0.9, "")
+    assert figures(draw("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
+    assert figures(draw(model="bundled")[0]) == (3.0, 1.0, 0, 1.0, "")
+
+
+def test_an_image_is_made_again_with_what_it_was_made_with(draw, monkeypatch):
+    """Also where another version of the pack has other settings of its own."""
+    saved, path = draw()
+    changed = [family._replace(sampling=PublishedSampling(guidance=9.0)) for family in load.FAMILIES]
+    monkeypatch.setattr(load, "FAMILIES", changed)
+    again, other = draw("--from-png", path, output="b.png")
+    assert figures(again) == figures(saved)
+    with Image.open(path) as one, Image.open(other) as two:
+        assert one.tobytes() == two.tobytes()
+
+
+def test_the_suffix_is_put_behind_the_prompt_and_recorded(emu3, draw, tmp_path):
+    def tokens(*options):
+        saved, path = draw("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
+        return figures(saved), saved["prompt"], json.loads((tmp_path / "t.json").read_text())["tokens"], path
+
+    usual = tokens()
+    assert usual[:2] == ((3.0, 1.0, 2048, 1.0, SUFFIX), "a cat")
+    assert tokens("--prompt", f"a cat{SUFFIX}", "--suffix", "")[2] == usual[2]
+    without = tokens("--suffix", "")
+    assert without[0][-1] == "" and without[2] != usual[2]
+    _, again = draw("--from-png", usual[3].rename(tmp_path / "kept.png"), model=emu3, output="b.png")
+    with Image.open(tmp_path / "kept.png") as one, Image.open(again) as two:
+        assert one.tobytes() == two.tobytes()
+
+
+def test_pngs_of_before_had_no_suffix(emu3, draw, tmp_path):
+    saved, path = draw("--size", "32x32", "--suffix", "", model=emu3)
+    with Image.open(path) as image:
+        info = PngInfo()
+        info.add_text("adt_tree", json.dumps({name: value for name, value in saved.items() if name != "suffix"}))
+        image.save(tmp_path / "old.png", pnginfo=info)
+    assert draw("--from-png", tmp_path / "old.png", model=emu3, output="b.png")[0]["suffix"] == ""
+
+
+def test_a_blank_prompt_stays_blank():
+    assert suffixed(" a cat\n", SUFFIX) == f" a cat{SUFFIX}"
+    assert suffixed(" \n", SUFFIX) == " \n" and suffixed("a cat", "") == "a cat"
+
+
+def test_a_batch_with_a_suffix_has_a_folder_of_its_own(emu3):
+    target = load_target(emu3).sized(32, 32)
+    keys = {key(Job(target)), key(Job(target, suffix=SUFFIX)), key(Job(target, suffix=" x"))}
+    assert len(keys) == 3
+
+
+def test_a_negative_prompt_gets_no_suffix(emu3):
+    target = load_target(emu3, dtype=torch.float64).sized(32, 32)
+    rows = Job(target, negative="fog", suffix=SUFFIX).decoding(["a cat"])._task.prompts
+    assert rows == [target.encode_prompt(f"a cat{SUFFIX}"), target.encode_prompt("fog")]
+
+
+def test_a_benchmark_takes_them(tiny, tmp_path):
+    (tmp_path / "p.txt").write_text("a cat\n")
+    given = ["--model", tiny / "target", "--drafter", "jacobi", "--prompts", tmp_path / "p.txt", "--methods", "jacobi"]
+    options = cli.parse(["benchmark", *map(str, given), "--device", "cpu", "--output", str(tmp_path), "--top-k", "7"])
+    facts = benchmark.load(benchmark.plan(options), options).facts
+    assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance": 3.0}
+    assert facts["suffix"] == ""
+
+
+def test_a_drafter_is_trained_on_them(emu3, tmp_path):
+    """The same settings and prompts that it will draft for."""
+    (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)))
+    given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out", "held-out": 2, "batch": 2}
+    options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
+    plan = drafter.plan(options)
+    assert plan.sampling == Sampling(top_k=2048) and plan.settings["top_k"] == 2048
+    assert all(prompt.endswith(SUFFIX) for prompt in plan.prompts)
+
+
+def test_the_help_says_so(capsys):
+    for command in ("generate", "benchmark", "train-drafter"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.count("(default: as the model's authors draw; bundled:") == 5
