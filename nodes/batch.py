@@ -20,10 +20,19 @@ from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
-from .drafting import AUTO, Way, choose_way, speed_input
+from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED
 from .runtime import Progress, check_cancelled, loaded, refusal
-from .sampling import CUSTOM, choose_sampling, loaded_for, patchers, preset_input, preview, sampling_inputs
+from .sampling import (
+    CUSTOM,
+    choose_sampling,
+    choose_suffix,
+    loaded_for,
+    patchers,
+    preset_input,
+    preview,
+    sampling_inputs,
+)
 from .schema import schema
 from .sockets import (
     BatchResults,
@@ -94,8 +103,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         model, chunk_size, rule = single.pop("model"), single.pop("chunk_size"), single.pop("seed_of_each", SAME)
         prompts = [prompt.strip() for prompt in prompts]
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
-        _check(prompts=prompts, ids=ids, seeds=seeds, model=model)
         job, drafter = _job(model=model, **single)
+        _check(prompts=prompts, ids=ids, seeds=seeds, job=job)
         items = _items(prompts, ids, seeds, job.sampling.seed, rule)
         with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
             folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
@@ -144,7 +153,7 @@ def _one(name: str, values: Sequence) -> Any:
 
 
 @checked
-def _check(prompts: list, ids: list, model: LoadedModel, seeds: list | None = None) -> None:
+def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> None:
     """Raises AdtError, naming the prompt, for what would otherwise be found after an hour."""
     for name, values in (("ids", ids), ("seeds", seeds)):
         if values is not None and len(values) != len(prompts):
@@ -154,7 +163,7 @@ def _check(prompts: list, ids: list, model: LoadedModel, seeds: list | None = No
             )
     for id, prompt in zip(ids, prompts):
         try:
-            model.target.check_prompt(prompt)
+            job.check([prompt])
         except AdtError as error:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
     for id, seed in zip(ids, seeds or []):
@@ -177,7 +186,8 @@ def _job(
     way = choose_way(model, drafter, settings, lantern, speed)
     paths = model.path, way.loaded.path if way.loaded is not None else None
     chosen = choose_sampling(model, preset, **sampling)
-    job = Job(model.target, chosen, way.drafting, way.drafter, way.lantern, negative, (), *paths)
+    drafts = way.drafting, way.drafter, way.lantern
+    job = Job(model.target, chosen, *drafts, negative, (), *paths, suffix=choose_suffix(model, preset))
     return job, way.loaded
 
 

@@ -16,9 +16,10 @@ from ..adt_core.app.prompts import sample
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
+from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal
-from .sampling import check_same_model, patchers
+from .sampling import patchers
 from .schema import schema
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import encode
@@ -85,8 +86,8 @@ class ADTTreeBenchmark(io.ComfyNode):
         lantern: Lantern | None = None,
         **sampling,
     ) -> io.NodeOutput:
-        path = drafter.path if drafter is not None else "none"
-        plan = _plan(prompts, methods, count, lantern, path, model.path, **sampling)
+        drafter = drafter or own_drafter(model)
+        plan = _plan(prompts, methods, count, lantern, drafter.path, model.path, **sampling)
         jobs = _jobs(plan, model, drafter)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
         room = max(job.decoding([longest]).memory_required(model.patcher.load_device) for job in jobs.values())
@@ -118,12 +119,11 @@ def _plan(
         return bench.Benchmark(chosen, names, Sampling(**sampling), lantern or Lantern(), drafter=drafter, model=model)
 
 
-def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter | None) -> dict[str, Job]:
-    """How every method makes its images. AdtError if a method needs a network and none is connected."""
-    if drafter is not None:
-        check_same_model(drafter, model, "Benchmark")
+def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> dict[str, Job]:
+    """How every method makes its images. AdtError if a method needs a network and the drafter is none."""
+    check_same_model(drafter, model)
     with _options_are_inputs():
-        return plan.jobs(model.target, drafter.drafter if drafter is not None else None)
+        return plan.jobs(model.target, drafter.drafter)
 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:

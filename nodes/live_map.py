@@ -16,6 +16,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core.rules.trace import ImageRound, Round, Trace
+from .runtime import watched
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
@@ -41,7 +42,7 @@ class LiveMap:
 
     def update(self) -> None:
         """Send the rounds since the last message, unless that was less than the interval ago."""
-        tab, now = _tab(), time.monotonic()
+        tab, now = watched(), time.monotonic()
         if tab is None or now < self._next:
             return
         self._next = now + self._interval
@@ -56,7 +57,7 @@ class LiveMap:
         and further ones until decoding them has taken ``budget``, a share of the run's time.
         """
         started, pictures = time.monotonic(), []
-        for image in range(self._trace.images if _tab() is not None else 0):
+        for image in range(self._trace.images if watched() is not None else 0):
             try:
                 pictures.append(_keep(picture(image)))
             except OSError:  # a full disk, say: the map does without, and the image itself is not lost
@@ -85,11 +86,6 @@ class LiveMap:
             "first": first,
             "rounds": [_pack(one) for one in trace.rounds[first:]],
         }
-
-
-def _tab() -> str | None:
-    """The browser tab that queued the prompt; None if it was queued without a browser."""
-    return getattr(getattr(PromptServer, "instance", None), "client_id", None)
 
 
 def _pack(one: Round) -> list:

@@ -38,6 +38,11 @@ def refusal(make: Callable, **values) -> bool | str:
     return True
 
 
+def watched() -> str | None:
+    """The browser tab that queued the prompt; None if it was queued without a browser."""
+    return getattr(getattr(PromptServer, "instance", None), "client_id", None)
+
+
 class ADTTreeWeights(torch.nn.Module):
     """Holds a module for a ModelPatcher, which sets attributes such as ``device`` on what it manages.
 
@@ -146,16 +151,16 @@ class Progress:
     """The bar, the preview and the line of text of one run, as often as a person can follow.
 
     A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
-    first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
-    the whole image, which stays: ``last``. ends_with_preview: False for a node that shows its results instead.
+    first second, and none if the run will be over within a second at its pace so far. There are previews for whoever
+    watches in a browser, whatever the server's option for latent previews says, because the map is drawn over them. The
+    run ends with a preview of the whole image, which stays: ``last``. ends_with_preview: False for a node that shows
+    its results instead.
     """
 
     _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
     _SHARE = 50.0  # this many times as long as a preview took, there is no other
 
-    def __init__(
-        self, total: int, node_id: str, preview: Callable[[], Image.Image], ends_with_preview: bool = True
-    ):
+    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image], ends_with_preview: bool = True):
         self._total, self._node_id, self._preview = total, node_id, preview
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
@@ -163,7 +168,8 @@ class Progress:
         self._had: int | None = None
         self._next_preview = self._began + self._FIRST
         self.last: Image.Image | None = None
-        self._wants_preview = args.preview_method != LatentPreviewMethod.NoPreviews
+        self._wants_preview = watched() is not None or args.preview_method != LatentPreviewMethod.NoPreviews
+        self._ends_with_preview = ends_with_preview
 
     def update(self, done: int, text: str = "") -> None:
         """Report ``done`` of the total, and show a line of text. Raises ComfyUI's exception if the user cancelled."""
@@ -175,7 +181,8 @@ class Progress:
         self._next_bar = now + self._BAR
         image = None
         soon_over = (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
-        if self._wants_preview and (done >= self._total or now >= self._next_preview and not soon_over):
+        due = self._ends_with_preview if done >= self._total else now >= self._next_preview and not soon_over
+        if self._wants_preview and due:
             picture = self._preview()
             self.last = picture if done >= self._total else None
             image = ("JPEG", picture, args.preview_size)
@@ -187,6 +194,6 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Show a line of text under the node, in the tab that queued the prompt."""
-        server = getattr(PromptServer, "instance", None)
-        if server is not None and server.client_id is not None:
-            server.send_progress_text(text, self._node_id, server.client_id)
+        tab = watched()
+        if tab is not None:
+            PromptServer.instance.send_progress_text(text, self._node_id, tab)

@@ -11,12 +11,11 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.models.target import Prompt, Target
+from ..adt_core.models.target import Prompt, Target, suffixed
 from ..adt_core.rules.sampling import Sampling
 from .runtime import check_cancelled, loaded
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import encode, read_prompt, to_image, to_picture
-
 
 OWN, CUSTOM = "model's own", "custom"
 """Presets: the numbers that the model's makers publish, and those on the node."""
@@ -46,10 +45,14 @@ def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
     return Sampling(given["seed"], own.temperature, own.top_k, own.top_p, own.guidance)
 
 
+def choose_suffix(model: LoadedModel, preset: str) -> str:
+    """What is put behind every prompt."""
+    return model.target.published.suffix if preset == OWN else ""
+
+
 def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str) -> tuple[Prompt, Prompt | None]:
     """The prompt's row, and that of the negative prompt if there is one."""
-    suffix = model.target.published.suffix if preset == OWN else ""
-    row = encode(model, read_prompt(positive, "positive").text + suffix)
+    row = encode(model, suffixed(read_prompt(positive, "positive").text, choose_suffix(model, preset)))
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
     return row, encode(model, opposite) if opposite.strip() else None
 

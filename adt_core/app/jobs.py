@@ -84,10 +84,10 @@ class Job:
     ) -> Decoding:
         """A decoding of one image per prompt, which has not begun.
 
-        image_indices, seeds: of the noise, one per image; 0 and the sampling's for all unless given. at_once: images at work at the same time;
-        all unless given. prefix: codes [images, P] that are kept, where images keep different ones; else ``kept``.
-        check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too long, and for
-        settings that don't fit together.
+        image_indices, seeds: of the noise, one per image; 0 and the sampling's for all unless given. at_once: images at
+        work at the same time; all unless given. prefix: codes [images, P] that are kept, where images keep different
+        ones; else ``kept``. check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too
+        long, and for settings that don't fit together.
         """
         negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
         prefix = torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix

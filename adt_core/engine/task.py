@@ -49,7 +49,8 @@ class Tables:
 class Task:
     """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
 
-    prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. kept: [B, P] tokens that every image begins with.
+    prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. kept: [B, P] tokens that
+    every image begins with.
     Raises AdtError for prompts that are too long, and for a method that needs a drafter where there is none.
     """
 

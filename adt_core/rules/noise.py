@@ -58,7 +58,8 @@ class Noise:
         like: Tensor,
         check: Check | None = None,
     ):
-        """keys: one of each image. length: positions of an image. ahead: how far beyond an image's root any reader may ask, in positions.
+        """keys: one of each image. length: positions of an image. ahead: how far beyond an image's root any reader may
+        ask, in positions.
 
         like: gives dtype and device. check: called before every chunk that is made.
         """

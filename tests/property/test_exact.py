@@ -104,9 +104,11 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @torch.inference_mode()
 def test_it_takes_the_mode(monkeypatch, on):
-    """A chain is not what its tokens are alone without it, so the test above can fail."""
-    decoder, n = target(torch.bfloat16).decoder, 12
+    """Where products round by their number of rows, as on most machines, a chain is only in the mode what its tokens
+    are alone; so the test above can fail."""
+    decoder, n, even = target(torch.bfloat16).decoder, 12, layers.product
     monkeypatch.setattr(decoder, "exact", on)
+    monkeypatch.setattr(layers, "product", lambda x, *weight: even(x, *weight) * (1 + len(x) / 256))
     codes = torch.randint(0, 32, (2, n + 9), generator=torch.Generator().manual_seed(0))
     context = Context(decoder, None, [9, 9], codes)
     before, codes = context.cache.data.clone(), codes[:, 9:]

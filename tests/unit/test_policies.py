@@ -15,7 +15,9 @@ IMAGE_INDICES = (0, 1, 2)
 
 def policy(method="adt-tree", *, columns=8, seed=0, **settings) -> Policy:
     drafting = Drafting(method, **settings)
-    scene = Scene(columns, 64, [(seed, index) for index in IMAGE_INDICES], sources={"network": 256}, profile=costs("network"))
+    scene = Scene(
+        columns, 64, [(seed, index) for index in IMAGE_INDICES], sources={"network": 256}, profile=costs("network")
+    )
     made = drafting.policy(drafting.settings, scene)
     made.begin(len(IMAGE_INDICES))
     return made
