@@ -8,7 +8,7 @@ from comfy_api.v0_0_2 import io, ui
 
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import is_device
-from .batch import FOLDER
+from .batch import FOLDER, metadata
 from .contact_sheet import contact_sheet, summary, write_report
 from .runtime import refusal
 from .schema import schema
@@ -37,6 +37,7 @@ class ADTTreeCollector(io.ComfyNode):
                 io.Combo.Input("label", options=list(_LABELS), default="id and prompt"),
             ],
             outputs=[io.Image.Output(display_name="sheet"), io.String.Output(display_name="figures")],
+            hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo],
             is_output_node=True,
         )
 
@@ -51,7 +52,8 @@ class ADTTreeCollector(io.ComfyNode):
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
         sheet = contact_sheet(pictures, labels, columns, thumbnail)
-        *_, path = write_report(results.rows, results.settings, sheet, results.folder, name)
+        texts = metadata(cls.hidden)
+        *_, path = write_report(results.rows, results.settings, sheet, results.folder, name, texts)
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
         return io.NodeOutput(image, json.dumps(summary(results.rows), indent=1), ui=ui.SavedImages([saved]))

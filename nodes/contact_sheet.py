@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
+from ..adt_core.app.images import chunks
 from ..adt_core.files import write, write_json
+from .lettering import MISSING, Lettering
 
 COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file".split())
 """Columns of the CSV; JSON has all figures."""
 LONGEST_SIDE = 8192
 """Pixels of a contact sheet's longer side, at most: the more images, the smaller their thumbnails."""
-_PAPER, _INK, _GAP = (24, 24, 24), (235, 235, 235), 8
+NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
+_PAPER, _INK, _GAP, _LINES = (24, 24, 24), (235, 235, 235), 8, 3
 
 
 def summary(rows: Sequence[dict]) -> dict:
@@ -38,14 +41,19 @@ def summary(rows: Sequence[dict]) -> dict:
     }
 
 
-def write_report(rows: Sequence[dict], settings: dict, sheet: Image.Image, folder: Path, name: str) -> list[Path]:
-    """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder. Files of these names are replaced."""
+def write_report(
+    rows: Sequence[dict], settings: dict, sheet: Image.Image, folder: Path, name: str, texts: Mapping[str, str] = {}
+) -> list[Path]:
+    """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder. Files of these names are replaced.
+
+    texts: text chunks of the PNG, by name.
+    """
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
     picture = io.BytesIO()
-    sheet.save(picture, "PNG")
+    sheet.save(picture, "PNG", pnginfo=chunks(texts))
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
     write(
         paths[0], table.getvalue().encode("utf-8-sig")
@@ -69,33 +77,36 @@ def contact_sheet(
     many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE.
     """
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
-    lines = 3 if any(labels) else 0
     size = max(8, min(12, width // 8))
-    rows, caption = -(-len(pictures) // columns), lines * (size + 4)
-    ratio = pictures[0].height / pictures[0].width
-    room = LONGEST_SIDE - _GAP
-    width = max(8, min(width, room // columns - _GAP, int((room // rows - _GAP - caption) / ratio)))
+    letters = Lettering(size)
+    texts = [letters.readable(label) for label in labels]
+    rows, caption = -(-len(pictures) // columns), _LINES * (size + 4) if any(texts) else 0
+    note = size + 2 * _GAP if any(MISSING in text for text in texts) else 0
+    ratio, room = pictures[0].height / pictures[0].width, LONGEST_SIDE - _GAP
+    width = max(8, min(width, room // columns - _GAP, int(((room - note) // rows - _GAP - caption) / ratio)))
     shape = (width, max(1, round(width * ratio)))
-    font = ImageFont.load_default(size)
-    sheet = Image.new("RGB", (columns * (shape[0] + _GAP) + _GAP, rows * (shape[1] + _GAP + caption) + _GAP), _PAPER)
+    height = rows * (shape[1] + _GAP + caption) + _GAP
+    sheet = Image.new("RGB", (columns * (shape[0] + _GAP) + _GAP, height + note), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    for number, (picture, label) in enumerate(zip(pictures, labels)):
+    for number, (picture, text) in enumerate(zip(pictures, texts)):
         left = _GAP + number % columns * (shape[0] + _GAP)
         top = _GAP + number // columns * (shape[1] + _GAP + caption)
         sheet.paste(picture.convert("RGB").resize(shape, Image.Resampling.LANCZOS), (left, top))
-        for line, text in enumerate(_wrap(label, font, shape[0], lines)):
-            draw.text((left, top + shape[1] + 2 + line * (size + 3)), text, _INK, font)
+        for row, line in enumerate(_wrap(text, letters, shape[0], _LINES)):
+            letters.draw(draw, left, top + shape[1] + 2 + row * (size + 3), line, _INK)
+    if note:
+        letters.draw(draw, _GAP, height, NOTE, _INK)
     return sheet
 
 
-def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, lines: int) -> list[str]:
+def _wrap(text: str, letters: Lettering, width: int, lines: int) -> list[str]:
     """The text in at most ``lines`` lines of ``width`` pixels, broken between words where that is possible. A text that
     does not fit ends in three dots."""
     found: list[str] = []
-    rest = " ".join(text.split())
+    rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
     while rest and len(found) < lines:
         last, fits = len(found) == lines - 1, len(rest)
-        while fits > 1 and font.getlength(rest[:fits] + ("..." if last and fits < len(rest) else "")) > width:
+        while fits > 1 and letters.length(rest[:fits] + ("..." if last and fits < len(rest) else "")) > width:
             fits -= 1
         if fits < len(rest) and not last and " " in rest[: fits + 1]:
             fits = rest.rindex(" ", 0, fits + 1)

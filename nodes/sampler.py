@@ -40,7 +40,17 @@ class ADTTreeSampler(io.ComfyNode):
             description="Makes images token by token, several tokens per pass of the model. The seed alone decides the "
             "noise, so the same seed gives the same image with any drafter and any settings, only sooner or later; "
             "LANTERN alone changes it.",
-            search_aliases=["autoregressive sampler", "speculative decoding", "generate image"],
+            search_aliases=[
+                "autoregressive sampler",
+                "speculative decoding",
+                "generate image",
+                "faster",
+                "jacobi",
+                "continue image",
+                "inpaint",
+                "outpaint",
+                "variations",
+            ],  # fmt: skip
             inputs=[
                 ModelSocket.Input("model"),
                 io.Conditioning.Input("positive"),

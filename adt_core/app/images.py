@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,13 +37,19 @@ def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] |
 
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
     """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, and each of ``texts`` under its name."""
-    chunk = PngImagePlugin.PngInfo()
+    chunk = chunks(texts or {})
     chunk.add_itxt(KEY, json.dumps(settings, ensure_ascii=False))
-    for name, text in (texts or {}).items():
-        chunk.add_text(name, text)
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=chunk)
     return buffer.getvalue()
+
+
+def chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
+    """Text chunks of a PNG, by name."""
+    info = PngImagePlugin.PngInfo()
+    for name, text in texts.items():
+        info.add_text(name, text)
+    return info
 
 
 def read_settings(path: Path) -> dict:

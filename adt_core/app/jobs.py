@@ -77,10 +77,10 @@ class Job:
         self,
         prompts: Sequence[str],
         image_indices: list[int] | None = None,
-        seeds: list[int] | None = None,
         at_once: int | None = None,
         prefix: Tensor | None = None,
         check: Check | None = None,
+        seeds: list[int] | None = None,
     ) -> Decoding:
         """A decoding of one image per prompt, which has not begun.
 

@@ -123,6 +123,30 @@ def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
     assert key(replace(relaxed, drafter=other)) != key(relaxed)
 
 
+def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
+    """The same prompt with two seeds is two images, each the one that its seed gives alone."""
+    batch, seeds = Batch(make, tmp_path), [3, 8, 2**64 - 1]
+    decoding = decode(make.decoding(["a cat"] * 3, seeds=seeds, at_once=2))
+    for image, seed in enumerate(seeds):
+        batch.keep(decoding, image, "a cat", seed, f"{image + 1}-id")
+    assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
+    for image, seed in enumerate(seeds):
+        alone = replace(make, sampling=replace(make.sampling, seed=seed))
+        picture = Batch(make, tmp_path).find("a cat", seed)
+        assert torch.equal(picture.codes, decode(alone.decoding(["a cat"])).grid_codes()[0])
+        assert picture.seed == picture.figures["seed"] == read_settings(picture.path)["seed"] == seed
+        assert picture.path.name.startswith(f"{image + 1}-id-a-cat-")
+    assert Batch(make, tmp_path).find("a cat").seed == make.sampling.seed == 3
+
+
+def test_an_image_keeps_its_name(make, tmp_path):
+    """Another list, in which it has another place, finds the same file."""
+    batch, decoding = Batch(make, tmp_path), decode(make.decoding(["a cat"]))
+    first = batch.keep(decoding, 0, "a cat", place="1-x")
+    assert Batch(make, tmp_path).keep(decoding, 0, "a cat", place="2-y").path == first.path
+    assert list(tmp_path.iterdir()) == [first.path]
+
+
 @pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "no settings"])
 def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)

@@ -84,11 +84,11 @@ def test_wrapping(text, expected):
     class Font:
         """Every letter is one wide."""
 
-        getlength = staticmethod(len)
+        length = staticmethod(len)
 
     assert collect._wrap(text, Font(), 6, 2) == expected
 
 
 def test_sheets_of_many_pictures_stay_within_bounds():
-    sheet = collect.contact_sheet(PICTURES * 20, ["x"] * 100, columns=0, width=2048)
+    sheet = collect.contact_sheet(PICTURES * 20, ["x \U0010fffe"] * 100, columns=0, width=2048)
     assert max(sheet.size) <= collect.LONGEST_SIDE and sheet.size[0] > collect.LONGEST_SIDE * 0.9

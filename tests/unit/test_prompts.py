@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from adt_core.app.prompts import Prompt, file_stems, read_list, read_prompts, sample, select, slug, typed
+from adt_core.app.prompts import Prompt, file_stems, places, read_list, read_prompts, sample, select, slug, typed
 from adt_core.errors import AdtError
 
 
@@ -24,7 +24,7 @@ def test_coco_captions_one_per_image(tmp_path, caption, expected):
     assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
     assert [prompt.id for prompt in read_list(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
     everything = read_list(tmp_path / "captions_val2017.json", "all")
-    assert everything == [("2", "a cat"), ("7", "a cat on a mat"), ("4", "dogs")]
+    assert [prompt[:2] for prompt in everything] == [("2", "a cat"), ("7", "a cat on a mat"), ("4", "dogs")]
 
 
 def test_parti_prompts(tmp_path):
@@ -87,7 +87,27 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
         "p.jsonl": ["x/7", "3"],
         "p.tsv": ["1", "2"],
     }
-    assert typed(" a cat\n\na dog ") == [("1", "a cat"), ("3", "a dog")] and typed(" \n") == []
+    assert typed(" a cat\n\na dog ") == [Prompt("1", "a cat"), Prompt("3", "a dog")] and typed(" \n") == []
+
+
+def test_seeds_of_a_list(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a cat", "seed": 7}\n"a dog"\n{"prompt": "a cow", "seed": "9"}\n')
+    (tmp_path / "p.tsv").write_text(f"Prompt\tSeed\na cat\t{2**64 - 1}\na dog\t\n")
+    assert [prompt.seed for prompt in read_list(tmp_path / "p.jsonl")] == [7, None, 9]
+    assert [prompt.seed for prompt in read_list(tmp_path / "p.tsv")] == [2**64 - 1, None]
+
+
+@pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
+def test_a_seed_that_is_none_is_named(tmp_path, seed):
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n')
+    with pytest.raises(AdtError, match="--prompts: .*p.jsonl"):
+        read_list(tmp_path / "p.jsonl")
+
+
+def test_places_of_a_list():
+    """Files sort in the list's order; an id that is the place is not said twice."""
+    assert places([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
+    assert places(["val2017/000139.jpg", "2", "", "x" * 99]) == ["1-val2017-000139.jpg", "2", "3", "4-" + "x" * 40]
 
 
 def test_a_part_of_a_list():

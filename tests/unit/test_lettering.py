@@ -1,0 +1,56 @@
+"""Labels in any language: letters that some font has are drawn, and others are said to be missing."""
+
+import numpy as np
+import pytest
+from adt_tree_pack.nodes import contact_sheet, lettering
+from PIL import Image, ImageDraw, ImageFont
+
+SIZE = 12
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """A machine that has no fonts but Pillow's own, of English letters."""
+    monkeypatch.setattr(lettering, "_fonts", lambda size: (ImageFont.load_default(size),))
+    return lettering.Lettering(SIZE)
+
+
+def drawn(letters: lettering.Lettering, text: str) -> np.ndarray:
+    picture = Image.new("L", (200, 30))
+    letters.draw(ImageDraw.Draw(picture), 0, 4, text, 255)
+    return np.asarray(picture)
+
+
+def test_an_emoji_without_a_font_is_named(plain):
+    assert plain.readable("a \N{GRINNING FACE} here") == "a [grinning face] here"
+    assert plain.readable("\N{WOMAN}\N{EMOJI MODIFIER FITZPATRICK TYPE-3}\N{ZERO WIDTH JOINER}") == (
+        "[woman][emoji modifier fitzpatrick type-3]"
+    )
+
+
+@pytest.mark.parametrize("text", ["\u732b", "\u3042", "\uae40"], ids=["Chinese", "Japanese", "Korean"])
+def test_a_letter_without_a_font_is_a_box_and_the_sheet_says_so(plain, text):
+    assert plain.readable(f"1: {text} x") == f"1: {lettering.MISSING} x"
+    picture = Image.new("RGB", (64, 64))
+    with_note, without = (contact_sheet.contact_sheet([picture], [label], width=400) for label in (text, "a"))
+    assert with_note.height > without.height
+
+
+def test_what_a_system_s_fonts_have_is_drawn():
+    letters = lettering.Lettering(SIZE)
+    text = letters.readable("caf\u00e9 " if len(letters._fonts) > 1 else "cafe ")
+    assert lettering.MISSING not in text
+    assert drawn(letters, text).any() and letters.length(text) > 4 * letters.length("c") / 2
+
+
+def test_a_letter_is_taken_from_the_first_font_that_has_it(monkeypatch):
+    small, large = ImageFont.load_default(SIZE), ImageFont.load_default(3 * SIZE)
+    monkeypatch.setattr(lettering, "_fonts", lambda size: (small, large))
+    monkeypatch.setattr(lettering, "_has", lambda font, letter: letter != "B" or font is large)
+    letters = lettering.Lettering(SIZE)
+    assert letters.readable("aB") == "aB"
+    assert letters.length("aB") == small.getlength("a") + large.getlength("B")
+
+
+def test_joiners_leave_no_trace(plain):
+    assert plain.readable("a\ufe0f\u200d\u0301b") == "ab"
