@@ -13,8 +13,17 @@ LONGEST = 1000
 class AdtError(ValueError):
     """A wrong input, said in one sentence: which input, what was expected, what to do."""
 
+    __module__ = "builtins"  # ComfyUI shows users an exception's module, unless it is this one
+
     def __init__(self, sentence: str):
         super().__init__(one_line(sentence))
+
+    def __reduce__(self) -> tuple:
+        return _again, self.args  # by which other processes can be told of it, in spite of the module
+
+
+def _again(sentence: str) -> AdtError:
+    return AdtError(sentence)
 
 
 def one_line(text: str) -> str:

@@ -18,11 +18,10 @@ from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.app.prompts import places
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED
-from .runtime import Progress, check_cancelled, loaded, refusal
+from .runtime import Progress, check_cancelled, loaded
 from .sampling import (
     CUSTOM,
     choose_sampling,
@@ -87,13 +86,6 @@ class ADTTreeBatchSampler(io.ComfyNode):
             hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo],
             is_output_node=True,
         )
-
-    @classmethod
-    def validate_inputs(
-        cls, guidance: list | None = None, temperature: list | None = None, top_p: list | None = None
-    ) -> bool | str:
-        given = {"guidance": guidance, "temperature": temperature, "top_p": top_p}
-        return refusal(Sampling, **{name: values[0] for name, values in given.items() if values})
 
     @classmethod
     def execute(

@@ -61,14 +61,8 @@ class ADTTreeBenchmark(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(
-        cls,
-        prompts: str | None = None,
-        methods: str | None = None,
-        guidance: float | None = None,
-        temperature: float | None = None,
-    ) -> bool | str:
-        return refusal(_check, prompts=prompts, methods=methods, guidance=guidance, temperature=temperature)
+    def validate_inputs(cls, prompts: str | None = None, methods: str | None = None) -> bool | str:
+        return refusal(_check, prompts=prompts, methods=methods)
 
     @classmethod
     def fingerprint_inputs(cls, prompts: str | None = None, **_) -> str:

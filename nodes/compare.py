@@ -11,11 +11,10 @@ from torch import Tensor
 from ..adt_core.app.jobs import rounds, warm_up
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
-from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .drafting import choose_way
 from .live_map import LiveMap
-from .runtime import Progress, check_cancelled, refusal
+from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import (
@@ -61,12 +60,6 @@ class ADTTreeCompare(io.ComfyNode):
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
-
-    @classmethod
-    def validate_inputs(
-        cls, guidance: float | None = None, temperature: float | None = None, top_p: float | None = None
-    ) -> bool | str:
-        return refusal(Sampling, guidance=guidance, temperature=temperature, top_p=top_p)
 
     @classmethod
     @checked

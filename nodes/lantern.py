@@ -3,7 +3,6 @@
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.rules.verify import Lantern
-from .runtime import refusal
 from .schema import schema
 from .sockets import LanternSocket, checked
 
@@ -28,12 +27,6 @@ class ADTTreeLantern(io.ComfyNode):
             ],
             outputs=[LanternSocket.Output(display_name="lantern")],
         )
-
-    @classmethod
-    def validate_inputs(
-        cls, delta: float | None = None, factor: float | None = None, max_substitution: float | None = None
-    ) -> bool | str:
-        return refusal(Lantern, delta=delta, factor=factor, max_substitution=max_substitution)
 
     @classmethod
     @checked

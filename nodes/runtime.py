@@ -28,8 +28,8 @@ takes this function as ``check`` and catches nothing that it raises."""
 def refusal(make: Callable, **values) -> bool | str:
     """What ``validate_inputs`` answers: True, or the reason for which ``make`` refuses these values.
 
-    Widgets keep to their bounds, but a prompt that comes through the API may hold anything, such as NaN. A linked input
-    is still None here and is not checked.
+    A linked input is still None here and is not checked. ComfyUI itself checks the bounds of numbers, and then names
+    the one input that is wrong; this answer counts for all inputs that ``validate_inputs`` has.
     """
     try:
         make(**{name: value for name, value in values.items() if value is not None})

@@ -6,15 +6,14 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.continuation import KEEP, kept_tokens
+from ..adt_core.app.continuation import KEEP
 from ..adt_core.app.jobs import rounds
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
 from .latent import read_latent
 from .live_map import LiveMap
-from .runtime import Progress, check_cancelled, refusal
+from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import (
@@ -71,17 +70,6 @@ class ADTTreeSampler(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(
-        cls,
-        guidance: float | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        keep: float | None = None,
-        keep_left: float | None = None,
-    ) -> bool | str:
-        return refusal(_check, guidance=guidance, temperature=temperature, top_p=top_p, keep=keep, keep_left=keep_left)
-
-    @classmethod
     @checked
     def execute(
         cls,
@@ -118,12 +106,6 @@ class ADTTreeSampler(io.ComfyNode):
             whole = _decode(decoding, model, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui={"adt_tree_map": [whole]})
-
-
-def _check(keep: float = 0.0, keep_left: float = 0.0, **sampling) -> None:
-    """Raises AdtError for a value that is out of bounds."""
-    Sampling(**sampling)
-    kept_tokens((1, 1), keep, keep_left)
 
 
 def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict:

@@ -14,6 +14,13 @@ CATEGORY = "ADT-Tree"
 _PAGES = Path(__file__).parents[1] / "js" / "docs"
 
 
+class _Least(float):
+    """The lower bound of a number: NaN lies below it too, which ComfyUI's comparison would let pass."""
+
+    def __gt__(self, value: float) -> bool:
+        return not value >= float(self)
+
+
 def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **more) -> io.Schema:
     """The schema of a node of this pack. Inputs and outputs without a tooltip get theirs from the node's page.
 
@@ -22,6 +29,8 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
     on_page = _tooltips(node_id)
     for one in inputs:
         one.tooltip = one.tooltip or on_page["Inputs"][one.id]
+        if isinstance(one, io.Float.Input):
+            one.min = _Least(one.min)
     for one in outputs:
         one.tooltip = one.tooltip or on_page["Outputs"][one.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)

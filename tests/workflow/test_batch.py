@@ -204,7 +204,7 @@ def test_bad_values_are_refused_before_the_run(comfy, batch, node, values, words
         ("ADTTreeBatchSampler", {"ids": ["other", 1]}, "ids: 1 ids arrived for 10 prompts"),
         ("ADTTreeBatchSampler", {"prompts": ["other", 0], "ids": None}, "the id '1': prompt is"),
         ("ADTTreeBatchSampler", {"seed": ["lengths", 0]}, "seed: 10 values arrived"),
-        ("ADTTreeBatchSampler", {"drafter": None}, "drafter: the method 'auto' needs one"),
+        ("ADTTreeBatchSampler", {"seeds": ["other", 3]}, "seeds: 1 seeds arrived for 10 prompts"),
     ],
 )
 def test_bad_lists_fail_at_once_and_write_nothing(comfy, batch, node, change, words):

@@ -49,6 +49,44 @@ def test_bad_values_are_refused_before_the_run(comfy, graph, node, name, value, 
     assert words in refused(comfy, graph.set(node, **{name: value}))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "abc", None])
+def test_a_wrong_number_names_its_one_input(comfy, graph, value):
+    """Every number of every node: what is wrong is said of that input, and of no other."""
+    info, graph = comfy.get("/object_info"), everything(comfy, graph)
+    checked = 0
+    for node in list(graph.prompt.values()):
+        kinds = {
+            **info[node["class_type"]]["input"]["required"],
+            **info[node["class_type"]]["input"].get("optional", {}),
+        }
+        for name, (kind, *_) in kinds.items():
+            if node["class_type"].startswith("ADTTree") and kind == "FLOAT":
+                before, node["inputs"][name] = node["inputs"].get(name), value
+                with pytest.raises(Refused) as error:
+                    comfy.queue(graph.prompt)
+                assert len(error.value.details) == 1 and error.value.details[0].startswith(name), error.value.details
+                node["inputs"][name], checked = before, checked + 1
+    assert checked > 15
+
+
+def everything(comfy, graph) -> Graph:
+    """The workflow with every node that has numbers."""
+    model, positive = graph.link("ADTTreeModelLoader"), graph.link("CLIPTextEncode")
+    lantern = graph.add(
+        "ADTTreeLantern", rule="delta (LANTERN)", neighbours=9, delta=0.1, factor=2.0, max_substitution=1.0
+    )
+    numbers = {"seed": 0, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    graph.set("ADTTreeSampler", keep=0.5, keep_left=0.0)
+    compared, _ = graph.add("ADTTreeCompare", model=model, positive=positive, lantern=lantern, **numbers)
+    graph.add("PreviewImage", images=[compared, 0])
+    graph.add("ADTTreeBatchSampler", model=model, prompts="a cat", negative="", chunk_size=1, **numbers)
+    drawn = graph.add("ADTTreeMapImage", trace=[graph.id("ADTTreeSampler"), 1], show="depth", opacity=0.5)
+    graph.add("PreviewImage", images=drawn)
+    values = {"prompts": "a cat", "count": 1, "methods": "jacobi", "seed": 0, "guidance": 3.0, "temperature": 1.0}
+    graph.add("ADTTreeBenchmark", model=model, **values)
+    return graph
+
+
 def test_bounds_of_a_tree_that_cross_are_refused_before_the_run(comfy, graph):
     values = {"depth_min": 200, "depth_max": 6}
     assert "depth_min is 200, above depth_max 6" in refused(comfy, graph.set("ADTTreeSettings", **values))
@@ -84,13 +122,14 @@ def test_bad_values_of_the_benchmark_are_refused_before_the_run(comfy, graph, na
 
 
 def test_a_benchmark_of_methods_that_need_a_network_without_one(comfy, graph):
-    assert "'adt-tree' needs a network" in failed(
-        comfy, benchmark(graph, methods="jacobi,adt-tree"), "ADTTreeBenchmark"
-    )
+    window, _ = graph.add("ADTTreeDrafterLoader", model=graph.link("ADTTreeModelLoader"), drafter="jacobi")
+    asked = benchmark(graph, methods="jacobi,adt-tree", drafter=[window, 0])
+    asked.prompt[window] = graph.prompt[window]
+    assert "'adt-tree' needs a network" in failed(comfy, asked, "ADTTreeBenchmark")
 
 
 def benchmark(graph, **changes) -> Graph:
-    """A benchmark without a drafter, and nothing else."""
+    """A benchmark of the model's own drafter, and nothing else."""
     values = {
         "prompts": "a cat",
         "count": 1,
@@ -129,9 +168,17 @@ def test_prompt_longer_than_the_context(comfy, graph):
     assert "room for" in message
 
 
-def test_drafting_without_a_drafter(comfy, graph):
-    message = failed(comfy, graph.drop("ADTTreeSampler", "drafter"), "ADTTreeSampler")
-    assert "Drafter Loader" in message and "autoregressive" in message
+def test_an_error_is_called_by_no_module(comfy, graph):
+    """ComfyUI shows an exception's type to users, and they can't use the place of its code."""
+    with pytest.raises(Failed) as error:
+        comfy.run(graph.set("CLIPTextEncode", text="a red house " * 500).prompt)
+    assert error.value.data["exception_type"] == "AdtError"
+
+
+def test_exact_and_lantern_do_not_go_together(comfy, graph):
+    values = {"rule": "delta (LANTERN)", "neighbours": 9, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0}
+    graph.set("ADTTreeSampler", speed="Exact ADT-Tree", lantern=graph.add("ADTTreeLantern", **values))
+    assert failed(comfy, graph, "ADTTreeSampler").startswith("speed: 'Exact ADT-Tree' is exact")
 
 
 def test_drafter_of_another_model(comfy, graph):

@@ -56,6 +56,38 @@ def test_without_drafter_and_settings_nodes(comfy, graph, reference):
     np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
 
 
+@pytest.mark.parametrize(
+    "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("Plain", "autoregressive")]
+)
+def test_the_model_alone_is_enough(comfy, graph, reference, speed, method):
+    """Without a drafter the sampler takes the model's own; whatever the speed, the image is the seed's."""
+    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1, speed=speed, preset="model's own")
+    graph.drop("ADTTreeSampler", "drafter", "settings", "negative")
+    text, _ = graph.add("PreviewAny", source=[graph.add("ADTTreeFigures", trace=[graph.id("ADTTreeSampler"), 1])[0], 1])
+    outputs = comfy.run(graph.prompt)
+    figures = json.loads(outputs[text]["text"][0])
+    assert figures["method"] == method and (figures["tau"] > 1) is (speed != "Plain")
+    (image,) = images(comfy, {key: value for key, value in outputs.items() if key != text})
+    np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
+
+
+def test_relaxed_is_lantern_with_its_usual_bounds(comfy, graph):
+    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, speed="Relaxed (LANTERN)")
+    graph.drop("ADTTreeSampler", "drafter", "settings", "negative")
+    text, _ = graph.add("PreviewAny", source=[graph.add("ADTTreeFigures", trace=[graph.id("ADTTreeSampler"), 1])[0], 1])
+    figures = json.loads(comfy.run(graph.prompt)[text]["text"][0])
+    assert figures["lantern"]["delta"] == 0.1 and figures["substitution_rate"] > 0
+
+
+def test_custom_numbers_hold_and_the_model_s_own_do_not(comfy, graph, reference):
+    graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, guidance=1.5, top_k=40, preset="custom")
+    (image,) = images(comfy, comfy.run(graph.prompt))
+    expected = {"seed": 5, "guidance": 1.5, "top_k": 40}
+    np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling=expected)["images"][0])
+    (own,) = images(comfy, comfy.run(graph.set("ADTTreeSampler", preset="model's own").prompt))
+    np.testing.assert_array_equal(own, reference(prompt=PROMPT, sampling={"seed": 5})["images"][0])
+
+
 def test_the_drafter_without_files_gives_the_same_image(comfy, graph, reference):
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1).drop("ADTTreeSampler", "settings")
     graph.set("ADTTreeDrafterLoader", drafter="jacobi")
