@@ -13,11 +13,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..errors import AdtError
-from .checkpoint import Checkpoint, Entry, same, transposed
+from .checkpoint import Checkpoint, Entry, refuse_damage, same, transposed
 from .config import DecoderConfig
 from .fields import number, section, whole_number
 from .layers import Decoder, Layer
 from .quantised import store
+
+_TOKENIZERS = "text_tokenizer.json", "tokenizer.json"
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
@@ -144,12 +146,17 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     return [ids[code] for code in range(len(ids))]
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Does a checkpoint folder hold a tokenizer?"""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint folder. AdtError if there is none."""
-    files = [folder / "text_tokenizer.json", folder / "tokenizer.json"]
-    file = next(filter(Path.is_file, files), None)
+    file = next(filter(Path.is_file, (folder / name for name in _TOKENIZERS)), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
+    refuse_damage(file)
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the tokenizers library raises bare Exception
