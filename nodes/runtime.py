@@ -1,6 +1,7 @@
 """What the nodes need from ComfyUI while they run: memory management, cancelling, progress and previews."""
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,14 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     device, offload = mm.get_torch_device(), mm.unet_offload_device()
     weights = ADTTreeWeights(module, title, remedy, decoder or module)
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
+
+
+def tell(text: str) -> None:
+    """Show a line of text under the node that runs, and in the log."""
+    logging.warning("ADT-Tree: %s", text)
+    server = getattr(PromptServer, "instance", None)
+    if server is not None and server.client_id is not None and server.last_node_id is not None:
+        server.send_progress_text(text, server.last_node_id, server.client_id)
 
 
 def drop_unused_results() -> None:

@@ -49,6 +49,22 @@ def _newest_snapshot(cache: Path) -> Path:
     return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
 
 
+def name_of(path: Path) -> str:
+    """What people call a checkpoint: the name of its folder or file, or of its repository in Hugging Face's cache."""
+    name = _outer(path).name
+    return name.rpartition("--")[2] if name.startswith("models--") else name
+
+
+def home_of(path: Path) -> Path:
+    """The folder that a checkpoint lies in, among others."""
+    return _outer(path).parent
+
+
+def _outer(path: Path) -> Path:
+    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own path."""
+    return path.parents[1] if path.parent.name == "snapshots" else path
+
+
 def read_json(file: Path) -> dict:
     """The JSON object in a file. AdtError if it is none."""
     try:
@@ -165,19 +181,12 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """What people call it: the name of its folder or file, or of its repository in Hugging Face's cache."""
-        cache = self._cache
-        return self.path.name if cache is None else cache.name.rpartition("--")[2]
+        return name_of(self.path)
 
     @property
     def home(self) -> Path:
         """The folder that it lies in, among other models."""
-        return (self._cache or self.path).parent
-
-    @property
-    def _cache(self) -> Path | None:
-        """Its folder ``models--...`` if it lies in Hugging Face's cache."""
-        above = self.path.absolute().parents
-        return above[1] if len(above) > 1 and above[0].name == "snapshots" else None
+        return home_of(self.path)
 
     @property
     def names(self) -> KeysView[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,8 @@ from .fields import number, section, whole_number
 from .layers import Decoder, Layer
 from .quantised import store
 
+_SHORT_PROMPT, _LONG_PROMPT = 64, 1024
+"""Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""
 _TOKENIZERS = "text_tokenizer.json", "tokenizer.json"
 
 
@@ -45,6 +48,15 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
         "max_positions": size("max_position_embeddings", default=4096),
     }
     return DecoderConfig(**found | changes)
+
+
+def with_room(config: DecoderConfig, tokens: int) -> DecoderConfig:
+    """The same with positions for an image of so many tokens, and its prompt.
+
+    Some published configurations state fewer positions than their images have. Rotations are computed for any number.
+    """
+    short = config.max_positions < tokens + _SHORT_PROMPT
+    return replace(config, max_positions=tokens + _LONG_PROMPT) if short else config
 
 
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:

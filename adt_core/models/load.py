@@ -10,7 +10,7 @@ import torch
 
 from ..errors import AdtError, shown
 from . import mistaken
-from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
+from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, home_of, name_of, resolve
 from .downloads import PLACE, Published
 from .families import chameleon, emu3, janus, llamagen, lumina
 from .family import Family
@@ -63,12 +63,24 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         return Checkpoint(resolve(path, "target"))
     except AdtError as error:
-        row = find_published(Path(path).name)
+        row = find_published(name_of(Path(path)))
         if row is None:
             raise
         raise AdtError(
-            f"{str(error).removesuffix('.')}; to get it whole, {row.how_to_get(Path(path).parent)}."
+            f"{str(error).removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
         ) from error
+
+
+def find_drafter(model: str | Path) -> Path | None:
+    """The published drafter of a target, where its folder lies beside the target or in ``ar_image_drafters``."""
+    path = Path(model).expanduser().absolute()
+    row, home = find_published(name_of(path)), home_of(path)
+    if row is None or row.drafter is None:
+        return None
+    name, organisation = row.drafter.folder, row.drafter.repository.partition("/")[0]
+    homes = home, home.parent / "ar_image_drafters", home.parent.parent / "ar_image_drafters"
+    places = (home / place for home in homes for place in (name, f"{organisation}/{name}"))
+    return next((place for place in places if (place / "config.json").is_file()), None)
 
 
 def find_published(name: str) -> Published | None:

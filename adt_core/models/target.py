@@ -22,12 +22,12 @@ class Prompt(list[int]):
     """Token ids of one row of a prompt; the last one begins the image.
 
     features: [n, h], read instead of the ids by a model with a text encoder; the ids then only fill a drafter's input.
-    hidden: how many tokens at the beginning nothing attends to.
+    hidden: how many tokens at the beginning nothing attends to. note: a sentence for who wrote the text, or "".
     """
 
-    def __init__(self, ids: Iterable[int] = (), features: Tensor | None = None, hidden: int = 0):
+    def __init__(self, ids: Iterable[int] = (), features: Tensor | None = None, hidden: int = 0, note: str = ""):
         super().__init__(ids)
-        self.features, self.hidden = features, hidden
+        self.features, self.hidden, self.note = features, hidden, note
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> Prompt:
         """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""

@@ -16,7 +16,7 @@ from ..downloads import ANOLE, ANOLE_DRAFTER, CHAMELEON_CODEC, Published
 from ..family import Family, Remedy, model_type
 from ..fields import section
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
@@ -69,6 +69,7 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE, *named))
     config, codes = decoder_config(checkpoint.config, checkpoint.path), image_token_ids(vocabulary)
     row_end = [vocabulary[name] for name in named[:1]]
+    config = with_room(config, cells * (cells + len(row_end)))
     decoder = Decoder(config, torch.tensor(codes + row_end, device="cpu"), len(codes))
     file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
     if file is not None:

@@ -17,7 +17,7 @@ from ..downloads import EMU3, Published
 from ..family import Family, model_type
 from ..fields import Source, section, switch, whole_number, whole_numbers
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
@@ -132,8 +132,9 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if len(codes) != len(codec.codebook):
         problem = f"names {len(codes)} image tokens, but its vq_config {len(codec.codebook)} codes"
         raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
-    decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))
     cells = _PIXELS // codec.downsample
+    config = with_room(config, cells * (cells + 1))
+    decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))
     return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True)
 
 

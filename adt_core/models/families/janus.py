@@ -20,7 +20,7 @@ from ..downloads import Published, janus
 from ..family import Family, model_type
 from ..fields import section, whole_number
 from ..layers import Decoder
-from ..layout import body_entries, decoder_config
+from ..layout import body_entries, decoder_config, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -97,8 +97,9 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     words, codes = size(text, "vocab_size"), size(drawing, "num_embeddings")
     head_width = size(drawing, "projection_dim", default=2048)
     config = decoder_config(text, checkpoint.path, vocab_size=words + codes, qk_norm=False, head_width=head_width)
-    decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
     codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}, checkpoint.path))
+    config = with_room(config, codec.config.cells**2)
+    decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
     return Target(checkpoint.name, FAMILY.name, decoder, codec, (codec.config.cells, codec.config.cells))
 
 

@@ -34,7 +34,7 @@ from ..family import Family, Remedy
 from ..fields import number, whole_number, word
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, load_tokenizer
-from ..prompter import check_length, stripped
+from ..prompter import stripped
 from ..target import Prompt, Prompter, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 from . import llamagen_captions as captions
@@ -139,11 +139,15 @@ class LlamaGenPrompter(Prompter):
         if not cleaned:
             dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
             raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
-        ids = self.tokenizer.encode(cleaned).ids
-        check_length(ids, CAPTION, self.name)
+        read = self.tokenizer.encode(cleaned)
+        ids, note = read.ids, ""
+        if len(ids) > CAPTION:  # as in training: the beginning, and the token that ends every caption
+            last = cleaned[: read.offsets[CAPTION - 2][1]][-40:]
+            note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
+            ids = [*ids[: CAPTION - 1], ids[-1]]
         hidden = CAPTION - len(ids)
         _ = self._nothing  # while the encoder is at hand
-        return Prompt([FILLER] * CAPTION, F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden)
+        return Prompt([FILLER] * CAPTION, F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden, note)
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
