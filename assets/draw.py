@@ -35,6 +35,8 @@ ACCEPTED = ("", "0", "01", "010", "0100")
 THUMBNAILS = {
     "anole_7b": "Anole 7B",
     "lumina_mgpt": "Lumina-mGPT 7B",
+    "janus_pro": "Janus-Pro 1B",
+    "emu3": "Emu3-Gen",
     "llamagen": "LlamaGen",
     "upscale_with_model": "with an upscale model",
 }

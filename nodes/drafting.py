@@ -1,6 +1,7 @@
 """How a sampler node drafts: what its speed, drafter, settings and LANTERN come to together."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import comfy.model_management as mm
@@ -81,10 +82,8 @@ def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
 
 
 def own_drafter(model: LoadedModel) -> LoadedDrafter:
-    """The drafter of a model to which none is connected: the first network in the folders that was made for it, else
-    the window over its own passes. It stays loaded as long as the model."""
-    networks = [path for path in folders.drafters().values() if path not in DRAFTERS]
-    path = next((path for path in networks if fits(path, model.target)), JACOBI)
+    """The drafter of a model to which none is connected. It stays loaded as long as the model."""
+    path = own_path(model)
     key = f"{path} {folders.fingerprint(path)}"
     if key not in model.own_drafters:
         model.own_drafters.clear()
@@ -92,12 +91,22 @@ def own_drafter(model: LoadedModel) -> LoadedDrafter:
     return model.own_drafters[key]
 
 
-def open_drafter(model: LoadedModel, path: str, name: str = "", window: bool = False) -> LoadedDrafter:
-    """Load the drafter at a path for a model. name: what the user calls it. window: draft with the window as well."""
+def own_path(model: LoadedModel) -> str:
+    """Where the drafter of a model's own is: the published one, else the first network in the folders that was made for
+    it, else the window over its own passes."""
+    path = folders.drafter_for(model.path)
+    if path not in DRAFTERS:
+        return path
+    networks = [path for path in folders.drafters().values() if path not in (folders.AUTO, *DRAFTERS)]
+    return next((network for network in networks if fits(network, model.target)), path)
+
+
+def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedDrafter:
+    """Load the drafter at a path for a model. window: draft with the window as well."""
     found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
     if found.network is not None:
-        title, remedy = f"The drafter '{name or path}'", f"choose '{JACOBI}' in the Drafter Loader"
+        title, remedy = f"The drafter '{Path(path).name}'", f"choose '{JACOBI}' in the Drafter Loader"
         patcher = manage(found.network, title, remedy, model.target.decoder)
     if window and patcher is not None:
         found, path = with_window(found), path + WITH_WINDOW

@@ -12,13 +12,18 @@ from pathlib import Path
 
 import folder_paths
 
+from ..adt_core.app.generation import default_drafter
 from ..adt_core.drafters import DRAFTERS
-from ..adt_core.errors import AdtError
+from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import parse_json, read_text
-from ..adt_core.models.checkpoint import BUNDLED
-from ..adt_core.models.load import is_target_file, names_target
+from ..adt_core.models.checkpoint import BUNDLED, name_of
+from ..adt_core.models.load import find_published, is_target_file, names_target, published
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
+AUTO = "auto"
+"""The drafter that suits the model: its own, else the published one that lies beside it, else one without files."""
+NOT_INSTALLED = " (not installed)"
+"""Behind the names of published models in the Model Loader's list."""
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
 _LARGEST_CONFIG = 8  # MiB: Anole's has 2, and larger ones would be slow to read
 _DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
@@ -36,9 +41,40 @@ def models() -> dict[str, str]:
     return _choices([*_roots(MODELS_KEY), *(root for key in _SHARED for root in _roots(key))], names_target)
 
 
+def offered() -> list[str]:
+    """What the Model Loader lists: models that can be chosen, then published ones that are not installed, marked."""
+    installed = models()
+    names = {name_of(Path(name)).lower() for name in installed}
+    missing = (row.name for row in published() if row.downloads and row.name.lower() not in names)
+    return [*installed, *(name + NOT_INSTALLED for name in missing)]
+
+
+def find_model(name: str) -> str:
+    """The path of a model of the list, or of a shipped workflow. AdtError if there is none, with what to download."""
+    installed, plain = models(), str(name).removesuffix(NOT_INSTALLED)
+    path = installed.get(plain) or next((path for path in installed.values() if name_of(Path(path)) == plain), None)
+    if path is not None:
+        return path
+    row, home = find_published(plain), Path(_roots(MODELS_KEY)[0])
+    if row is None:
+        raise AdtError(
+            f"model: {shown(name, 200)} is in no folder registered for '{MODELS_KEY}'; put it there, or press R and "
+            "choose another."
+        )
+    raise AdtError(f"model: '{row.name}' is not installed; to get it, {row.how_to_get(home)}, and press R.")
+
+
 def drafters() -> dict[str, str]:
-    """Name -> path of every drafter that can be chosen: the bundled one, those that need no files, and folders."""
-    return {name: name for name in (BUNDLED, *DRAFTERS)} | _choices(_roots(DRAFTERS_KEY), lambda config: True)
+    """Name -> path of every drafter that can be chosen: the one that suits the model, the bundled one, those that need
+    no files, and folders."""
+    return {name: name for name in (AUTO, BUNDLED, *DRAFTERS)} | _choices(_roots(DRAFTERS_KEY), lambda config: True)
+
+
+def drafter_for(model: str) -> str:
+    """What 'auto' stands for with the model at this path: a name or a path."""
+    row = find_published(name_of(Path(model)))
+    wanted = row.drafter.folder if row is not None and row.drafter is not None else None
+    return next((path for path in drafters().values() if os.path.basename(path) == wanted), default_drafter(model))
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
@@ -54,6 +90,8 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
 def fingerprint(path: str) -> str:
     """Another string when the checkpoint's files have changed, so that a replaced checkpoint is loaded again."""
+    if path == AUTO:  # it depends on what lies in the folders
+        return repr([*models(), *drafters()])
     if path == BUNDLED or path in DRAFTERS:
         return path
     if os.path.isfile(path):

@@ -7,8 +7,8 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
-from .drafting import open_drafter
-from .runtime import check_cancelled, drop_unused_results, manage
+from .drafting import open_drafter, own_path
+from .runtime import check_cancelled, drop_unused_results, manage, refusal
 from .schema import schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
@@ -17,10 +17,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 
 
-def _auto_dtype(name: str) -> torch.dtype:
+def _auto_dtype(path: str) -> torch.dtype:
     """float32 for the small bundled model and on the CPU; otherwise the half precision that suits the device."""
     device = mm.get_torch_device()
-    if name != BUNDLED and device.type != "cpu":
+    if path != BUNDLED and device.type != "cpu":
         if mm.should_use_bf16(device):
             return torch.bfloat16
         if mm.should_use_fp16(device):
@@ -41,11 +41,12 @@ class ADTTreeModelLoader(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "model",
-                    options=list(folders.models()),
+                    options=folders.offered(),
                     default=BUNDLED,
                     tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are "
                     f"checkpoints of {', '.join(titles)} or {last} as they were downloaded, in models/ar_image, "
-                    "models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models.",
+                    "models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models. "
+                    "Choose one that is not installed and press Run: the node says what to download.",
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),
@@ -59,17 +60,22 @@ class ADTTreeModelLoader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model: str, dtype: str, exact: bool = True) -> str:
-        return folders.fingerprint(folders.models().get(model, BUNDLED))
+        return folders.fingerprint(folders.find_model(model))
+
+    @classmethod
+    def validate_inputs(cls, model: str | None = None) -> bool | str:
+        """What to download is said before anything runs."""
+        return refusal(folders.find_model, name=model)
 
     @classmethod
     @checked
     def execute(cls, model: str, dtype: str, exact: bool = True) -> io.NodeOutput:
-        path = folders.resolve(folders.models(), model, "model", folders.MODELS_KEY)
+        path = folders.find_model(model)
         drop_unused_results()
         target = load_target(
             path,
             device=mm.unet_offload_device(),
-            dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(model),
+            dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(path),
             check=check_cancelled,
             weights=_WEIGHTS.get(dtype),
             exact=exact,
@@ -95,7 +101,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
             search_aliases=["eagle", "draft model", "speculative decoding"],
             inputs=[
                 ModelSocket.Input("model"),
-                io.Combo.Input("drafter", options=list(folders.drafters()), default=BUNDLED),
+                io.Combo.Input("drafter", options=list(folders.drafters()), default=folders.AUTO),
                 io.Boolean.Input("window", default=False, optional=True),
             ],
             outputs=[DrafterSocket.Output(display_name="drafter")],
@@ -109,4 +115,4 @@ class ADTTreeDrafterLoader(io.ComfyNode):
     @checked
     def execute(cls, model: LoadedModel, drafter: str, window: bool = False) -> io.NodeOutput:
         path = folders.resolve(folders.drafters(), drafter, "drafter", folders.DRAFTERS_KEY)
-        return io.NodeOutput(open_drafter(model, path, drafter, window))
+        return io.NodeOutput(open_drafter(model, own_path(model) if path == folders.AUTO else path, window))

@@ -1,6 +1,7 @@
 """What the nodes need from ComfyUI while they run: memory management, cancelling, progress and previews."""
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,19 @@ def refusal(make: Callable, **values) -> bool | str:
 def watched() -> str | None:
     """The browser tab that queued the prompt; None if it was queued without a browser."""
     return getattr(getattr(PromptServer, "instance", None), "client_id", None)
+
+
+def wants_previews() -> bool:
+    """Does the server send previews, or does somebody watch in a browser who has not chosen to see none?
+
+    The server's own setting is off unless an option switches it on, and few know that it exists.
+    """
+    if args.preview_method != LatentPreviewMethod.NoPreviews:
+        return True
+    if watched() is None:
+        return False
+    (_, _, _, extra_data, *_), *_ = PromptServer.instance.prompt_queue.currently_running.values()
+    return extra_data.get("preview_method") != LatentPreviewMethod.NoPreviews.value
 
 
 class ADTTreeWeights(torch.nn.Module):
@@ -87,6 +101,14 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     device, offload = mm.get_torch_device(), mm.unet_offload_device()
     weights = ADTTreeWeights(module, title, remedy, decoder or module)
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
+
+
+def tell(text: str) -> None:
+    """Show a line of text under the node that runs, and in the log."""
+    logging.warning("ADT-Tree: %s", text)
+    server = getattr(PromptServer, "instance", None)
+    if server is not None and server.client_id is not None and server.last_node_id is not None:
+        server.send_progress_text(text, server.last_node_id, server.client_id)
 
 
 def drop_unused_results() -> None:
@@ -151,10 +173,8 @@ class Progress:
     """The bar, the preview and the line of text of one run, as often as a person can follow.
 
     A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
-    first second, and none if the run will be over within a second at its pace so far. There are previews for whoever
-    watches in a browser, whatever the server's option for latent previews says, because the map is drawn over them. The
-    run ends with a preview of the whole image, which stays: ``last``. ends_with_preview: False for a node that shows
-    its results instead.
+    first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
+    the whole image, which stays: ``last``. ends_with_preview: False for a node that shows its results instead.
     """
 
     _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
@@ -168,7 +188,7 @@ class Progress:
         self._had: int | None = None
         self._next_preview = self._began + self._FIRST
         self.last: Image.Image | None = None
-        self._wants_preview = watched() is not None or args.preview_method != LatentPreviewMethod.NoPreviews
+        self._wants_preview = wants_previews()
         self._ends_with_preview = ends_with_preview
 
     def update(self, done: int, text: str = "") -> None:

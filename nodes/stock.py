@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core.errors import AdtError
-from .runtime import check_cancelled, loaded
+from .runtime import check_cancelled, loaded, tell
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
@@ -90,8 +90,10 @@ class TextEncoder(_Stock):
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
         """Check the length of a prompt. An empty text is allowed: it stands for the row that guidance compares with."""
-        ids = encode(self.model, text) if text.strip() else (0,)
-        return Prompt(text, tuple(ids))
+        row = encode(self.model, text) if text.strip() else None
+        if row is not None and row.note:
+            tell(row.note)
+        return Prompt(text, tuple(row or (0,)))
 
     def encode_from_tokens_scheduled(self, tokens: Prompt, *_, **__) -> list:
         """``[[tensor [1, n, 1], dict]]``, as every CONDITIONING is. The prompt itself is in the dict."""

@@ -19,7 +19,7 @@ from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
 from ..files import write, write_json
 from ..models.checkpoint import BUNDLED
-from ..models.load import load_target
+from ..models.load import find_drafter, load_target
 from ..models.target import PublishedSampling, Target
 from ..policies import PLAIN, CostProfile, Drafting, check_fit
 from ..policies import options as drafting_options
@@ -136,8 +136,9 @@ def lantern_of(options: argparse.Namespace) -> Lantern | None:
 
 
 def default_drafter(model: str) -> str:
-    """The drafter where none is named: the bundled model has one; for others, the one that needs no network."""
-    return BUNDLED if model == BUNDLED else JACOBI
+    """The drafter where none is named: the bundled model has one; others may have a published one beside them, else it
+    is the one that needs no network."""
+    return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
 def open_target(options: argparse.Namespace, device: torch.device, check: Check | None = None) -> Target:
@@ -177,7 +178,7 @@ class Step(NamedTuple):
 class Engine:
     """The models of a plan in memory; draws its parts. Raises AdtError for files and prompts that don't fit.
 
-    facts: tokens that are drawn, of all images, by all methods.
+    facts: tokens that are drawn, of all images, by all methods; and what is to be said of the prompts.
     """
 
     def __init__(self, plan: Plan):
@@ -188,10 +189,10 @@ class Engine:
         how = sampling_of(options, target.published), plan.drafting, drafter, plan.lantern
         paths, suffix = (options.model, options.drafter), suffix_of(options, target.published)
         job = Job(target, *how, negative, kept, *paths, plan.profile, suffix)
-        job.check(plan.prompts)
+        notes = job.check(plan.prompts)
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]
-        self.facts = len(self.jobs) * len(plan.paths) * drawn
+        self.facts = len(self.jobs) * len(plan.paths) * drawn, notes
         if options.compare:
             for job in self.jobs:
                 warm_up(self._decoding(job, plan.parts[0]))
@@ -233,7 +234,7 @@ def run(plan: Plan) -> str:
     began, parts = perf_counter(), range(len(plan.parts))
     results: dict[int, list[Result]] = {}
     with (
-        distributed.engines(partial(Engine, plan), plan.options, len(parts)) as ((tokens, *_), mapped),
+        distributed.engines(partial(Engine, plan), plan.options, len(parts)) as (((tokens, notes), *_), mapped),
         tqdm(total=tokens, unit=" tokens", mininterval=0.5, leave=False) as bar,
     ):
         for step in mapped(parts):
@@ -244,7 +245,7 @@ def run(plan: Plan) -> str:
     by_method = list(zip(*(results[part] for part in parts)))
     report, lines = summarise(plan, by_method, perf_counter() - began)
     write_files(plan, by_method[0], report)
-    return "\n".join(lines)
+    return "\n".join([*lines, *notes])
 
 
 def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float) -> tuple[dict, list[str]]:

@@ -13,7 +13,7 @@ from ..models.cache import KVCache
 from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
 from ..models.layers import MATRICES, WIDE
-from ..models.load import family_of
+from ..models.load import family_of, open_checkpoint
 from ..models.target import Target
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -22,8 +22,8 @@ _ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 def inspect(path: str) -> list[dict]:
     """What the checkpoints at ``path`` hold ("bundled" is two), in JSON's types. AdtError for what is no checkpoint."""
-    roles = ("target", "drafter") if path == BUNDLED else ("target",)
-    return [_describe(Checkpoint(resolve(path, role))) for role in roles]
+    drafters = [Checkpoint(resolve(BUNDLED, "drafter"))] if path == BUNDLED else []
+    return [_describe(checkpoint) for checkpoint in (open_checkpoint(path), *drafters)]
 
 
 def _describe(checkpoint: Checkpoint) -> dict:
@@ -52,7 +52,11 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         target = family.skeleton(checkpoint)
     entries, (rows, columns), side = family.entries(target, checkpoint), target.grid, target.downsample
     missing = missing_tensors(entries, checkpoint)
-    advice = [remedy for prefix, remedy in family.remedies.items() if any(name.startswith(prefix) for name in missing)]
+    advice = [
+        remedy
+        for prefix, remedy in family.orders(checkpoint).items()
+        if any(name.startswith(prefix) for name in missing)
+    ]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:

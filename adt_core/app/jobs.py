@@ -63,12 +63,15 @@ class Job:
         """Of the computation, as ``--dtype`` calls it."""
         return str(self.target.decoder.dtype).removeprefix("torch.")
 
-    def check(self, prompts: Sequence[str]) -> None:
-        """Raises AdtError for a prompt that is empty or too long, now rather than when its turn comes."""
-        for prompt in prompts:
-            self.target.check_prompt(suffixed(prompt, self.suffix))
+    def check(self, prompts: Sequence[str]) -> list[str]:
+        """What is to be said of the prompts.
+
+        Raises AdtError for one that is empty or too long, now rather than when its turn comes.
+        """
+        notes = [self.target.check_prompt(suffixed(prompt, self.suffix)) for prompt in prompts]
         if self.negative.strip():
             self.target.check_prompt(self.negative)
+        return list(filter(None, notes))
 
     def _encode(self, prompt: str) -> Prompt:
         return self.target.encode_prompt(suffixed(prompt, self.suffix))

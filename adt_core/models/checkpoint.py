@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,12 +18,15 @@ from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
 from ..files import LARGEST_JSON, parse_json, read_text
+from . import mistaken
 
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
+_SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
+"""The name of a part of the weights, such as model-00001-of-00003.safetensors."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
 
@@ -32,18 +36,54 @@ def resolve(path: str | Path, role: str) -> Path:
     if not found.exists():
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
-    return found
+    return _newest_snapshot(found) if (found / "snapshots").is_dir() else found
+
+
+def _newest_snapshot(cache: Path) -> Path:
+    """The checkpoint in a ``models--...`` folder of Hugging Face's cache: what ``refs/main`` names, else the newest."""
+    snapshots = sorted((cache / "snapshots").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    if not snapshots:
+        raise AdtError(f"{cache} is a folder of Hugging Face's cache without a finished download; download it again.")
+    main = cache / "refs" / "main"
+    named = main.read_text(errors="replace").strip() if main.is_file() else ""
+    return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
+
+
+def name_of(path: Path) -> str:
+    """What people call a checkpoint: the name of its folder or file, or of its repository in Hugging Face's cache."""
+    name = _outer(path).name
+    return name.rpartition("--")[2] if name.startswith("models--") else name
+
+
+def home_of(path: Path) -> Path:
+    """The folder that a checkpoint lies in, among others."""
+    return _outer(path).parent
+
+
+def _outer(path: Path) -> Path:
+    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own path."""
+    return path.parents[1] if path.parent.name == "snapshots" else path
 
 
 def read_json(file: Path) -> dict:
     """The JSON object in a file. AdtError if it is none."""
     try:
+        refuse_damage(file)
         value = parse_json(read_text(file, LARGEST_JSON))
+    except AdtError:
+        raise
     except (OSError, ValueError) as error:
         raise AdtError(f"{file} is not readable JSON ({error}); download it again.") from error
     if not isinstance(value, dict):
         raise AdtError(f"{file} is not a JSON object; download it again.")
     return value
+
+
+def refuse_damage(file: Path) -> None:
+    """AdtError if a file is a Git LFS pointer, or was cut short in a way that can be seen."""
+    said = mistaken.damage(file) if file.is_file() else ""
+    if said:
+        raise AdtError(f"{file} {said}.")
 
 
 class Stored(NamedTuple):
@@ -109,8 +149,14 @@ class Checkpoint:
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
         in_folder = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
         files = [path] if path.is_file() else in_folder
+        known = mistaken.layout(path) if path.is_file() else ""
+        if known:
+            raise AdtError(f"{path} {known}.")
         self._check_shards(files)
         if not files:
+            known = mistaken.layout(path)
+            if known:
+                raise AdtError(f"{path} {known}.")
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
             raise AdtError(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
@@ -121,15 +167,26 @@ class Checkpoint:
         """Add the tensors of another file whose names begin with one of ``only``, as ``prefix`` + name."""
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
+        refuse_damage(file)
         stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
         self.files.append(file)
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
 
     def beside(self, patterns: tuple[str, ...]) -> Path | None:
         """The first file or folder that one of ``patterns`` finds in the checkpoint's folder, then in the one above."""
-        folders = (self.folder, self.folder.parent)
+        folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         found = (match for folder in folders for pattern in patterns for match in sorted(folder.glob(pattern)))
         return next(found, None)
+
+    @property
+    def name(self) -> str:
+        """What people call it: the name of its folder or file, or of its repository in Hugging Face's cache."""
+        return name_of(self.path)
+
+    @property
+    def home(self) -> Path:
+        """The folder that it lies in, among other models."""
+        return home_of(self.path)
 
     @property
     def names(self) -> KeysView[str]:
@@ -159,6 +216,12 @@ class Checkpoint:
             missing = ", ".join(sorted(set(listed.values()) - {file.name for file in files}))
             if missing:
                 raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
+        found = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
+        wanted = {f"{m[1]}{i:0{len(m[2])}}-of-{m[3]}{m[4]}" for m in found.values() for i in range(1, int(m[3]) + 1)}
+        absent = sorted(wanted - found.keys())
+        if self.path.is_dir() and absent:
+            shown = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
+            raise AdtError(f"{self.path} lacks {shown}; download the missing files.")
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

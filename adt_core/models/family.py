@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from .checkpoint import Checkpoint, Entry
+from .downloads import Download, Published
 from .target import Prompter, PublishedSampling, Target
 
 
@@ -15,18 +17,15 @@ def model_type(config: dict) -> str:
     return str(config.get("model_type")).lower()
 
 
-class Published(NamedTuple):
-    """A published checkpoint, or several alike: a row of the table in docs/models.md, in Markdown.
+class Remedy(NamedTuple):
+    """What to do if tensors are missing, and the download that it takes."""
 
-    source: where it is on Hugging Face. files: what to put into ``models/ar_image``. pixels: per side of its images.
-    memory: with weights in bfloat16 / int8.
-    """
+    said: str
+    download: Download
 
-    model: str
-    source: str
-    files: str
-    pixels: str
-    memory: str
+    def order(self, home: Path) -> str:
+        """The end of a sentence. home: the folder of the models."""
+        return f"{self.said}: run `{self.download.command(home)}`"
 
 
 class Family(NamedTuple):
@@ -38,10 +37,11 @@ class Family(NamedTuple):
     entries: where the target's parameters come from.
     prompter: what reads its prompts. Like ``skeleton`` it raises AdtError if something is missing or makes no sense.
     unneeded: how the names of tensors begin that drawing does not need.
-    remedies: what to do if tensors are missing, by how their names begin.
+    remedies: by how the names of missing tensors begin.
     sampling: how its authors draw.
     single_files: glob patterns of weights files that are models without a config.json.
     search: words that find the loader node.
+    published: its models.
     """
 
     name: str
@@ -51,8 +51,12 @@ class Family(NamedTuple):
     entries: Callable[[Target, Checkpoint], list[Entry]]
     prompter: Callable[[Target, Checkpoint], Prompter]
     unneeded: tuple[str, ...] = ()
-    remedies: Mapping[str, str] = MappingProxyType({})
+    remedies: Mapping[str, Remedy] = MappingProxyType({})
     sampling: PublishedSampling = PublishedSampling()
     single_files: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
+
+    def orders(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """What to do if tensors of a checkpoint are missing, by how their names begin."""
+        return {prefix: remedy.order(checkpoint.home) for prefix, remedy in self.remedies.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,11 +14,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..errors import AdtError
-from .checkpoint import Checkpoint, Entry, same, transposed
+from .checkpoint import Checkpoint, Entry, refuse_damage, same, transposed
 from .config import DecoderConfig
 from .fields import number, section, whole_number
 from .layers import Decoder, Layer
 from .quantised import store
+
+_SHORT_PROMPT, _LONG_PROMPT = 64, 1024
+"""Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""
+_TOKENIZERS = "text_tokenizer.json", "tokenizer.json"
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
@@ -43,6 +48,15 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
         "max_positions": size("max_position_embeddings", default=4096),
     }
     return DecoderConfig(**found | changes)
+
+
+def with_room(config: DecoderConfig, tokens: int) -> DecoderConfig:
+    """The same with positions for an image of so many tokens, and its prompt.
+
+    Some published configurations state fewer positions than their images have. Rotations are computed for any number.
+    """
+    short = config.max_positions < tokens + _SHORT_PROMPT
+    return replace(config, max_positions=tokens + _LONG_PROMPT) if short else config
 
 
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
@@ -144,12 +158,17 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     return [ids[code] for code in range(len(ids))]
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Does a checkpoint folder hold a tokenizer?"""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint folder. AdtError if there is none."""
-    files = [folder / "text_tokenizer.json", folder / "tokenizer.json"]
-    file = next(filter(Path.is_file, files), None)
+    file = next(filter(Path.is_file, (folder / name for name in _TOKENIZERS)), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
+    refuse_damage(file)
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the tokenizers library raises bare Exception

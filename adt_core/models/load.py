@@ -8,10 +8,12 @@ from pathlib import Path
 
 import torch
 
-from ..errors import AdtError
-from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, resolve
+from ..errors import AdtError, shown
+from . import mistaken
+from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, home_of, name_of, resolve
+from .downloads import PLACE, Published
 from .families import chameleon, emu3, janus, llamagen, lumina
-from .family import Family, Published
+from .family import Family
 from .quantised import quantise
 from .target import PublishedSampling, Target
 
@@ -27,12 +29,18 @@ FAMILIES: list[Family] = [
 
 def family_of(checkpoint: Checkpoint) -> Family:
     """The family of a target's checkpoint. AdtError if it is of none."""
+    known = mistaken.kind(checkpoint.config, checkpoint.names)
+    if known:
+        raise AdtError(f"{checkpoint.path} {known}.")
     for family in reversed(FAMILIES):
         if family.recognises(checkpoint.config, checkpoint.names):
             return family
-    kind = checkpoint.config.get("model_type")
-    what = f"is of the family {kind!r}" if kind else "has no config.json that names its family"
-    raise AdtError(f"{checkpoint.path} {what}; this version reads {', '.join(family.name for family in FAMILIES)}.")
+    titles = ", ".join(family.title for family in FAMILIES)
+    if not checkpoint.config:
+        remedy = "download the whole repository and not its weights alone"
+        raise AdtError(f"{checkpoint.path} has no config.json that names its family; {remedy}, of {titles}.")
+    kind = shown(checkpoint.config.get("model_type"))
+    raise AdtError(f"{checkpoint.path} is of the family {kind}; this version reads {titles}.")
 
 
 def names_target(config: dict) -> bool:
@@ -47,9 +55,37 @@ def is_target_file(name: str) -> bool:
 
 def published_sampling(path: str | Path) -> PublishedSampling:
     """How the authors of a target draw with it, without loading it: its ``published``. AdtError if it can't be read."""
-    if str(path) == BUNDLED:
-        return PublishedSampling()
-    return family_of(Checkpoint(resolve(path, "target"))).sampling
+    return PublishedSampling() if str(path) == BUNDLED else family_of(open_checkpoint(path)).sampling
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """The checkpoint of a target. AdtError if it can't be read; of a published one it says how to get it."""
+    try:
+        return Checkpoint(resolve(path, "target"))
+    except AdtError as error:
+        row = find_published(name_of(Path(path)))
+        if row is None:
+            raise
+        raise AdtError(
+            f"{str(error).removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
+        ) from error
+
+
+def find_drafter(model: str | Path) -> Path | None:
+    """The published drafter of a target, where its folder lies beside the target or in ``ar_image_drafters``."""
+    path = Path(model).expanduser().absolute()
+    row, home = find_published(name_of(path)), home_of(path)
+    if row is None or row.drafter is None:
+        return None
+    name, organisation = row.drafter.folder, row.drafter.repository.partition("/")[0]
+    homes = home, home.parent / "ar_image_drafters", home.parent.parent / "ar_image_drafters"
+    places = (home / place for home in homes for place in (name, f"{organisation}/{name}"))
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def find_published(name: str) -> Published | None:
+    """The published model whose folder or file has this name."""
+    return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
 
 
 def published() -> list[Published]:
@@ -59,8 +95,25 @@ def published() -> list[Published]:
 
 def models_table() -> str:
     """The table of docs/models.md, in Markdown."""
-    head = ("model", "download from Hugging Face", "into `models/ar_image`", "pixels", "memory bf16 / int8")
-    return _table(head, published())
+    head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8")
+    return _table(head, map(_row, published()))
+
+
+def _row(row: Published) -> tuple[str, ...]:
+    if not row.downloads:
+        return row.name, "comes with the pack", "", "", row.pixels, row.memory
+    own, *others = row.downloads
+    files = f" ({', '.join(f'`{file}`' for file in own.files)})" if own.files else ""
+    more = [f"`{one.repository}`{' (`tokenizer.json`)' if 'tokenizer.json' in one.files[:1] else ''}" for one in others]
+    source = ", ".join([f"`{own.repository}`{files}", *more])
+    return f"`{row.name}`", source, own.size, own.licence, row.pixels, row.memory
+
+
+def commands_list() -> str:
+    """What downloads each model, for docs/models.md."""
+    rows = [row for row in published() if row.downloads]
+    blocks = [[f"# {row.name}", *(one.command(PLACE) for one in row.downloads)] for row in rows]
+    return "\n".join(f"    {line}" for block in blocks for line in block)
 
 
 def sampling_table() -> str:
@@ -93,11 +146,11 @@ def load_target(
     and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
     loaded inside it.
     """
-    checkpoint = Checkpoint(resolve(path, "target"))
+    checkpoint = open_checkpoint(path)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
-    check_entries(family.entries(target, checkpoint), checkpoint, family.remedies)
+    check_entries(family.entries(target, checkpoint), checkpoint, family.orders(checkpoint))
     image_ids = target.decoder.image_ids  # a buffer, which to_empty would leave without its values
     target.decoder.set_dtype(dtype)
     target.decoder.exact = exact

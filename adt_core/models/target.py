@@ -22,12 +22,12 @@ class Prompt(list[int]):
     """Token ids of one row of a prompt; the last one begins the image.
 
     features: [n, h], read instead of the ids by a model with a text encoder; the ids then only fill a drafter's input.
-    hidden: how many tokens at the beginning nothing attends to.
+    hidden: how many tokens at the beginning nothing attends to. note: a sentence for who wrote the text, or "".
     """
 
-    def __init__(self, ids: Iterable[int] = (), features: Tensor | None = None, hidden: int = 0):
+    def __init__(self, ids: Iterable[int] = (), features: Tensor | None = None, hidden: int = 0, note: str = ""):
         super().__init__(ids)
-        self.features, self.hidden = features, hidden
+        self.features, self.hidden, self.note = features, hidden, note
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> Prompt:
         """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""
@@ -73,9 +73,9 @@ class Prompter:
         """The conditional row of a text. AdtError if it is empty or too long."""
         raise NotImplementedError
 
-    def check(self, text: str, grid: tuple[int, int]) -> None:
-        """Raises AdtError where ``encode`` would."""
-        self.encode(text, grid)
+    def check(self, text: str, grid: tuple[int, int]) -> str:
+        """The note that ``encode`` would make of a text; raises AdtError where that would."""
+        return self.encode(text, grid).note
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         """The row without text that guidance pushes ``prompt`` away from."""
@@ -146,9 +146,9 @@ class Target:
         """Pixels per side of a cell."""
         return self.codec.downsample
 
-    def check_prompt(self, text: str) -> None:
-        """Raises AdtError for a text that is empty or too long. A text encoder does not work."""
-        self.prompter.check(text, self.grid)
+    def check_prompt(self, text: str) -> str:
+        """A sentence for who wrote the text, or "". AdtError if it is empty or too long. No text encoder works."""
+        return self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> Prompt:
         """The conditional row of a text. AdtError if it is empty or too long."""

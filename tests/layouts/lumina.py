@@ -20,12 +20,12 @@ from tests.tiny import write_tiny_checkpoint
 SIZE_TOKENS = 25  # reserved08800 ... reserved08824: up to 768 pixels
 
 
-def write_lumina(folder: Path, *, shards: int = 2, **shape) -> Path:
+def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKENS, **shape) -> Path:
     """A target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it."""
     write_tiny_checkpoint(folder, **{"codes": 40, "resolution": 64, "max_positions": 3000, "downsample": 16, **shape})
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     vocabulary = config["vocabulary_map"]
-    for name in ["<reserved08799>", *(f"<reserved{8800 + n:05}>" for n in range(SIZE_TOKENS))]:
+    for name in ["<reserved08799>", *(f"<reserved{8800 + n:05}>" for n in range(size_tokens))]:
         vocabulary[name] = len(vocabulary)
     generator, added = torch.Generator().manual_seed(9), len(vocabulary) - config["vocab_size"]
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

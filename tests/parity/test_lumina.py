@@ -34,7 +34,7 @@ def reference(folder):
 
 def test_logits_of_prompt_and_rows(tmp_path):
     """Both guidance rows, the image's first two rows with their ends."""
-    folder = write_lumina(tmp_path / "Lumina-mGPT-tiny", kv_heads=2)
+    folder = write_lumina(tmp_path / "Lumina-mGPT-768-tiny", kv_heads=2)
     target = load_target(folder).sized(96, 64)
     decoder, model = target.decoder, reference(folder)
     prompt = target.encode_prompt("a cat")
@@ -55,7 +55,7 @@ def test_logits_of_prompt_and_rows(tmp_path):
 
 def test_an_image_is_what_the_reference_loop_draws(tmp_path):
     """Greedy with guidance, one token after another through transformers, the row ends put in by hand."""
-    folder = write_lumina(tmp_path / "Lumina-mGPT-tiny", scale=3.0)
+    folder = write_lumina(tmp_path / "Lumina-mGPT-768-tiny", scale=3.0)
     target = load_target(folder).sized(64, 64)
     model, ids = reference(folder), target.decoder.image_ids
     decoding = Decoding(

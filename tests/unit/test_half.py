@@ -84,7 +84,7 @@ def _llamagen(folder, dtype):
 
 
 FAMILIES = {
-    "lumina": lambda folder, dtype: load_target(write_lumina(folder / "Lumina-mGPT", scale=3.0), dtype=dtype).sized(
+    "lumina": lambda folder, dtype: load_target(write_lumina(folder / "Lumina-mGPT-768", scale=3.0), dtype=dtype).sized(
         96, 64
     ),
     "emu3": lambda folder, dtype: load_target(write_emu3(folder / "emu3"), dtype=dtype).sized(48, 40),

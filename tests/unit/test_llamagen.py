@@ -145,12 +145,21 @@ def test_the_unconditional_row_is_hidden_where_the_caption_is(target):
     [
         (" ", "prompt is empty"),
         ("狐狸", "describe the picture in English"),
-        ("fox " * 40, "160 tokens long.*room for 120"),
     ],
 )
 def test_prompts_that_it_cannot_read(target, text, reason):
     with pytest.raises(AdtError, match=reason):
         target.encode_prompt(text)
+
+
+def test_a_long_caption_is_cut_as_in_training(target):
+    """Its first 119 tokens and the one that ends it; and whoever wrote it is told."""
+    cut = target.encode_prompt("fox " * 40)
+    whole = target.encode_prompt(("fox " * 40)[:119])
+    assert cut.note == (
+        "The prompt is 160 tokens long, and t2i_XL_stage1_256.pt reads 120: it ends at '" + " fox" * 10 + "'."
+    )
+    assert len(cut) == 120 and cut.hidden == 0 and torch.equal(cut.features, whole.features) and not whole.note
 
 
 # ---- what inspect says, and what is refused ------------------------------------------------

@@ -13,8 +13,8 @@ from tests.layouts.lumina import write_lumina
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("lumina")
-    write_lumina(home / "Lumina-mGPT-tiny", scale=3.0)
-    write_drafter(home / "network", load_target(home / "Lumina-mGPT-tiny"))
+    write_lumina(home / "Lumina-mGPT-768-tiny", scale=3.0)
+    write_drafter(home / "network", load_target(home / "Lumina-mGPT-768-tiny"))
     share_norms(home / "network")
     return home
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def target(folder):
     """Its folder says no size, so it would draw 768 pixels; 96 x 64 is quicker."""
-    return load_target(folder / "Lumina-mGPT-tiny", dtype=torch.float64).sized(96, 64)
+    return load_target(folder / "Lumina-mGPT-768-tiny", dtype=torch.float64).sized(96, 64)
 
 
 def share_norms(folder):
@@ -92,19 +92,19 @@ def test_the_prompt_names_the_size(target):
     ],
 )
 def test_sizes_that_it_cannot_draw(folder, size, reason):
-    target = load_target(folder / "Lumina-mGPT-tiny")
+    target = load_target(folder / "Lumina-mGPT-768-tiny")
     with pytest.raises(AdtError, match=rf"size is {size[0]}x{size[1]}.*{reason}"):
         target.sized(*size)
 
 
 def test_the_codec_may_lie_beside_the_checkpoint(folder, tmp_path):
-    alone = write_lumina(tmp_path / "alone" / "Lumina-mGPT-tiny")
+    alone = write_lumina(tmp_path / "alone" / "Lumina-mGPT-768-tiny")
     (alone.parent / "vqgan.ckpt").unlink()
     with pytest.raises(AdtError, match=r"lacks the tensor 'model.vqmodel.decoder.*put vqgan.ckpt"):
         load_target(alone)
     (found,) = inspect(str(alone))
     assert "vqgan.ckpt" in found["to_do"][0] and found["left_over"] == []
-    (found,) = inspect(str(folder / "Lumina-mGPT-tiny"))
+    (found,) = inspect(str(folder / "Lumina-mGPT-768-tiny"))
     assert (
         found["family"] == "lumina-mgpt"
         and found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []

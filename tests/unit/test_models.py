@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from adt_core.models import load
+from adt_core.models.downloads import Download, Published
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,12 +39,12 @@ def test_files_that_are_models_by_themselves(name, expected):
 
 def test_a_new_family_is_one_line(monkeypatch):
     """Of several that recognise a checkpoint, the last of the table has it."""
-    row = load.Published("New-1B", "`somebody/New-1B`", "the folder", "256", "2.0 / 1.0 GiB")
+    row = Published("New-1B", (Download("somebody/New-1B", "2 GB", "MIT", "New-1B"),), "256", "2.0 / 1.0 GiB")
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
     assert not load.names_target({"new": 1})
     monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
     assert load.names_target({"new": 1}) and load.published()[-1] == row
-    assert load.models_table().endswith("| New-1B | `somebody/New-1B` | the folder | 256 | 2.0 / 1.0 GiB |")
+    assert load.models_table().endswith("| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 / 1.0 GiB |")
 
 
 def test_the_docs_have_the_table():

@@ -16,6 +16,7 @@ from adt_core.app.jobs import Job
 from adt_core.drafter_training import drafter
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
+from adt_core.policies import PLAIN, Drafting
 from tests.layouts.emu3 import write_emu3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +128,7 @@ def test_a_batch_with_a_suffix_has_a_folder_of_its_own(emu3):
 
 def test_a_negative_prompt_gets_no_suffix(emu3):
     target = load_target(emu3, dtype=torch.float64).sized(32, 32)
-    rows = Job(target, negative="fog", suffix=SUFFIX).decoding(["a cat"])._task.prompts
+    rows = Job(target, drafting=Drafting(PLAIN), negative="fog", suffix=SUFFIX).decoding(["a cat"])._task.prompts
     assert rows == [target.encode_prompt(f"a cat{SUFFIX}"), target.encode_prompt("fog")]
 
 

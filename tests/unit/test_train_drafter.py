@@ -323,7 +323,7 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
 def write_family(name, folder):
     """A tiny target of a family, small enough to train on; the options that it needs."""
     if name == "lumina-mgpt":
-        return write_lumina(folder / "Lumina-mGPT-tiny"), {"size": "64x64"}
+        return write_lumina(folder / "Lumina-mGPT-768-tiny"), {"size": "64x64"}
     if name == "janus":
         return write_janus(folder / "janus"), {}
     if name == "emu3":

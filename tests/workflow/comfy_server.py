@@ -152,7 +152,7 @@ class Failed(Exception):
 
     def __init__(self, kind: str, data: dict):
         super().__init__(f"{kind}: {data.get('node_type')}: {data.get('exception_message')}")
-        self.kind, self.node_type = kind, data.get("node_type")
+        self.kind, self.node_type, self.data = kind, data.get("node_type"), data
         self.message = (data.get("exception_message") or "").strip()
 
 

@@ -41,11 +41,13 @@ def workflow():
 
 @pytest.fixture
 def graph(workflow, object_info):
-    """The shipped workflow as a prompt whose nodes can be reached by type.
+    """The shipped workflow as a prompt whose nodes can be reached by type. Its numbers are custom, so that tests may set
+    them.
 
     It saves under a new name, because the older version does not name the files of an output that it has cached.
     """
-    return Graph(to_prompt(workflow, object_info)).set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    prompt = Graph(to_prompt(workflow, object_info)).set("ADTTreeSampler", preset="custom")
+    return prompt.set("SaveImage", filename_prefix=uuid.uuid4().hex)
 
 
 @pytest.fixture(scope="session")

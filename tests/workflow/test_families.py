@@ -11,7 +11,7 @@ from test_run import images
 
 # What ComfyUI's own folder shows, the size of its images, and the size to ask for.
 FAMILIES = {
-    "Lumina-mGPT-tiny": ((768, 768), (96, 64)),
+    "Lumina-mGPT-768-tiny": ((768, 768), (96, 64)),
     "t2i_XL_stage1_256.pt": ((256, 256), None),
     "janus-tiny": ((64, 64), None),
     "emu3-tiny": ((720, 720), (48, 40)),
@@ -31,7 +31,7 @@ def families(release, tmp_path_factory):
         from tests.layouts.llamagen import write_upstream
         from tests.layouts.lumina import write_lumina
 
-        write_lumina(folder / "Lumina-mGPT-tiny")
+        write_lumina(folder / "Lumina-mGPT-768-tiny")
         write_upstream(folder)
         write_janus(folder / "janus-tiny")
         write_emu3(folder / "emu3-tiny", max_positions=9000)
@@ -50,7 +50,9 @@ def family_graph(families, workflow):
 def test_all_of_them_are_listed_and_nothing_else(families):
     """Not the text encoder, nor the codecs, that lie in the same folder."""
     _, options = families.get("/object_info")["ADTTreeModelLoader"]["input"]["required"]["model"]
-    assert sorted(options["options"]) == sorted(["bundled", *FAMILIES])
+    there = [name for name in options["options"] if not name.endswith(" (not installed)")]
+    assert sorted(there) == sorted(["bundled", *FAMILIES]) and there == options["options"][: len(there)]
+    assert "t2i_XL_stage1_256.pt (not installed)" not in options["options"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

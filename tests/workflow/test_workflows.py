@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comfy_server import ROOT
+from comfy_server import ROOT, Refused
 from convert import Graph, to_prompt
 from PIL import Image
 from safetensors.torch import save_file
 from test_run import images
+
+from adt_core.models.downloads import PLACE
+from adt_core.models.load import FAMILIES, find_published
 
 FOLDER = ROOT / "workflows"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -22,6 +25,8 @@ TO_INSTALL = {
     "anole_7b": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
     "lumina_mgpt": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
     "llamagen": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
+    "janus_pro": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
+    "emu3": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),
     "upscale_with_model": ("UpscaleModelLoader", "model_name", "RealESRGAN_x4plus.safetensors"),
 }
 """Workflows that need a model which does not come with the pack: the node that loads it, its input, the value there."""
@@ -82,6 +87,41 @@ def test_what_it_needs_is_what_it_names(name):
     assert [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == node] == [value]
     (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
     assert value in note or "models/upscale_models" in note, "the note says where it goes"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
+def test_a_template_without_its_model_says_what_to_download(name, comfy, graph_of):
+    """When it is opened, in its note; when it is run, before anything else happens; and where the list's mark is
+    chosen."""
+    row = find_published(TO_INSTALL[name][2])
+    (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
+    assert all(f"\n{one.command(PLACE)}\n" in note for one in row.downloads)
+    assert row.drafter is None or row.drafter.command(Path("models/ar_image_drafters")) in note
+    for chosen in (row.name, f"{row.name} (not installed)"):
+        with pytest.raises(Refused) as refused:
+            comfy.queue(graph_of(name).set("ADTTreeModelLoader", model=chosen).prompt)
+        said = " ".join(refused.value.details)
+        assert f"'{row.name}' is not installed" in said and "press R" in said
+        for one in row.downloads:
+            assert f"`{one.command(comfy.base / 'models' / 'ar_image')}`" in said
+            assert one.size in said and one.licence in said
+        assert row.libraries in said
+
+
+def test_every_family_has_a_template():
+    shown = {find_published(value) for node, _, value in TO_INSTALL.values() if node == "ADTTreeModelLoader"}
+    assert all(shown.intersection(family.published) for family in FAMILIES)
+
+
+def test_models_of_one_file_are_for_comfyuis_own_dialogue():
+    """It knows them by the value of a widget, so it can't serve models that are folders."""
+    found = {}
+    for name in NAMES:
+        for node in read(name)["nodes"]:
+            for model in node["properties"].get("models", []):
+                found[name] = model
+                assert model["name"] in node["widgets_values"] and model["url"].endswith(model["name"])
+    assert {name: model["directory"] for name, model in found.items()} == {"upscale_with_model": "upscale_models"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,17 +12,24 @@ import torch
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, whole
-from ..family import Family, Published, model_type
+from ..downloads import ANOLE, ANOLE_DRAFTER, CHAMELEON_CODEC, Published
+from ..family import Family, Remedy, model_type
 from ..fields import section
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 
 BOS, SEPARATOR, BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
 CODEC = "model.vqmodel."
-_CODEC_FILES = ("vqgan.ckpt", "vqgan.safetensors", "*vqvae*/model.safetensors", "chameleon/tokenizer/vqgan.ckpt")
+_CODEC_FILES = (
+    "vqgan.ckpt",
+    "vqgan.safetensors",
+    "*vqvae*/model.safetensors",
+    "*vqvae*/snapshots/*/model.safetensors",
+    "chameleon/tokenizer/vqgan.ckpt",
+)
 
 
 def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
@@ -62,11 +69,12 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE, *named))
     config, codes = decoder_config(checkpoint.config, checkpoint.path), image_token_ids(vocabulary)
     row_end = [vocabulary[name] for name in named[:1]]
+    config = with_room(config, cells * (cells + len(row_end)))
     decoder = Decoder(config, torch.tensor(codes + row_end, device="cpu"), len(codes))
     file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
     if file is not None:
         checkpoint.add(file, CODEC)
-    return Target(checkpoint.path.name, family, decoder, codec, (cells, cells), row_end=bool(row_end))
+    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end))
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
@@ -84,11 +92,11 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 
 UNNEEDED = (f"{CODEC}loss.",)
-REMEDIES = {CODEC: "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it"}
-_BESIDE = "if it holds no image decoder, `vqgan.ckpt` of Chameleon or the folder `Anole-7b-v0.1-vqvae-hf` beside it"
+_PUT = "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it"
+REMEDIES = {CODEC: Remedy(_PUT, CHAMELEON_CODEC)}
 _PUBLISHED = (
-    Published("bundled", "comes with the pack", "", "128", "0.1 GB in float32"),
-    Published("Anole-7B", "`leloy/Anole-7b-v0.1-hf`", f"the folder; {_BESIDE}", "512", "14.1 / 8.0 GiB"),
+    Published("bundled", (), "128", "0.1 GB in float32"),
+    Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", "14.1 / 8.0 GiB", ANOLE_DRAFTER),
 )
 FAMILY = Family(
     "chameleon",

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, same
-from ..family import Family, Published, model_type
+from ..downloads import EMU3, Published
+from ..family import Family, model_type
 from ..fields import Source, section, switch, whole_number, whole_numbers
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary
+from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
@@ -121,6 +122,9 @@ def _codec_fields(values: dict, source: Source) -> dict:
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
     source = checkpoint.path
+    if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
+        remedy = f"take BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
+        raise AdtError(f"{source} is Emu3 in BAAI's own layout, which this version can't read; {remedy}.")
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
@@ -128,9 +132,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if len(codes) != len(codec.codebook):
         problem = f"names {len(codes)} image tokens, but its vq_config {len(codec.codebook)} codes"
         raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
-    decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))
     cells = _PIXELS // codec.downsample
-    return Target(source.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True)
+    config = with_room(config, cells * (cells + 1))
+    decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
@@ -150,8 +155,7 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
     return model_type(config) == "emu3"
 
 
-_SIZE = "720, or as many in another shape"
-_GEN = Published("Emu3-Gen", "`BAAI/Emu3-Gen-hf`", "the folder", _SIZE, "17.9 / 11.4 GiB")
+_GEN = Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "17.9 / 11.4 GiB")
 FAMILY = Family(
     "emu3",
     "Emu3-Gen",

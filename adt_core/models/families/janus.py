@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, Entry, same
-from ..family import Family, Published, model_type
+from ..downloads import Published, janus
+from ..family import Family, model_type
 from ..fields import section, whole_number
 from ..layers import Decoder
-from ..layout import body_entries, decoder_config
+from ..layout import body_entries, decoder_config, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -96,9 +97,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     words, codes = size(text, "vocab_size"), size(drawing, "num_embeddings")
     head_width = size(drawing, "projection_dim", default=2048)
     config = decoder_config(text, checkpoint.path, vocab_size=words + codes, qk_norm=False, head_width=head_width)
-    decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
     codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}, checkpoint.path))
-    return Target(checkpoint.path.name, FAMILY.name, decoder, codec, (codec.config.cells, codec.config.cells))
+    config = with_room(config, codec.config.cells**2)
+    decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, (codec.config.cells, codec.config.cells))
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
@@ -144,8 +146,8 @@ _UNDERSTANDING = (
     "language_model.lm_head.",
     "gen_vision_model.quantize.codebook_used",
 )
-_SOURCE = "`deepseek-community/Janus-Pro-1B`, or `deepseek-ai/Janus-Pro-1B`; `-7B`"
-_PRO = Published("Janus-Pro-1B, -7B", _SOURCE, "the folder", "384", "3.4, 13.4 / 2.3, 7.8 GiB")
+_MEMORY = {"1B": "3.4 / 2.3 GiB", "7B": "13.4 / 7.8 GiB"}
+_PUBLISHED = tuple(Published(janus(size).folder, (janus(size),), "384", memory) for size, memory in _MEMORY.items())
 FAMILY = Family(
     "janus",
     "Janus-Pro",
@@ -156,5 +158,5 @@ FAMILY = Family(
     _UNDERSTANDING,
     sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
-    published=(_PRO,),
+    published=_PUBLISHED,
 )

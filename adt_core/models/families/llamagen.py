@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from ...errors import AdtError, shown
 from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
-from ..family import Family, Published
+from ..downloads import FLAN_T5_XL, LLAMAGEN_CODEC, LLAMAGEN_DRAFTERS, Published, llamagen
+from ..family import Family, Remedy
 from ..fields import number, whole_number, word
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, load_tokenizer
-from ..prompter import check_length, stripped
+from ..prompter import stripped
 from ..target import Prompt, Prompter, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 from . import llamagen_captions as captions
@@ -44,7 +45,10 @@ FILLER = 0
 """Id that a drafter pairs the features of the caption with."""
 CODEC, T5, EMBEDDER = "codec.", "t5.", "cls_embedding."
 _CODEC_FILES = ("vq_ds16_t2i.pt", "vq_ds16_t2i.safetensors")
-_T5_FILES = tuple(f"{folder}flan-t5-xl/config.json" for folder in ("", "google--", "google/", "t5-ckpt/", "t5/"))
+_T5_FILES = (
+    *(f"{folder}flan-t5-xl/config.json" for folder in ("", "google--", "google/", "t5-ckpt/", "t5/")),
+    "models--google--flan-t5-xl/snapshots/*/config.json",
+)
 _FLAN_T5_XL = {
     "d_model": 2048,
     "d_kv": 64,
@@ -130,16 +134,28 @@ class LlamaGenPrompter(Prompter):
         self._features = lru_cache(_REMEMBERED)(self._encode)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
+        ids, note = self._read(text)
+        hidden = CAPTION - len(ids)
+        _ = self._nothing  # while the encoder is at hand
+        return Prompt([FILLER] * CAPTION, F.pad(self._features(ids), (0, 0, hidden, 0)), hidden, note)
+
+    def check(self, text: str, grid: tuple[int, int]) -> str:
+        return self._read(text)[1]
+
+    def _read(self, text: str) -> tuple[tuple[int, ...], str]:
+        """The tokens of a caption, and a note if not all of it is read."""
         text = stripped(text)
         cleaned = captions.clean(text)
         if not cleaned:
             dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
             raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
-        ids = self.tokenizer.encode(cleaned).ids
-        check_length(ids, CAPTION, self.name)
-        hidden = CAPTION - len(ids)
-        _ = self._nothing  # while the encoder is at hand
-        return Prompt([FILLER] * CAPTION, F.pad(self._features(tuple(ids)), (0, 0, hidden, 0)), hidden)
+        read = self.tokenizer.encode(cleaned)
+        ids, note = read.ids, ""
+        if len(ids) > CAPTION:  # as in training: the beginning, and the token that ends every caption
+            last = cleaned[: read.offsets[CAPTION - 2][1]][-40:]
+            note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
+            ids = [*ids[: CAPTION - 1], ids[-1]]
+        return tuple(ids), note
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
@@ -173,7 +189,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     encoder = CaptionEncoder(said, source, config.hidden_size)
     decoder = Decoder(config, torch.arange(config.vocab_size, device="cpu"))
     vq = VQModel(_vq_config(checkpoint, side, config.vocab_size))
-    return Target(checkpoint.path.name, FAMILY.name, decoder, vq, (side, side), text_encoder=encoder)
+    return Target(checkpoint.name, FAMILY.name, decoder, vq, (side, side), text_encoder=encoder)
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
@@ -186,7 +202,7 @@ def _side(checkpoint: Checkpoint) -> int:
     block = checkpoint.config.get("block_size")
     if type(block) is int and block > 0 and math.isqrt(block) ** 2 == block:
         return math.isqrt(block)
-    sizes = {int(n) for n in re.findall(r"(?<!\d)(?:256|512)(?!\d)", checkpoint.path.name)}
+    sizes = {int(n) for n in re.findall(r"(?<!\d)(?:256|512)(?!\d)", checkpoint.name)}
     if len(sizes) != 1:
         remedy = "name it as it was published, t2i_XL_stage1_256.pt or t2i_XL_stage2_512.pt"
         raise AdtError(f"{checkpoint.path} doesn't say how large its pictures are; {remedy}.")
@@ -263,7 +279,7 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     """What reads the prompts of a target. AdtError if T5, or what cleans captions, is missing."""
     t5 = checkpoint.beside(_T5_FILES)
     if t5 is None:
-        raise AdtError(f"{checkpoint.path} has no text encoder; {_REMEDIES[T5]}.")
+        raise AdtError(f"{checkpoint.path} has no text encoder; {_REMEDIES[T5].order(checkpoint.home)}.")
     captions.libraries()
     tokenizer = load_tokenizer(t5.parent)
     tokenizer.no_padding()
@@ -272,16 +288,25 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
 
 
 _REMEDIES = {
-    CODEC: "download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it",
-    T5: "download google/flan-t5-xl and put its folder, flan-t5-xl, beside it",
+    CODEC: Remedy("download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it", LLAMAGEN_CODEC),
+    T5: Remedy("download google/flan-t5-xl and put its folder, flan-t5-xl, beside it", FLAN_T5_XL),
 }
-_PUBLISHED = Published(
-    "LlamaGen, stage 1 and 2",
-    "`peizesun/llamagen_t2i` (`t2i_XL_stage1_256.pt`, `t2i_XL_stage2_512.pt`), or `jadohu/LlamaGen-T2I`, `-T2I-2`",
-    "the file or folder, with `vq_ds16_t2i.pt` and the folder `flan-t5-xl` (`google/flan-t5-xl`) beside it; "
-    "needs `pip install ftfy beautifulsoup4`",
-    "256, 512",
-    "4.1, 4.4 GiB / 3.5, 3.7 GiB",
+_STAGES = {
+    "t2i_XL_stage1_256.pt": 0,
+    "t2i_XL_stage2_512.pt": 1,
+    "LlamaGen-T2I": 0,
+    "LlamaGen-T2I-2": 1,
+}
+_PUBLISHED = tuple(
+    Published(
+        name,
+        (llamagen(name), LLAMAGEN_CODEC, FLAN_T5_XL),
+        ("256", "512")[stage],
+        ("4.1 / 3.5 GiB", "4.4 / 3.7 GiB")[stage],
+        LLAMAGEN_DRAFTERS[stage],
+        "pip install ftfy beautifulsoup4",
+    )
+    for name, stage in _STAGES.items()
 )
 FAMILY = Family(
     "llamagen",
@@ -295,5 +320,5 @@ FAMILY = Family(
     sampling=PublishedSampling(guidance=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),
-    published=(_PUBLISHED,),
+    published=_PUBLISHED,
 )

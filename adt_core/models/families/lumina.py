@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from ...errors import AdtError
 from ..checkpoint import Checkpoint
-from ..family import Family, Published
+from ..downloads import CHAMELEON_CODEC, LUMINA_DRAFTER, Download, Published, lumina, lumina_tokenizer
+from ..family import Family
 from ..fields import section
+from ..layout import has_tokenizer
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from .chameleon import BEGIN_IMAGE, REMEDIES, SEPARATOR, UNNEEDED, ChameleonPrompter, build, entries, is_chameleon
@@ -60,21 +63,39 @@ class LuminaPrompter(ChameleonPrompter):
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family. The name of its folder says its size in pixels; 768 if it does not."""
-    sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.path.name)
-    steps = max(map(int, sizes), default=768) // _PIXELS
+    """An empty target of the family. Nothing but its name says its size in pixels. AdtError if that does not."""
+    sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.name)
+    if len(set(sizes)) != 1:
+        remedy = "name its folder as it is published, such as Lumina-mGPT-7B-768"
+        raise AdtError(f"{checkpoint.path} doesn't say whether it draws 512, 768 or 1024 pixels; {remedy}.")
+    steps = int(sizes[0]) // _PIXELS
     stated = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
     codec = VQModel(VQConfig.from_dict(stated, checkpoint.path))
     return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, _size_token(steps)))
 
 
-_SOURCE, _OTHERS = "`Alpha-VLLM/Lumina-mGPT-7B", "or as many in another shape"
-_FILES = (
-    "the folder, with `vqgan.ckpt` of Chameleon beside it; the Omni folder lacks `tokenizer.json`: copy the other's"
-)
+def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
+    """What reads the prompts of a target. AdtError if its tokenizer is missing, which only one repository has."""
+    if not has_tokenizer(checkpoint.folder):
+        command = lumina_tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
+        remedy = f"take that of Lumina-mGPT-7B-768: run `{command}`"
+        raise AdtError(f"{checkpoint.folder} has no tokenizer.json, as most Lumina-mGPT are published; {remedy}.")
+    return LuminaPrompter.of(target, checkpoint)
+
+
+def _published(version: str, memory: str, drafter: Download | None = None) -> Published:
+    """A version, with the tokenizer if it lacks that, and the codec."""
+    own = lumina(version)
+    tokenizer = () if version == "768" else (lumina_tokenizer(own.folder),)
+    size = f"{version.removesuffix('-Omni')}, or as many in another shape"
+    return Published(own.folder, (own, *tokenizer, CHAMELEON_CODEC), size, memory, drafter)
+
+
 _PUBLISHED = (
-    Published("Lumina-mGPT-7B-768, -768-Omni", f"{_SOURCE}-768`", _FILES, f"768, {_OTHERS}", "15.4 / 9.3 GiB"),
-    Published("Lumina-mGPT-7B-1024", f"{_SOURCE}-1024`", "the same", f"1024, {_OTHERS}", "17.1 / 11.1 GiB"),
+    _published("512", "14.1 / 8.1 GiB"),
+    _published("768", "15.4 / 9.3 GiB", LUMINA_DRAFTER),
+    _published("768-Omni", "15.4 / 9.3 GiB"),
+    _published("1024", "17.1 / 11.1 GiB"),
 )
 FAMILY = Family(
     "lumina-mgpt",
@@ -82,7 +103,7 @@ FAMILY = Family(
     _recognises,
     skeleton,
     entries,
-    LuminaPrompter.of,
+    prompter,
     UNNEEDED,
     REMEDIES,
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),

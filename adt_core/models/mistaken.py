@@ -1,0 +1,54 @@
+"""What people take for a checkpoint and is none that can be read: what it is, and what to take instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from .downloads import ANOLE
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_ZIP = b"PK\x03\x04"
+_QUANTISED = (".absmax", ".quant_map", ".qweight", ".qzeros")
+"""Ends of the names of tensors that bitsandbytes, GPTQ and AWQ write."""
+_ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weights int8, make them small in memory"
+
+
+def damage(file: Path) -> str:
+    """If a file is a Git LFS pointer or the beginning of a zip file: that, and what to do; else ""."""
+    with file.open("rb") as opened:
+        first = opened.read(len(_POINTER))
+        if first == _POINTER:
+            return f"is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}"
+        size = opened.seek(0, 2)
+        opened.seek(max(0, size - 2**16))  # the end record may have a comment of so many bytes behind it
+        is_cut = first.startswith(_ZIP) and b"PK\x05\x06" not in opened.read()
+    return "is cut short; download it again" if is_cut else ""
+
+
+def layout(path: Path) -> str:
+    """If a path is a known kind of file, or a folder of one, that can't be read: that, and what to take; else ""."""
+    names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
+    if "model_index.json" in names:
+        return "is a folder of diffusers, which holds a diffusion model; take a visual autoregressive model"
+    if any(name.lower().endswith(".gguf") for name in names):
+        return "is GGUF, which this version can't read; take the repository with *.safetensors"
+    deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
+    if deeper or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
+        home = path.parent
+        return f"is in Meta's layout (consolidated.pth), as GAIR publishes Anole; run `{ANOLE.command(home)}` instead"
+    return ""
+
+
+def kind(config: dict, names: Collection[str]) -> str:
+    """If weights are of a kind that is no target in numbers that can be read: that, and what to take; else ""."""
+    if "fc.weight" in names and any(name.startswith("layers.0.") for name in names):
+        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to --drafter"
+        return f"is an EAGLE drafter and no model; {place}"
+    if "_class_name" in config:
+        return f"is a part of a diffusers model ({config['_class_name']}); take a visual autoregressive model"
+    quantised = config.get("quantization_config")
+    if quantised or any(name.endswith(_QUANTISED) for name in names):
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        return f"is quantised{f' by {how}' if how else ''}, which this version can't read; {_ORIGINAL}"
+    return ""

@@ -1,0 +1,266 @@
+"""What people read when a model is missing, half there, or no model at all: what it is, and what to run instead."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_core import AdtError, cli, load_target
+from adt_core.app import generation
+from adt_core.app.inspect import inspect
+from adt_core.models import load
+from adt_core.models.checkpoint import Checkpoint
+from adt_core.models.rotary import rope_tables
+from tests.layouts.emu3 import write_emu3
+from tests.layouts.lumina import write_lumina
+from tests.tiny import write_tiny_checkpoint
+
+TO_GET = [row for row in load.published() if row.downloads]
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4990000000\n"
+
+
+def said(path) -> str:
+    """What loading says; ``inspect`` says the same."""
+    with pytest.raises(AdtError) as raised:
+        load_target(path)
+    with pytest.raises(AdtError) as inspected:
+        inspect(str(path))
+    assert str(inspected.value) == str(raised.value)
+    return str(raised.value)
+
+
+def config_of(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+# ---- models that are not there ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", TO_GET, ids=lambda row: row.name)
+def test_a_published_model_that_is_not_there(row, tmp_path, capsys):
+    """Repository, files, size, licence, place: all in one sentence, with commands to copy."""
+    message = said(tmp_path / row.name)
+    for one in row.downloads:
+        place = f"--local-dir {(tmp_path / one.folder).as_posix()}`"
+        assert f"`hf download {one.repository} " in message and place in message
+        assert all(file in message for file in one.files)
+        assert one.size in message and one.licence in message
+    assert message.count("`hf download") == len(row.downloads) and row.libraries in message and len(message) < 1000
+    assert cli.main(["generate", "--model", str(tmp_path / row.name), "--prompt", "x", "--output", "x.png"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_every_family_can_be_downloaded():
+    assert all(any(row.downloads for row in family.published) for family in load.FAMILIES)
+    assert len({row.name for row in TO_GET}) == len(TO_GET)
+    assert {"Lumina-mGPT-7B-512", "Anole-7b-v0.1-hf", "Janus-Pro-1B", "Emu3-Gen-hf"} <= {row.name for row in TO_GET}
+
+
+def test_the_docs_have_the_commands():
+    """If it fails, put what ``load.commands_list()`` returns into docs/models.md."""
+    docs = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert load.commands_list() in docs
+    drafters = {row.drafter for row in TO_GET if row.drafter is not None}
+    assert all(f"| `{one.repository}` |" in docs and f"| {one.size} | {one.licence} |" in docs for one in drafters)
+
+
+def test_folders_with_a_space_can_be_copied_to_a_terminal():
+    assert TO_GET[0].downloads[0].command(Path("my models")).endswith('--local-dir "my models/Anole-7b-v0.1-hf"')
+
+
+def test_a_download_that_stopped_half_way_goes_on_with_the_same_command(tmp_path):
+    folder = write_emu3(tmp_path / "Emu3-Gen-hf")
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert "lacks model-00002-of-00002.safetensors" in said(folder)
+    assert f"run `hf download BAAI/Emu3-Gen-hf --local-dir {folder.as_posix()}`" in said(folder)
+
+
+@pytest.mark.parametrize("version", ["512", "768-Omni", "1024"])
+def test_lumina_without_a_tokenizer(tmp_path, version):
+    folder = write_lumina(tmp_path / f"Lumina-mGPT-7B-{version}", size_tokens=33)
+    (folder / "tokenizer.json").unlink()
+    command = f"hf download Alpha-VLLM/Lumina-mGPT-7B-768 tokenizer.json --local-dir {folder.as_posix()}"
+    with pytest.raises(AdtError, match="has no tokenizer.json.*take that of Lumina-mGPT-7B-768") as raised:
+        load_target(folder)
+    (found,) = inspect(str(folder))
+    assert command in str(raised.value) and command in found["to_do"][0]
+
+
+def test_lumina_without_its_codec(tmp_path):
+    folder = write_lumina(tmp_path / "models" / "Lumina-mGPT-7B-768")
+    (tmp_path / "models" / "vqgan.ckpt").unlink()
+    home = (tmp_path / "models" / "Anole-7b-v0.1-vqvae-hf").as_posix()
+    with pytest.raises(AdtError, match=f"run `hf download leloy/Anole-7b-v0.1-vqvae-hf --local-dir {home}`"):
+        load_target(folder)
+
+
+# ---- how large Lumina's images are -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lumina", "my-finetune", "Lumina-512-or-768"])
+def test_lumina_whose_name_says_no_size_is_not_guessed(tmp_path, name):
+    message = said(write_lumina(tmp_path / name))
+    assert "doesn't say whether it draws 512, 768 or 1024 pixels; name its folder as it is published" in message
+
+
+@pytest.mark.parametrize("size", [512, 768, 1024])
+def test_lumina_in_the_cache_of_hugging_face(tmp_path, size):
+    """The folder models--..., and its snapshots/<hash>."""
+    cache = tmp_path / f"models--Alpha-VLLM--Lumina-mGPT-7B-{size}"
+    write_lumina(cache / "snapshots" / "768abc", size_tokens=33)
+    (cache / "snapshots" / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
+    for path in (cache, cache / "snapshots" / "768abc"):
+        target = load_target(path)
+        assert target.name == f"Lumina-mGPT-7B-{size}" and target.grid == (size // 16, size // 16)
+
+
+def test_of_several_snapshots_the_one_that_is_named(tmp_path):
+    cache = tmp_path / "models--somebody--tiny"
+    for name, hidden in (("one", 32), ("two", 64)):
+        write_tiny_checkpoint(cache / "snapshots" / name, hidden=hidden)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("one")
+    assert load_target(cache).decoder.config.hidden_size == 32
+    shutil.rmtree(cache / "snapshots")
+    (cache / "snapshots").mkdir()
+    assert "without a finished download" in said(cache)
+
+
+# ---- what is no model ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_git_lfs_pointers(tmp_path, name):
+    folder = write_tiny_checkpoint(tmp_path / "target")
+    (folder / name).write_text(POINTER)
+    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):
+        load_target(folder)
+
+
+def test_a_bin_that_was_cut_short(tmp_path):
+    folder = write_tiny_checkpoint(tmp_path / "target")
+    whole = folder / "pytorch_model.bin"
+    torch.save(load_file(folder / "model.safetensors"), whole)
+    (folder / "model.safetensors").unlink()
+    load_target(folder)
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    assert "pytorch_model.bin is cut short; download it again" in said(folder)
+
+
+def test_emu3_in_its_authors_layout(tmp_path):
+    folder = write_emu3(tmp_path / "Emu3-Gen")
+    (folder / "config.json").write_text(json.dumps({"model_type": "Emu3", "architectures": ["Emu3ForCausalLM"]}))
+    command = f"hf download BAAI/Emu3-Gen-hf --local-dir {(tmp_path / 'Emu3-Gen-hf').as_posix()}"
+    assert "own layout" in said(folder) and command in said(folder)
+
+
+@pytest.mark.parametrize("how", ["bitsandbytes", "tensors alone"])
+def test_a_quantised_repository(tmp_path, how):
+    folder = write_tiny_checkpoint(tmp_path / "target")
+    if how == "bitsandbytes":
+        config_of(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+        assert "is quantised by bitsandbytes" in said(folder)
+    else:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.0.mlp.up_proj.weight.absmax"] = torch.ones(3)
+        save_file(tensors, folder / "model.safetensors")
+    assert "is quantised" in said(folder) and "take the original weights" in said(folder)
+
+
+@pytest.mark.parametrize("path", ["anole.gguf", ""])
+def test_gguf(tmp_path, path):
+    (tmp_path / "anole.gguf").write_bytes(b"GGUF")
+    assert "is GGUF" in said(tmp_path / path) and "*.safetensors" in said(tmp_path / path)
+
+
+@pytest.mark.parametrize("place, given", [("", ""), ("", "consolidated.pth"), ("models/7b", "")])
+def test_anole_in_metas_layout(tmp_path, place, given):
+    folder = tmp_path / "Anole-7b-v0.1"
+    (folder / place).mkdir(parents=True)
+    torch.save({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / place / "consolidated.pth")
+    assert "is in Meta's layout" in said(folder / given)
+    assert "hf download leloy/Anole-7b-v0.1-hf --local-dir" in said(folder / given)
+
+
+def test_a_drafter_chosen_as_model(tiny):
+    message = said_of_a_drafter(tiny / "drafter")
+    assert "is an EAGLE drafter and no model" in message and "Drafter Loader" in message and "--drafter" in message
+
+
+def said_of_a_drafter(path) -> str:
+    """What loading says; ``inspect`` can describe drafters."""
+    with pytest.raises(AdtError) as raised:
+        load_target(path)
+    assert inspect(str(path))[0]["role"] == "drafter"
+    return str(raised.value)
+
+
+def test_folders_of_diffusers(tmp_path):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    assert "is a folder of diffusers" in said(tmp_path)
+    part = write_tiny_checkpoint(tmp_path / "transformer")
+    (part / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}')
+    assert "is a part of a diffusers model (FluxTransformer2DModel)" in said(part)
+
+
+def test_shards_without_an_index_or_a_configuration(tmp_path):
+    folder = write_emu3(tmp_path / "target")
+    (folder / "model.safetensors.index.json").unlink()
+    load_target(folder)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    assert "lacks model-00001-of-00002.safetensors; download the missing files" in said(folder)
+    whole = write_emu3(tmp_path / "whole")
+    (whole / "config.json").unlink()
+    assert "has no config.json that names its family; download the whole repository" in said(whole)
+
+
+# ---- fewer positions than an image has -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("stated", [100, 3000])
+def test_a_configuration_with_too_few_positions(tmp_path, stated):
+    """Rotations are computed beyond them, as the authors' code does: they do not depend on what is stated."""
+    folders = [
+        write_lumina(tmp_path / name / "Lumina-768", max_positions=n) for name, n in (("a", stated), ("b", 5000))
+    ]
+    one, other = (load_target(folder, dtype=torch.float64) for folder in folders)
+    assert one.decoder.config.max_positions >= one.length + 64 and one.length == 48 * 49
+    tables = [rope_tables(target.decoder.config, target.decoder.embedding) for target in (one, other)]
+    count = min(len(table[0]) for table in tables)
+    assert count > one.length and all(torch.equal(a[:count], b[:count]) for a, b in zip(*tables))
+    assert len(one.encode_prompt("a red house")) + one.length < one.decoder.config.max_positions
+
+
+# ---- drafters that lie beside the model ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["ar_image", "ar_image_drafters", "ar_image_drafters/sihwanpark"])
+def test_a_published_drafter_is_found_by_itself(tmp_path, place):
+    model = tmp_path / "models" / "ar_image" / "Lumina-mGPT-7B-768"
+    drafter = tmp_path / "models" / place / "LANTERN-Lumina-mGPT-7B-768"
+    assert generation.default_drafter(str(model)) == "jacobi"
+    drafter.mkdir(parents=True)
+    (drafter / "config.json").write_text("{}")
+    assert generation.default_drafter(str(model)) == str(drafter)
+    cached = model.parent / "models--Alpha-VLLM--Lumina-mGPT-7B-768" / "snapshots" / "abc"
+    assert generation.default_drafter(str(cached)) == str(drafter)
+    assert generation.default_drafter(str(model.parent / "Lumina-mGPT-7B-1024")) == "jacobi"
+    assert generation.default_drafter("bundled") == "bundled"
+
+
+def test_luminas_published_drafter_has_the_layout_that_is_read(tmp_path):
+    """One Chameleon layer whose norms have one row, config.json that of the model with another number of layers."""
+    from adt_core import load_drafter
+    from tests.drafted import write_drafter
+    from tests.unit.test_lumina import share_norms
+
+    model = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
+    target = load_target(model)
+    write_drafter(tmp_path / "LANTERN-Lumina-mGPT-7B-768", target)
+    share_norms(tmp_path / "LANTERN-Lumina-mGPT-7B-768")
+    found = load_drafter(generation.default_drafter(str(model)), target)
+    assert found.network is not None and Checkpoint(tmp_path / "LANTERN-Lumina-mGPT-7B-768").name.startswith("LANTERN")
