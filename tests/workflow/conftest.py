@@ -41,8 +41,7 @@ def workflow():
 
 @pytest.fixture
 def graph(workflow, object_info):
-    """The shipped workflow as a prompt whose nodes can be reached by type. Its numbers are custom, so that tests may set
-    them.
+    """The shipped workflow as a prompt whose nodes can be reached by type. Tests may set its sampling's numbers.
 
     It saves under a new name, because the older version does not name the files of an output that it has cached.
     """
