@@ -33,12 +33,12 @@ TREE = {
 }
 ACCEPTED = ("", "0", "01", "010", "0100")
 THUMBNAILS = {
-    "anole_7b": "Anole 7B",
-    "lumina_mgpt": "Lumina-mGPT 7B",
-    "janus_pro": "Janus-Pro 1B",
-    "emu3": "Emu3-Gen",
-    "llamagen": "LlamaGen",
-    "upscale_with_model": "with an upscale model",
+    "Anole 7B": "Anole 7B",
+    "Lumina-mGPT": "Lumina-mGPT 7B",
+    "Janus-Pro": "Janus-Pro 1B",
+    "Emu3": "Emu3-Gen",
+    "LlamaGen": "LlamaGen",
+    "5 Upscale with a model": "with an upscale model",
 }
 
 

@@ -40,6 +40,8 @@ const ENGLISH = {
   nodes: "nodes",
   accepted: "accepted",
   lookAlikes: (count) => ` (${count} look-alikes)`,
+  compareWithPlain: "ADT-Tree: compare with plain decoding",
+  openBatch: "ADT-Tree: open as a batch",
 };
 
 const CHINESE = {
@@ -82,6 +84,8 @@ const CHINESE = {
   nodes: "节点数",
   accepted: "接受数",
   lookAlikes: (count) => `（其中 ${count} 个相似替代）`,
+  compareWithPlain: "ADT-Tree：与普通解码对比",
+  openBatch: "ADT-Tree：作为批次打开",
 };
 
 /** The words in the user's language. */

@@ -59,10 +59,10 @@ def console(request):
 
 
 class Workflow:
-    """The shipped workflow with the tiny model and ADT-Tree, and short ways to change it before it is opened."""
+    """A workflow with the tiny model and ADT-Tree, and short ways to change it before it is opened."""
 
     def __init__(self):
-        self.data = json.loads((ROOT / "workflows" / "text_to_image.json").read_text(encoding="utf-8"))
+        self.data = json.loads((ROOT / "tests" / "workflow" / "every_socket.json").read_text(encoding="utf-8"))
         self.widgets("ADTTreeModelLoader")[0] = "tiny"
         self.widgets("ADTTreeDrafterLoader")[0] = "jacobi"
         self.method("adt-tree")

@@ -112,7 +112,7 @@ def done(tab, workflow) -> int:
 
 def test_the_shipped_workflow_from_the_template_browser(tab):
     """Opened as a user opens it, it runs on the bundled model, and the finished map has its picture under it."""
-    tab.open_template("ADT-Tree", "text_to_image")
+    tab.open_template("ADT-Tree", "1 Text to image")
     tab.page.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     tab.run()
@@ -358,7 +358,7 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
 
 def test_both_runs_of_a_comparison_form_side_by_side(tab):
     """The Compare node's A and B, each over its own picture: live, afterwards, and in a workflow that was saved."""
-    tab.open_template("ADT-Tree", "compare_with_plain")
+    tab.open_template("ADT-Tree", "2 Compare with plain")
     tab.page.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeCompare')")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     tab.page.evaluate(

@@ -1,6 +1,5 @@
 """Every workflow that needs nothing but the pack, opened from the template browser and run as a user does.
-
-test_map.py does the same with text_to_image.
+They are legible: nodes overlap neither each other nor the frames of other groups, before a run and after it.
 """
 
 import itertools
@@ -9,7 +8,14 @@ import json
 import pytest
 from comfy_server import ROOT
 
-RUNNABLE = ["compare_with_plain", "lantern", "upscale", "continue_image", "coco_batch"]
+RUNNABLE = [
+    "1 Text to image",
+    "2 Compare with plain",
+    "7 Relaxed acceptance",
+    "4 Image and upscale",
+    "3 Continue an image",
+    "6 Batch of captions",
+]
 
 SEEDS = itertools.count(50)
 """New ones, so that nothing comes from ComfyUI's cache: other tests of the session may have run the same workflow."""
@@ -36,6 +42,30 @@ RUN = """async () => {
 }"""
 
 
+CROWDED = """() => {
+  const boxes = app.graph.nodes.map((node) => ({ name: `${node.type} ${node.id}`, box: [...node.getBounding()] }));
+  const meet = ([x, y, w, h], [X, Y, W, H]) => x < X + W - 1 && X < x + w - 1 && y < Y + H - 1 && Y < y + h - 1;
+  const inside = ([x, y, w, h], [X, Y, W, H]) => x >= X - 1 && y >= Y - 1 && x + w <= X + W + 1 && y + h <= Y + H + 1;
+  const pairs = boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => meet(a.box, b.box)).map((b) => [a.name, b.name]));
+  const frames = (app.graph.groups ?? []).map((group) => ({ name: group.title, box: [...group._bounding] }));
+  const cut = boxes.flatMap((a) => frames.filter((b) => meet(a.box, b.box) && !inside(a.box, b.box)).map((b) => [a.name, b.name]));
+  return [...pairs, ...cut];
+}"""
+"""Pairs of nodes that overlap, and of nodes and groups that they stick out of."""
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1920, 1080)], ids=str)
+def test_the_first_workflow_fits_the_screen(tab, size):
+    """At a zoom below 0.57 ComfyUI's canvas draws no text."""
+    tab.page.set_viewport_size({"width": size[0], "height": size[1]})
+    tab.open_template("ADT-Tree", RUNNABLE[0])
+    tab.page.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")
+    tab.page.evaluate("app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+    tab.page.wait_for_timeout(500)
+    tab.screenshot(f"first_{size[0]}")
+    assert tab.page.evaluate("app.canvas.ds.scale") > 0.7
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_a_workflow_from_the_template_browser(tab, name):
     """It opens without a missing node and runs to its end. Every node that shows pictures has some.
@@ -58,6 +88,7 @@ def test_a_workflow_from_the_template_browser(tab, name):
         }""",
         next(SEEDS),
     )
+    assert tab.page.evaluate(CROWDED) == []
     run = tab.page.evaluate(RUN)
     assert run["end"] == ["execution_success", None]
     assert set(run["shown"]) >= {
@@ -70,6 +101,7 @@ def test_a_workflow_from_the_template_browser(tab, name):
         tab.wait(node, "map.pictureShown()")
         # Tokens that were kept have no figure.
         assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
+    assert tab.page.evaluate(CROWDED) == []
     tab.page.evaluate("app.canvas.ds.reset(); app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
     tab.screenshot(f"template_{name}")

@@ -18,7 +18,13 @@ from .odd import NUMBERS, ODD, TEXTS
 from .watch import LONGEST, Hung
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKFLOWS = ["text_to_image", "coco_batch", "compare_with_plain", "continue_image", "lantern"]
+WORKFLOWS = [
+    "1 Text to image",
+    "6 Batch of captions",
+    "2 Compare with plain",
+    "3 Continue an image",
+    "7 Relaxed acceptance",
+]
 PLACES = {"output", "temp", "user"}
 """Folders in which a server may write."""
 REMAINS = {"comfyui.db", "comfyui.db.lock", "comfyui.db-wal", "comfyui.db-shm", "server.log"}

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
+from comfy_server import FLOOR, NEWEST, PACKS, Comfy  # noqa: E402
 from convert import Graph, to_prompt  # noqa: E402
 from reference import draw  # noqa: E402
 
@@ -36,7 +36,7 @@ def object_info(comfy):
 
 @pytest.fixture
 def workflow():
-    return json.loads((ROOT / "workflows" / "text_to_image.json").read_text(encoding="utf-8"))
+    return json.loads((HERE / "every_socket.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

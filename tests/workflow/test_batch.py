@@ -41,7 +41,7 @@ def coco(comfy):
 @pytest.fixture
 def batch(comfy, coco):
     """The shipped batch workflow for these captions."""
-    workflow = json.loads((ROOT / "workflows" / "coco_batch.json").read_text(encoding="utf-8"))
+    workflow = json.loads((ROOT / "workflows" / "6 Batch of captions.json").read_text(encoding="utf-8"))
     return Graph(to_prompt(workflow, comfy.get("/object_info"))).set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 

@@ -58,10 +58,12 @@ def test_template_is_listed_and_served(comfy, workflow):
     assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {
         path.stem for path in (ROOT / "workflows").glob("*.json")
     }
-    assert comfy.get("/api/workflow_templates/ADT-Tree/text_to_image.json") == workflow
+    assert comfy.get("/api/workflow_templates/ADT-Tree/1%20Text%20to%20image.json") == json.loads(
+        (ROOT / "workflows" / "1 Text to image.json").read_text(encoding="utf-8")
+    )
 
 
-WORKFLOWS = {"text_to_image": SAMPLING, "coco_batch": SAMPLING - {"ADTTreeSampler"} | BATCHES}
+WORKFLOWS = {"1 Text to image": SAMPLING, "6 Batch of captions": SAMPLING - {"ADTTreeSampler"} | BATCHES}
 """The nodes of each workflow that starts at the defaults."""
 
 

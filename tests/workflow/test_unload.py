@@ -15,7 +15,7 @@ from test_workflows import NAMES, read, write_upscaler
 
 MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
 """Packs of a server whose weights move as they do where there is a GPU."""
-ON_OLDER = ("coco_batch",)
+ON_OLDER = ("6 Batch of captions",)
 """Workflows for the oldest supported ComfyUI: one whose nodes read weights in several places."""
 SMALL = "small"
 """A random model and its network, as large in pixels as the bundled ones."""
@@ -92,12 +92,12 @@ def test_unloading_between_runs_changes_nothing(moving, release, name):
     One workflow draws with the bundled models, the others with small ones.
     """
     graph = Graph(to_prompt(read(name), moving.get("/object_info")))
-    if name != "text_to_image":
+    if name != "1 Text to image":
         with_small_models(graph)
-    if name == "lumina_mgpt":
+    if name == "Lumina-mGPT":
         small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
         graph.set("ADTTreeSampler", model=small)
-    if name == "coco_batch":
+    if name == "6 Batch of captions":
         graph.set("ADTTreePrompts", count=3)
     found, low = [], 10 * NAMES.index(name)  # workflows that are alike don't find each other's results in the cache
     for seed in (low, low + 1, low):

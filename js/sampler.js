@@ -1,0 +1,131 @@
+/**
+ * The sampler nodes: numbers that mean nothing at the moment are out of sight, and a change of them makes nothing run again. Their
+ * context menu makes the same image beside plain decoding, or opens a batch of the same settings.
+ */
+
+import { app } from "../../scripts/app.js";
+import { words } from "./words.js";
+
+const SAMPLER = "ADTTreeSampler";
+const SAMPLERS = new Set([SAMPLER, "ADTTreeBatchSampler", "ADTTreeCompare"]);
+const NUMBERS = ["guidance", "temperature", "top_k", "top_p"]; // of the preset "custom"
+const SHARES = ["keep", "keep_left"]; // of an image to start from
+const SHARED = ["seed", "preset", "speed", ...NUMBERS]; // numbers that all sampler nodes have in common
+const LINKED = ["model", "drafter", "settings", "lantern"];
+const CUSTOM = "custom";
+const GAP = 60;
+
+const widget = (node, name) => node.widgets?.find((one) => one.name === name);
+const input = (node, name) => node.inputs?.find((one) => one.name === name);
+const isLinked = (node, name) => (input(node, name)?.link ?? null) !== null;
+
+/** Whether a widget says something as the node stands. */
+function counts(node, name) {
+  if (isLinked(node, name)) return true;
+  return SHARES.includes(name) ? isLinked(node, "latent_image") : widget(node, "preset")?.value === CUSTOM;
+}
+
+/** Show what counts and hide the rest. */
+function tidy(node) {
+  for (const one of node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name))) {
+    one.hidden = !counts(node, one.name); // the canvas reads this
+    one.options.hidden = one.hidden; // Nodes 2.0 reads this
+  }
+  const [width, height] = node.computeSize();
+  node.setSize([Math.max(node.size[0], width), Math.max(node.size[1], height)]);
+  node.setDirtyCanvas?.(true, true);
+}
+
+/** What is out of sight is sent as if nobody had changed it, so that ComfyUI's cache keeps the result. */
+function sendWhatCounts(node) {
+  for (const one of node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name))) {
+    const usual = one.value;
+    one.serializeValue = () => (counts(node, one.name) ? one.value : usual);
+  }
+}
+
+/** A workflow that was saved before there were presets has numbers that its user chose. */
+function keepOldNumbers(node, saved) {
+  const place = node.widgets.filter((one) => one.serialize !== false).findIndex(({ name }) => name === "preset");
+  if (Array.isArray(saved?.widgets_values) && saved.widgets_values.length <= place) widget(node, "preset").value = CUSTOM;
+}
+
+function wrap(node, name, after) {
+  const before = node[name];
+  node[name] = function (...args) {
+    const result = before?.apply(this, args);
+    after(...args);
+    return result;
+  };
+}
+
+// ---- the context menu ---------------------------------------------------------------------
+
+function add(type, beside, [dx, dy]) {
+  const node = window.LiteGraph.createNode(type);
+  node.pos = [beside.pos[0] + dx, beside.pos[1] + dy];
+  beside.graph.add(node);
+  return node;
+}
+
+/** Give a node the values of another, and what is linked to it. */
+function take(node, from) {
+  for (const name of SHARED) if (widget(node, name) && widget(from, name)) widget(node, name).value = widget(from, name).value;
+  for (const name of [...LINKED, "positive", "negative"]) {
+    const to = node.inputs.findIndex((one) => one.name === (name === "settings" && node.comfyClass === "ADTTreeCompare" ? "settings_a" : name));
+    const link = from.graph.links.get?.(input(from, name)?.link) ?? from.graph.links[input(from, name)?.link];
+    if (to >= 0 && link) from.graph.getNodeById(link.origin_id)?.connect(link.origin_slot, node, to);
+  }
+  widget(node, "seed") && (widget(node, "control_after_generate").value = "fixed");
+  tidy(node);
+}
+
+function compareWithPlain(sampler) {
+  const compare = add("ADTTreeCompare", sampler, [0, sampler.size[1] + GAP]);
+  take(compare, sampler);
+  const preview = add("PreviewImage", sampler, [compare.size[0] + GAP, sampler.size[1] + GAP]);
+  compare.connect(0, preview, 0);
+}
+
+/** The text of the sampler's positive prompt, where it comes straight from a text node. */
+function promptOf(sampler) {
+  const link = input(sampler, "positive")?.link;
+  const origin = sampler.graph.getNodeById((sampler.graph.links.get?.(link) ?? sampler.graph.links[link])?.origin_id);
+  return (origin && widget(origin, "text")?.value) || "";
+}
+
+function openBatch(sampler) {
+  const top = sampler.size[1] + GAP;
+  const prompts = add("ADTTreePrompts", sampler, [0, top]);
+  widget(prompts, "text").value = promptOf(sampler);
+  const batch = add("ADTTreeBatchSampler", sampler, [prompts.size[0] + GAP, top]);
+  take(batch, sampler);
+  const collector = add("ADTTreeCollector", sampler, [prompts.size[0] + batch.size[0] + 2 * GAP, top]);
+  for (const [slot, name] of [[0, "prompts"], [1, "ids"]]) prompts.connect(slot, batch, batch.inputs.findIndex((one) => one.name === name));
+  batch.connect(2, collector, 0);
+}
+
+app.registerExtension({
+  name: "adttree.sampler",
+
+  nodeCreated(node) {
+    if (!SAMPLERS.has(node.comfyClass)) return;
+    sendWhatCounts(node);
+    wrap(node, "onConfigure", (saved) => {
+      keepOldNumbers(node, saved);
+      tidy(node);
+    });
+    wrap(node, "onConnectionsChange", () => tidy(node));
+    wrap(widget(node, "preset"), "callback", () => tidy(node));
+    tidy(node);
+  },
+
+  getNodeMenuItems(node) {
+    if (node.comfyClass !== SAMPLER) return [];
+    return [
+      null,
+      { content: words.compareWithPlain, callback: () => compareWithPlain(node) },
+      { content: words.openBatch, callback: () => openBatch(node) },
+    ];
+  },
+});
