@@ -46,9 +46,11 @@ CROWDED = """() => {
   const boxes = app.graph.nodes.map((node) => ({ name: `${node.type} ${node.id}`, box: [...node.getBounding()] }));
   const meet = ([x, y, w, h], [X, Y, W, H]) => x < X + W - 1 && X < x + w - 1 && y < Y + H - 1 && Y < y + h - 1;
   const inside = ([x, y, w, h], [X, Y, W, H]) => x >= X - 1 && y >= Y - 1 && x + w <= X + W + 1 && y + h <= Y + H + 1;
-  const pairs = boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => meet(a.box, b.box)).map((b) => [a.name, b.name]));
+  const names = (a) => (b) => [a.name, b.name];
+  const pairs = boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => meet(a.box, b.box)).map(names(a)));
   const frames = (app.graph.groups ?? []).map((group) => ({ name: group.title, box: [...group._bounding] }));
-  const cut = boxes.flatMap((a) => frames.filter((b) => meet(a.box, b.box) && !inside(a.box, b.box)).map((b) => [a.name, b.name]));
+  const sticksOut = (a) => (b) => meet(a.box, b.box) && !inside(a.box, b.box);
+  const cut = boxes.flatMap((a) => frames.filter(sticksOut(a)).map(names(a)));
   return [...pairs, ...cut];
 }"""
 """Pairs of nodes that overlap, and of nodes and groups that they stick out of."""

@@ -1,0 +1,105 @@
+"""The sampler in ComfyUI's page: numbers that say nothing are out of sight, and its menu makes other nodes of it."""
+
+import copy
+
+import pytest
+
+SHOWN = ["seed", "control_after_generate", "batch_size", "speed", "preset", "acceptance_map"]
+NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
+
+
+def of(tab, expression: str, kind: str = "ADTTreeSampler"):
+    """The value of an expression about the node of a kind, ``node``, and its widgets, ``widget(name)``."""
+    found = f"const node = app.graph.nodes.find((one) => one.type === '{kind}');"
+    widget = "const widget = (name) => node.widgets.find((one) => one.name === name);"
+    return tab.page.evaluate(f"(async () => {{ {found} {widget} return {expression}; }})()")
+
+
+def shown(tab) -> list[str]:
+    return of(tab, "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)")
+
+
+def sent(tab, kind: str = "ADTTreeSampler") -> dict:
+    """What the node would be run with."""
+    prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
+    return next(node["inputs"] for node in prompt.values() if node["class_type"] == kind)
+
+
+def choose(tab, name: str, value: str) -> None:
+    """As the widget does when a user chooses."""
+    tab.page.evaluate(
+        """([name, value]) => {
+          const node = app.graph.nodes.find((one) => one.type === 'ADTTreeSampler');
+          const widget = node.widgets.find((one) => one.name === name);
+          widget.value = value;
+          widget.callback?.(value);
+        }""",
+        [name, value],
+    )
+
+
+@pytest.fixture
+def own(workflow):
+    """A workflow whose sampler has the model's own numbers."""
+    assert workflow.widgets("ADTTreeSampler")[-2:] == ["Auto", "model's own"]
+    return copy.deepcopy(workflow.data)
+
+
+def test_numbers_are_shown_where_they_count(tab, own):
+    tab.load(own)
+    assert shown(tab) == SHOWN
+    node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
+    if tab.vue:
+        node.get_by_text("speed", exact=True).wait_for()
+        assert not node.get_by_text("guidance", exact=True).count()
+    choose(tab, "preset", "custom")
+    assert set(shown(tab)) == {*SHOWN, *NUMBERS}
+    if tab.vue:
+        node.get_by_text("guidance", exact=True).wait_for()
+    tab.screenshot("sampler_custom")
+    choose(tab, "preset", "model's own")
+    assert shown(tab) == SHOWN
+
+
+def test_shares_are_shown_with_an_image_to_start_from(tab, own):
+    tab.load(own)
+    before = sent(tab)
+    of(tab, "(widget('keep').value = 0.25, widget('guidance').value = 9, 0)")
+    assert sent(tab) == before, "what is out of sight makes nothing run again"
+    latent = "LiteGraph.createNode('EmptyLatentImage')"
+    of(tab, f"((latent) => (app.graph.add(latent), latent.connect(0, node, 'latent_image'), 0))({latent})")
+    assert {"keep", "keep_left"} <= set(shown(tab)) and sent(tab)["keep"] == 0.25
+    of(tab, "(node.disconnectInput(node.inputs.findIndex((one) => one.name === 'latent_image')), 0)")
+    assert shown(tab) == SHOWN and sent(tab) == before
+
+
+def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
+    sampler = next(node for node in own["nodes"] if node["type"] == "ADTTreeSampler")
+    sampler["widgets_values"] = sampler["widgets_values"][:-2]
+    sampler["widgets_values"][2] = 7.25
+    tab.load(own)
+    assert sent(tab)["preset"] == "custom" and sent(tab)["guidance"] == 7.25 and sent(tab)["speed"] == "Auto"
+
+
+def menu(tab, name: str) -> None:
+    """Choose from the sampler's context menu."""
+    extension = "app.extensions.find((one) => one.name === 'adttree.sampler')"
+    of(tab, f"({extension}.getNodeMenuItems(node).find((item) => item?.content.includes('{name}')).callback(), 0)")
+
+
+def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
+    tab.load(own)
+    menu(tab, "compare with plain")
+    ours, made = sent(tab), sent(tab, "ADTTreeCompare")
+    same = ("model", "positive", "negative", "drafter", "seed", "preset")
+    assert {name: made[name] for name in same} == {name: ours[name] for name in same}
+    assert made["settings_a"] == ours["settings"] and "settings_b" not in made
+
+
+def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
+    tab.load(own)
+    menu(tab, "open as a batch")
+    ours, made = sent(tab), sent(tab, "ADTTreeBatchSampler")
+    assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "speed"))
+    assert sent(tab, "ADTTreePrompts")["text"].startswith("A red house") and made["ids"][1] == 1
+    assert sent(tab, "ADTTreeCollector")["results"][1] == 2
