@@ -4,6 +4,7 @@
  */
 
 import { app } from "../../scripts/app.js";
+import { preference } from "./preferences.js";
 import { words } from "./words.js";
 
 const SAMPLER = "ADTTreeSampler";
@@ -47,7 +48,9 @@ function sendWhatCounts(node) {
 /** A workflow that was saved before there were presets has numbers that its user chose. */
 function keepOldNumbers(node, saved) {
   const place = node.widgets.filter((one) => one.serialize !== false).findIndex(({ name }) => name === "preset");
-  if (Array.isArray(saved?.widgets_values) && saved.widgets_values.length <= place) widget(node, "preset").value = CUSTOM;
+  if (!Array.isArray(saved?.widgets_values) || saved.widgets_values.length > place) return;
+  widget(node, "preset").value = CUSTOM;
+  if (widget(node, "speed")) widget(node, "speed").value = "Auto";
 }
 
 function wrap(node, name, after) {
@@ -111,6 +114,7 @@ app.registerExtension({
   nodeCreated(node) {
     if (!SAMPLERS.has(node.comfyClass)) return;
     sendWhatCounts(node);
+    if (widget(node, "speed")) widget(node, "speed").value = preference("speed");
     wrap(node, "onConfigure", (saved) => {
       keepOldNumbers(node, saved);
       tidy(node);

@@ -34,6 +34,7 @@ def test_requirements(dev):
 
 def test_version():
     assert VERSION == PROJECT["version"]
+    assert f'VERSION = "{VERSION}"' in (ROOT / "js" / "preferences.js").read_text(encoding="utf-8")
 
 
 def test_changes_are_told_of_this_version():
@@ -55,7 +56,9 @@ def test_what_users_get_is_whole():
     lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if line and not line.startswith("#")]
     left_out = {line.strip("/") for line in lines if line.startswith("/")}
-    needed = "__init__.py adt_core nodes js locales workflows requirements.txt pyproject.toml README.md LICENSE"
+    needed = (
+        "__init__.py adt_core nodes js locales subgraphs workflows requirements.txt pyproject.toml README.md LICENSE"
+    )
     assert left_out.isdisjoint(needed.split())
     assert {line for line in lines if not line.startswith("/")} == {".*", "__pycache__/", "*.pyc"}
 

@@ -38,7 +38,7 @@ def archive():
 
 
 def test_the_archive_holds_what_users_need_and_nothing_else(archive):
-    folders = {"adt_core", "docs", "js", "locales", "nodes", "workflows"}
+    folders = {"adt_core", "docs", "js", "locales", "nodes", "subgraphs", "workflows"}
     files = {"CHANGELOG.md", "LICENSE", "README.md", "__init__.py", "pyproject.toml", "requirements.txt"}
     assert archive == tracked(*folders) | files | {"model_making/README.md"}
 

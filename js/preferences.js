@@ -1,0 +1,32 @@
+/** ADT-Tree's page in ComfyUI's settings, and its badge on the page "About". */
+
+import { app } from "../../scripts/app.js";
+
+const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "Plain"]; // of nodes/drafting.py
+const PAGE = "ADT-Tree";
+const VERSION = "0.1.0"; // of pyproject.toml
+const PAPER = "https://arxiv.org/abs/2512.21857";
+
+const SETTINGS = {
+  speed: { id: "ADTTree.Sampler.Speed", name: "Speed of new samplers", type: "combo", options: SPEEDS, defaultValue: SPEEDS[0] },
+  map: { id: "ADTTree.Map.Show", name: "Show the acceptance map on samplers", type: "boolean", defaultValue: true },
+  opacity: {
+    id: "ADTTree.Map.Opacity",
+    name: "Opacity of new maps over their pictures, in percent",
+    type: "slider",
+    attrs: { min: 0, max: 100, step: 5 },
+    defaultValue: 60,
+  },
+};
+
+/** What the user prefers: "speed", "map" or "opacity". */
+export function preference(name) {
+  const { id, defaultValue } = SETTINGS[name];
+  return app.extensionManager?.setting?.get(id) ?? defaultValue;
+}
+
+app.registerExtension({
+  name: "adttree.preferences",
+  settings: Object.values(SETTINGS).map((setting) => ({ ...setting, category: [PAGE, setting.id.split(".")[1], setting.name] })),
+  aboutPageBadges: [{ label: `${PAGE} ${VERSION}`, url: PAPER, icon: "pi pi-images" }],
+});

@@ -1,0 +1,48 @@
+"""Blueprints of the common chains, as ComfyUI's node library has them: each is one node that runs."""
+
+import itertools
+
+import pytest
+from comfy_server import ROOT
+from test_templates import RUN
+
+NAMES = sorted(path.stem for path in (ROOT / "subgraphs").glob("*.json"))
+SEEDS = itertools.count(7000)
+
+OPEN = """async ([name, seed]) => {
+  const known = await (await app.api.fetchApi('/global_subgraphs')).json();
+  const [id] = Object.entries(known).find(([, entry]) => entry.name === name);
+  const { data } = await (await app.api.fetchApi(`/global_subgraphs/${id}`)).json();
+  await app.loadGraphData(JSON.parse(data));
+  const [node] = app.graph.nodes;
+  for (const inner of node.subgraph.nodes) {
+    for (const widget of inner.widgets ?? []) {
+      if (widget.name === 'seed') widget.value = seed;
+      if (widget.name === 'model') widget.value = 'tiny';
+      if (widget.name === 'count') widget.value = 2;
+    }
+  }
+  node.widgets.find((widget) => widget.name === 'text').value = 'a cat';
+  node.outputs.forEach((output, slot) => {
+    if (output.type !== 'IMAGE') return;
+    const preview = LiteGraph.createNode('PreviewImage');
+    app.graph.add(preview);
+    node.connect(slot, preview, 0);
+  });
+  return { shown: node.widgets.map((widget) => widget.name), pictures: app.graph.nodes.length - 1 };
+}"""
+"""Puts a blueprint on an empty page, with the tiny model and a picture for each IMAGE."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_blueprint_runs(tab, name):
+    opened = tab.page.evaluate(OPEN, [name, next(SEEDS)])
+    assert opened["shown"][:2] == ["text", "model"] and {"seed", "speed"} <= set(opened["shown"])
+    tab.screenshot(f"blueprint_{name}")
+    run = tab.page.evaluate(RUN)
+    assert run["end"] == ["execution_success", None]
+    assert len(run["shown"]) >= opened["pictures"] >= 1 and all(run["shown"].values())
+
+
+def test_they_are_called_by_what_they_do():
+    assert NAMES == ["ADT-Tree batch with report", "ADT-Tree text to image", "ADT-Tree text to image and upscale"]
