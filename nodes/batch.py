@@ -1,7 +1,8 @@
 """The batch sampler node: an image for each prompt of a list, several at a time, none made twice."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +17,11 @@ from ..adt_core.app.batch import Batch, Picture, key
 from ..adt_core.app.images import read_pixels
 from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.app.prompts import places
-from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED
-from .runtime import Progress, check_cancelled, loaded
+from .runtime import Progress, check_cancelled, loaded, show_images
 from .sampling import (
     CUSTOM,
     choose_sampling,
@@ -29,7 +29,6 @@ from .sampling import (
     loaded_for,
     patchers,
     preset_input,
-    preview,
     sampling_inputs,
 )
 from .schema import schema
@@ -49,6 +48,8 @@ from .stock import text_encoder
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "the same", "seed + place in the list"
 """Rules for the seeds of a list's images."""
+_SHOWN_EVERY = 1.0
+"""Seconds between two times at which the finished images are shown."""
 
 
 class ADTTreeBatchSampler(io.ComfyNode):
@@ -109,10 +110,13 @@ class ADTTreeBatchSampler(io.ComfyNode):
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         images = torch.stack([torch.from_numpy(read_pixels(picture.path)) for picture in made]).float() / 255
         results = BatchResults(images.to(mm.intermediate_device()), rows, settings, folder)
-        subfolder = f"{FOLDER}/{folder.name}"
-        files = dict.fromkeys(picture.path.name for picture in made)
-        saved = [ui.SavedResult(file, subfolder, io.FolderType.output) for file in files]
-        return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(saved))
+        return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
+
+
+def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
+    """Where the pictures' files are, each once."""
+    files = dict.fromkeys(picture.path.name for picture in pictures)
+    return [ui.SavedResult(file, f"{FOLDER}/{folder.name}", io.FolderType.output) for file in files]
 
 
 class _Item(NamedTuple):
@@ -213,10 +217,7 @@ def _draw(
     """Make the images of these items, write each once it is finished, and add it to those that were made before."""
     kept, length = len(made), model.target.length
     count = kept + len(missing)
-    decoding: Decoding
-    progress = Progress(
-        count * length, node_id, lambda: preview(model.target, decoding, decoding.at_work[0]), ends_with_preview=False
-    )
+    progress, shown = Progress(count * length, node_id, None), 0.0
     for stretch in stretches(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]
         with text_encoder(model):
@@ -228,6 +229,9 @@ def _draw(
             for finished in running:
                 for image in finished:
                     made[items[image][:2]] = batch.keep(decoding, image, *items[image], check_cancelled)
+                if finished and time.monotonic() - shown > _SHOWN_EVERY:
+                    show_images(node_id, _saved(made.values(), batch.folder))
+                    shown = time.monotonic()
                 done = (kept + stretch.start) * length + decoding.done_tokens
                 progress.update(done, f"{len(made)} of {count} images, {done} of {count * length} tokens")
     progress.say(f"{count} images, {kept} of them made before; they are in output/{FOLDER}/{batch.folder.name}")

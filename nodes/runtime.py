@@ -3,8 +3,9 @@
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import comfy.memory_management
 import comfy.model_management as mm
@@ -55,6 +56,18 @@ def wants_previews() -> bool:
         return False
     (_, _, _, extra_data, *_), *_ = PromptServer.instance.prompt_queue.currently_running.values()
     return extra_data.get("preview_method") != LatentPreviewMethod.NoPreviews.value
+
+
+def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Show images that are finished on a node that goes on, in the tab that queued the prompt.
+
+    saved: for each what ``/view`` needs to find it. A preview would hide them, even after the run.
+    """
+    tab = watched()
+    if tab is not None:
+        prompt = getattr(PromptServer.instance, "last_prompt_id", None)
+        shown = {"node": node_id, "display_node": node_id, "output": {"images": list(saved)}, "prompt_id": prompt}
+        PromptServer.instance.send_sync("executed", shown, tab)
 
 
 class ADTTreeWeights(torch.nn.Module):
@@ -174,22 +187,21 @@ class Progress:
 
     A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
     first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
-    the whole image, which stays: ``last``. ends_with_preview: False for a node that shows its results instead.
+    the whole image, which stays: ``last``. preview: None for a node that shows its results instead.
     """
 
     _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
     _SHARE = 50.0  # this many times as long as a preview took, there is no other
 
-    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image], ends_with_preview: bool = True):
-        self._total, self._node_id, self._preview = total, node_id, preview
+    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image] | None):
+        self._total, self._node_id = total, node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
         self._began = time.monotonic()
         self._had: int | None = None
         self._next_preview = self._began + self._FIRST
         self.last: Image.Image | None = None
-        self._wants_preview = wants_previews()
-        self._ends_with_preview = ends_with_preview
+        self._preview = preview if wants_previews() else None
 
     def update(self, done: int, text: str = "") -> None:
         """Report ``done`` of the total, and show a line of text. Raises ComfyUI's exception if the user cancelled."""
@@ -201,8 +213,7 @@ class Progress:
         self._next_bar = now + self._BAR
         image = None
         soon_over = (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
-        due = self._ends_with_preview if done >= self._total else now >= self._next_preview and not soon_over
-        if self._wants_preview and due:
+        if self._preview and (done >= self._total or now >= self._next_preview and not soon_over):
             picture = self._preview()
             self.last = picture if done >= self._total else None
             image = ("JPEG", picture, args.preview_size)
