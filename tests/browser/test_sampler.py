@@ -103,3 +103,18 @@ def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
     assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "speed"))
     assert sent(tab, "ADTTreePrompts")["text"].startswith("A red house") and made["ids"][1] == 1
     assert sent(tab, "ADTTreeCollector")["results"][1] == 2
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_sockets_of_our_types_have_colours(tab, theme):
+    tab.page.evaluate("(theme) => app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
+    tab.page.wait_for_timeout(500)
+    colours = tab.page.evaluate(
+        """() => ['ADT_MODEL', 'ADT_DRAFTER', 'ADT_SETTINGS', 'ADT_LANTERN', 'ADT_TRACE', 'ADT_RESULTS'].map((type) => [
+          app.canvas.default_connection_color_byType[type],
+          LGraphCanvas.link_type_colors[type],
+          getComputedStyle(document.documentElement).getPropertyValue(`--color-datatype-${type}`),
+        ])"""
+    )
+    assert all(len(set(three)) == 1 and three[0].startswith("#") for three in colours)
+    assert len({three[0] for three in colours}) == 6
