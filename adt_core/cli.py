@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import traceback
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         options = parse(argv)
-        print(options.run(options))
+        _print(options.run(options))
         return 0
     except KeyboardInterrupt:
         said, code = "Interrupted. What had been finished is kept, and nothing is half-written.", 130
@@ -41,6 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         said, code = f"error: {_sentence(error)}", 2 if isinstance(error, UsageError) else 1
     print(said, file=sys.stderr)
     return code
+
+
+def _print(text: str) -> None:
+    """Print what a command found. A reader that has had enough, such as ``head``, is no error."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again while it exits
+        if not isinstance(error, BrokenPipeError):
+            problem = f"what it says can't be written ({error.strerror})"
+            raise AdtError(f"The command is done, but {problem}; send its output elsewhere.") from error
 
 
 def _sentence(error: Exception) -> str:

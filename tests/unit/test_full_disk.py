@@ -1,5 +1,8 @@
 """A disk that is full at any write: one sentence, what is finished stays, and the same command goes on."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -17,6 +20,8 @@ from adt_core.policies import Drafting
 from tests.crash.cases import check_whole
 from tests.crash.faults import at, full_disk
 
+ROOT = Path(__file__).resolve().parents[2]
+INSPECT = [sys.executable, "-m", "adt_core", "inspect", "bundled"]
 PICTURES = "--prompts p.txt --drafter jacobi"
 COMMANDS = {
     "generate": f"{PICTURES} --output o/o.png --tokens o/tokens.json --trace o/trace.json --report o/report.json",
@@ -96,3 +101,18 @@ def test_the_report_of_a_batch(tmp_path, monkeypatch, number):
     check_whole(tmp_path)
     assert len(list(tmp_path.iterdir())) == number - 1
     assert len(contact_sheet.write_report(*content)) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_in_the_place_of_the_terminal():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(INSPECT, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "what it says can't be written (No space left on device)" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes of this kind")
+def test_a_reader_that_has_had_enough_is_no_error():
+    running = subprocess.Popen(INSPECT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running.stdout.close()
+    assert running.stderr.read() == "" and running.wait() == 0
