@@ -49,12 +49,16 @@ def images(comfy, outputs, node) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files({node: outputs[node]})]
 
 
+def ours(message, node: str) -> bool:
+    return message.data["node"] == node
+
+
 def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     """No image is lost or made twice; they are the sampler's own; table, figures and sheet are complete."""
     captions, seed = coco[1], 41
     folders = lambda: set(comfy.base.glob("output/adt_tree_batches/*"))  # noqa: E731
     before = folders()
-    batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4).drop("ADTTreeBatchSampler", "settings")
+    batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4)
     sampler = batch.id("ADTTreeBatchSampler")
     with comfy.socket() as browser:
         prompt_id = comfy.queue(batch.prompt, browser.id)
@@ -67,7 +71,9 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     assert 2 <= len(kept) < COUNT and not list(folder.glob("report.*"))
 
     # Neither what drafts nor how many are made at once has a part in the images.
-    batch.set("ADTTreeDrafterLoader", drafter="jacobi").set("ADTTreeBatchSampler", chunk_size=5)
+    window = batch.add("ADTTreeDrafterLoader", model=batch.link("ADTTreeModelLoader"), drafter="jacobi")
+    batch.set("ADTTreeBatchSampler", chunk_size=5, drafter=window)
+    batch.add("PreviewImage", images=batch.link("ADTTreeCollector"))
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     with comfy.socket() as browser:
         outputs = comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=900)
@@ -76,7 +82,9 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
         assert steps == sorted(steps) and len(kept) * length < steps[0] and steps[-1] == COUNT * length, (
             "what was made before counts at once"
         )
-        assert [m for m in browser.messages if m.type in (1, 4)], "no preview"
+        assert not [m for m in browser.messages if m.type in (1, 4)], "a preview would hide the results"
+        shown = [len(m.data["output"]["images"]) for m in browser.messages if m.type == "executed" and ours(m, sampler)]
+        assert len(shown) > 1 and shown == sorted(shown) and shown[-1] == COUNT, "finished images appear at once"
     assert folders() - before == {folder}
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     with Image.open(next(iter(kept))) as one:
@@ -100,6 +108,11 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     assert [image["drafter"] for image in report["images"]].count("bundled") == len(kept) and report["summary"][
         "images"
     ] == COUNT
+    assert all(line["file"].startswith(f"{n:02}-{line['id']}-") for n, line in enumerate(table, start=1)), (
+        "place and id"
+    )
+    with Image.open(folder / "report.png") as one:
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["chunk_size"] == 5, "the sheet brings its graph along"
     together = images(comfy, outputs, saved)
     (sheet,) = images(comfy, outputs, batch.id("ADTTreeCollector"))
     np.testing.assert_array_equal(sheet, images(comfy, outputs, batch.id("PreviewImage"))[0])
