@@ -232,8 +232,8 @@ class Engine:
 def load(benchmark: Benchmark, options: argparse.Namespace) -> Engine:
     """Raises AdtError for files and prompts that don't fit."""
     target = open_target(options, choose_device(options.device))
-    how = {"sampling": sampling_of(options, target.published), "suffix": suffix_of(options, target.published)}
-    benchmark = replace(benchmark, **how)
+    sampling, suffix = sampling_of(options, target.published), suffix_of(options, target.published)
+    benchmark = replace(benchmark, sampling=sampling, suffix=suffix)
     network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
     jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
     jobs[PLAIN].check(benchmark.prompts)
