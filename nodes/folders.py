@@ -43,16 +43,26 @@ def models() -> dict[str, str]:
 
 def offered() -> list[str]:
     """What the Model Loader lists: models that can be chosen, then published ones that are not installed, marked."""
-    installed = models()
-    names = {name_of(Path(name)).lower() for name in installed}
+    there = models()
+    names = {name_of(Path(name)).lower() for name in there}
     missing = (row.name for row in published() if row.downloads and row.name.lower() not in names)
-    return [*installed, *(name + NOT_INSTALLED for name in missing)]
+    return [*there, *(name + NOT_INSTALLED for name in missing)]
+
+
+def installed(name: str) -> str | None:
+    """The path of a model of the list, or of a shipped workflow, if it is installed."""
+    found, plain = models(), str(name).removesuffix(NOT_INSTALLED)
+    return found.get(plain) or next((path for path in found.values() if name_of(Path(path)) == plain), None)
+
+
+def is_published(name: str) -> bool:
+    """Is this the name of a published model, with or without the mark?"""
+    return find_published(name.removesuffix(NOT_INSTALLED)) is not None
 
 
 def find_model(name: str) -> str:
     """The path of a model of the list, or of a shipped workflow. AdtError if there is none, with what to download."""
-    installed, plain = models(), str(name).removesuffix(NOT_INSTALLED)
-    path = installed.get(plain) or next((path for path in installed.values() if name_of(Path(path)) == plain), None)
+    path, plain = installed(name), str(name).removesuffix(NOT_INSTALLED)
     if path is not None:
         return path
     row, home = find_published(plain), Path(_roots(MODELS_KEY)[0])

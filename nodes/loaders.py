@@ -4,11 +4,12 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
+from ..adt_core.errors import AdtError
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
 from .drafting import open_drafter, own_path
-from .runtime import check_cancelled, drop_unused_results, manage, refusal
+from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell
 from .schema import schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
@@ -60,17 +61,23 @@ class ADTTreeModelLoader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model: str, dtype: str, exact: bool = True) -> str:
-        return folders.fingerprint(folders.find_model(model))
+        path = folders.installed(model)
+        return folders.fingerprint(path) if path is not None else ""
 
     @classmethod
     def validate_inputs(cls, model: str | None = None) -> bool | str:
-        """What to download is said before anything runs."""
-        return refusal(folders.find_model, name=model)
+        """A published model that is missing is accepted here: the page shows what ``execute`` says, and hides this."""
+        is_published = isinstance(model, str) and folders.is_published(model)
+        return is_published or refusal(folders.find_model, name=model)
 
     @classmethod
     @checked
     def execute(cls, model: str, dtype: str, exact: bool = True) -> io.NodeOutput:
-        path = folders.find_model(model)
+        try:
+            path = folders.find_model(model)
+        except AdtError as error:
+            tell(str(error))  # under the node, where it is seen at once
+            raise
         drop_unused_results()
         target = load_target(
             path,

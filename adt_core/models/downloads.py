@@ -61,7 +61,7 @@ ANOLE_DRAFTER = Download("jadohu/anole_drafter", "about 1 GB in half precision",
 def lumina(version: str) -> Download:
     """Lumina-mGPT of 7B. version: "768", "768-Omni" and so on."""
     name = f"Lumina-mGPT-7B-{version}"
-    return Download(f"Alpha-VLLM/{name}", "14 GB", f"not stated; that of what it is made from is {_CHAMELEON}", name)
+    return Download(f"Alpha-VLLM/{name}", "14 GB", "not stated; it builds on Chameleon, which is for research", name)
 
 
 def lumina_tokenizer(folder: str) -> Download:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from ..errors import shown
 from .downloads import ANOLE
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_ZIP = b"PK\x03\x04"
+_ZIP, _ZIP_END, _LAST = b"PK\x03\x04", b"PK\x05\x06", 2**16
+"""How zip files begin; the record that they end with; and how many bytes may be behind it."""
 _QUANTISED = (".absmax", ".quant_map", ".qweight", ".qzeros")
 """Ends of the names of tensors that bitsandbytes, GPTQ and AWQ write."""
 _ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weights int8, make them small in memory"
@@ -16,13 +18,16 @@ _ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weight
 
 def damage(file: Path) -> str:
     """If a file is a Git LFS pointer or the beginning of a zip file: that, and what to do; else ""."""
-    with file.open("rb") as opened:
-        first = opened.read(len(_POINTER))
-        if first == _POINTER:
-            return f"is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}"
-        size = opened.seek(0, 2)
-        opened.seek(max(0, size - 2**16))  # the end record may have a comment of so many bytes behind it
-        is_cut = first.startswith(_ZIP) and b"PK\x05\x06" not in opened.read()
+    try:
+        with file.open("rb") as opened:
+            first, size = opened.read(len(_POINTER)), opened.seek(0, 2)
+            opened.seek(max(0, size - _LAST))
+            last = opened.read()
+    except OSError:  # whoever reads the file says so
+        return ""
+    if first == _POINTER:
+        return f"is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}"
+    is_cut = first.startswith(_ZIP) and _ZIP_END not in last
     return "is cut short; download it again" if is_cut else ""
 
 
@@ -46,9 +51,9 @@ def kind(config: dict, names: Collection[str]) -> str:
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to --drafter"
         return f"is an EAGLE drafter and no model; {place}"
     if "_class_name" in config:
-        return f"is a part of a diffusers model ({config['_class_name']}); take a visual autoregressive model"
+        return f"is a part of a diffusers model ({shown(config['_class_name'])}); take a visual autoregressive model"
     quantised = config.get("quantization_config")
     if quantised or any(name.endswith(_QUANTISED) for name in names):
         how = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        return f"is quantised{f' by {how}' if how else ''}, which this version can't read; {_ORIGINAL}"
+        return f"is quantised{f' by {shown(how)}' if how else ''}, which this version can't read; {_ORIGINAL}"
     return ""

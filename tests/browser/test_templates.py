@@ -68,19 +68,24 @@ def test_the_first_workflow_fits_the_screen(tab, size):
     assert tab.page.evaluate("app.canvas.ds.scale") > 0.7
 
 
+def opened(tab, name) -> list[dict]:
+    """Open a template; its nodes."""
+    tab.open_template("ADT-Tree", name)
+    nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
+    kinds = json.dumps(sorted(node["type"] for node in nodes), separators=(",", ":"))
+    tab.page.wait_for_function(
+        "(kinds) => JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds", arg=kinds
+    )
+    return nodes
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_a_workflow_from_the_template_browser(tab, name):
     """It opens without a missing node and runs to its end. Every node that shows pictures has some.
 
     Every sampler's map is finished and painted.
     """
-    tab.open_template("ADT-Tree", name)
-    nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
-    kinds = sorted(node["type"] for node in nodes)
-    tab.page.wait_for_function(
-        "(kinds) => JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds",
-        arg=json.dumps(kinds, separators=(",", ":")),
-    )
+    nodes = opened(tab, name)
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
     tab.page.evaluate(
         """(seed) => {
@@ -107,3 +112,19 @@ def test_a_workflow_from_the_template_browser(tab, name):
     tab.page.evaluate("app.canvas.ds.reset(); app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
     tab.screenshot(f"template_{name}")
+
+
+@pytest.mark.parametrize("name", ["Anole 7B", "Lumina-mGPT", "LlamaGen", "Janus-Pro", "Emu3"])
+def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
+    """Its note has the commands; pressing Run shows them too, before anything runs."""
+    nodes = opened(tab, name)
+    note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
+    own = next(line for line in note.splitlines() if line.startswith("hf download")).split(" --local-dir")[0]
+    shown = "app.graph.nodes.find((n) => n.type === 'MarkdownNote').widgets[0].value"
+    tab.page.wait_for_function(f"(note) => {shown} === note", arg=note)
+    tab.run()
+    tab.page.get_by_text("View details").first.click()
+    said = tab.page.get_by_text(f"is not installed; to get it, run `{own} ").first
+    said.wait_for()
+    tab.screenshot(f"missing_{name}")
+    tab.open()

@@ -430,7 +430,7 @@ def test_a_pickle_that_would_run_code(generate, models, tmp_path, role, torch_fi
 def test_unknown_architecture(generate, models, tmp_path, capsys):
     folder = write_tiny_checkpoint(tmp_path / "llama")
     (folder / "config.json").write_text(json.dumps({**load(folder / "config.json"), "model_type": "llama"}))
-    assert_refused(generate(model=folder), "llama", "chameleon", "lumina-mgpt")
+    assert_refused(generate(model=folder), "llama", "Anole", "Lumina-mGPT")
     assert cli.main(["inspect", str(folder)]) == 1
     assert "llama" in capsys.readouterr().err
 

@@ -163,7 +163,7 @@ def test_a_quantised_repository(tmp_path, how):
     folder = write_tiny_checkpoint(tmp_path / "target")
     if how == "bitsandbytes":
         config_of(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-        assert "is quantised by bitsandbytes" in said(folder)
+        assert "is quantised by 'bitsandbytes'" in said(folder)
     else:
         tensors = load_file(folder / "model.safetensors")
         tensors["model.layers.0.mlp.up_proj.weight.absmax"] = torch.ones(3)
@@ -204,7 +204,7 @@ def test_folders_of_diffusers(tmp_path):
     assert "is a folder of diffusers" in said(tmp_path)
     part = write_tiny_checkpoint(tmp_path / "transformer")
     (part / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}')
-    assert "is a part of a diffusers model (FluxTransformer2DModel)" in said(part)
+    assert "is a part of a diffusers model ('FluxTransformer2DModel')" in said(part)
 
 
 def test_shards_without_an_index_or_a_configuration(tmp_path):

@@ -113,7 +113,9 @@ def test_generate(folder, tmp_path, capsys):
         str(output),
     ]
     assert cli.main(arguments) == 0, capsys.readouterr().err
-    assert output.exists()
+    assert output.exists() and "reads 120" not in capsys.readouterr().out
+    assert cli.main(["fox " * 40 if word == "a fox" else word for word in arguments]) == 0
+    assert "The prompt is 160 tokens long, and LlamaGen-T2I reads 120" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("dtype, encoder", [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.bfloat16)])

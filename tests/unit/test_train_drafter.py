@@ -181,7 +181,7 @@ def test_training_sees_what_inference_sees(models, tmp_path):
 
 def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
     """Picture i is image i of the seed's noise under the settings that were asked for."""
-    assert train(seed=9, cfg=2, top_k=10, steps=1)[0] == 0
+    assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text())["captions"][4]
     target = load_target(tiny / "target")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comfy_server import ROOT, Refused
+from comfy_server import ROOT, Failed
 from convert import Graph, to_prompt
 from PIL import Image
 from safetensors.torch import save_file
@@ -91,16 +91,16 @@ def test_what_it_needs_is_what_it_names(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
 def test_a_template_without_its_model_says_what_to_download(name, comfy, graph_of):
-    """When it is opened, in its note; when it is run, before anything else happens; and where the list's mark is
-    chosen."""
+    """When it is opened, in its note; when it is run, as its first node; and where the list's mark is chosen."""
     row = find_published(TO_INSTALL[name][2])
     (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
     assert all(f"\n{one.command(PLACE)}\n" in note for one in row.downloads)
     assert row.drafter is None or row.drafter.command(Path("models/ar_image_drafters")) in note
     for chosen in (row.name, f"{row.name} (not installed)"):
-        with pytest.raises(Refused) as refused:
-            comfy.queue(graph_of(name).set("ADTTreeModelLoader", model=chosen).prompt)
-        said = " ".join(refused.value.details)
+        with pytest.raises(Failed) as failed:
+            comfy.run(graph_of(name).set("ADTTreeModelLoader", model=chosen).prompt)
+        said = failed.value.message
+        assert failed.value.node_type == "ADTTreeModelLoader"
         assert f"'{row.name}' is not installed" in said and "press R" in said
         for one in row.downloads:
             assert f"`{one.command(comfy.base / 'models' / 'ar_image')}`" in said

@@ -14,7 +14,8 @@ from ..downloads import CHAMELEON_CODEC, LUMINA_DRAFTER, Download, Published, lu
 from ..family import Family
 from ..fields import section
 from ..layout import has_tokenizer
-from ..target import Prompt, Prompter, PublishedSampling, Target
+from ..prompter import TokenPrompter
+from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from .chameleon import BEGIN_IMAGE, REMEDIES, SEPARATOR, UNNEEDED, ChameleonPrompter, build, entries, is_chameleon
 
@@ -74,7 +75,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, _size_token(steps)))
 
 
-def prompter(target: Target, checkpoint: Checkpoint) -> Prompter:
+def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
     """What reads the prompts of a target. AdtError if its tokenizer is missing, which only one repository has."""
     if not has_tokenizer(checkpoint.folder):
         command = lumina_tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)

@@ -1,0 +1,87 @@
+"""The templates of all families where their models lie as the templates' commands put them: small random ones here."""
+
+import shutil
+import sys
+
+import pytest
+from comfy_server import PACKS, ROOT, Comfy, Failed
+from convert import Graph, to_prompt
+from test_run import images
+from test_workflows import TO_INSTALL, read
+
+# Template -> the size of its image, and the size to ask for where that is too many tokens for a test.
+TEMPLATES = {
+    "Anole 7B": ((32, 32), None),
+    "Lumina-mGPT": ((64, 96), (96, 64)),
+    "LlamaGen": ((256, 256), None),
+    "Janus-Pro": ((64, 64), None),
+    "Emu3": ((40, 48), (48, 40)),
+}
+DRAFTER = "LANTERN-Lumina-mGPT-7B-768"
+
+
+@pytest.fixture(scope="module")
+def downloaded(release, tmp_path_factory):
+    base = tmp_path_factory.mktemp(f"downloaded-{release.version}")
+    folder = base / "models" / "ar_image"
+    folder.mkdir(parents=True)
+    sys.path.insert(0, str(ROOT))
+    try:
+        from adt_core import load_target
+        from tests.drafted import write_drafter
+        from tests.layouts.emu3 import write_emu3
+        from tests.layouts.janus import write_janus
+        from tests.layouts.llamagen import write_hugging_face
+        from tests.layouts.lumina import write_lumina
+        from tests.tiny import write_tiny_checkpoint
+
+        write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
+        write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
+        write_janus(folder / "Janus-Pro-1B")
+        write_emu3(folder / "Emu3-Gen-hf")
+        lumina = write_lumina(folder / "Lumina-mGPT-7B-768")
+        write_drafter(base / "models" / "ar_image_drafters" / DRAFTER, load_target(lumina))
+    finally:
+        sys.path.remove(str(ROOT))
+    with Comfy(release, base, PACKS) as server:
+        yield server
+
+
+def graph_of(server, name) -> Graph:
+    """The template with a size that is quickly drawn."""
+    graph, asked = Graph(to_prompt(read(name), server.get("/object_info"))), TEMPLATES[name][1]
+    if asked is not None:
+        model = graph.link("ADTTreeModelLoader")
+        graph.set("ADTTreeSampler", model=graph.add("ADTTreeImageSize", model=model, width=asked[0], height=asked[1]))
+    return graph
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_runs_once_its_model_is_there(downloaded, name):
+    """Also where the value that marks it as missing is still chosen."""
+    graph, (_, _, value) = graph_of(downloaded, name), TO_INSTALL[name]
+    (image,) = images(downloaded, downloaded.run(graph.set("SaveImage", filename_prefix=name).prompt))
+    assert image.shape[:2] == TEMPLATES[name][0]
+    graph.set("ADTTreeModelLoader", model=f"{value} (not installed)").set("SaveImage", filename_prefix=f"{name}-again")
+    (again,) = images(downloaded, downloaded.run(graph.prompt))
+    assert (again == image).all()
+    _, options = downloaded.get("/object_info")["ADTTreeModelLoader"]["input"]["required"]["model"]
+    assert value in options["options"] and f"{value} (not installed)" not in options["options"]
+
+
+def test_a_prompt_that_is_cut_is_said(downloaded):
+    graph = graph_of(downloaded, "LlamaGen").set("CLIPTextEncode", text="fox " * 40)
+    downloaded.run(graph.prompt)
+    assert "The prompt is 160 tokens long, and LlamaGen-T2I-2 reads 120" in downloaded.log.read_text()
+
+
+def test_the_published_drafter_is_taken_where_it_is_installed(downloaded):
+    """'auto' takes it, so the run fails when it is damaged; without it, 'jacobi' draws."""
+    drafter = downloaded.base / "models" / "ar_image_drafters" / DRAFTER
+    (drafter / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(Failed) as failed:
+        downloaded.run(graph_of(downloaded, "Lumina-mGPT").prompt)
+    assert failed.value.node_type == "ADTTreeDrafterLoader" and DRAFTER in failed.value.message
+    shutil.rmtree(drafter)
+    graph = graph_of(downloaded, "Lumina-mGPT").set("SaveImage", filename_prefix="jacobi")
+    assert images(downloaded, downloaded.run(graph.prompt))
