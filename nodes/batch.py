@@ -12,9 +12,9 @@ import folder_paths
 import torch
 from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
+from torch import Tensor
 
 from ..adt_core.app.batch import Batch, Picture, key
-from ..adt_core.app.images import read_pixels
 from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.app.prompts import places
 from ..adt_core.errors import AdtError, shown
@@ -43,7 +43,7 @@ from .sockets import (
     SettingsSocket,
     checked,
 )
-from .stock import text_encoder
+from .stock import text_encoder, to_image
 
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "the same", "seed + place in the list"
@@ -105,12 +105,13 @@ class ADTTreeBatchSampler(io.ComfyNode):
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         rows = [
             {"id": id, "prompt": item.prompt, **picture.figures, "file": picture.path.name}
-            for id, item, picture in zip(ids, items, made)
+            for id, item, (picture, _) in zip(ids, items, made)
         ]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
-        images = torch.stack([torch.from_numpy(read_pixels(picture.path)) for picture in made]).float() / 255
-        results = BatchResults(images.to(mm.intermediate_device()), rows, settings, folder)
-        return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
+        results = BatchResults(torch.cat([image for _, image in made]), rows, settings, folder)
+        return io.NodeOutput(
+            results.images, ids, results, ui=ui.SavedImages(_saved((picture for picture, _ in made), folder))
+        )
 
 
 def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
@@ -195,13 +196,24 @@ def metadata(hidden: Any) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in found.items() if value is not None}
 
 
+_Made = tuple[Picture, Tensor]
+"""A picture, and its IMAGE [1, H, W, 3]."""
+
+
 def _make(
     batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[_Item], chunk_size: int, node_id: str
-) -> list[Picture]:
-    """Make what is not in the folder yet. The pictures, in the order of the items."""
+) -> list[_Made]:
+    """Make what is not in the folder yet. All that is asked for, in the order of the items."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
-    made = {item[:2]: picture for item in distinct if (picture := batch.find(*item[:2])) is not None}
-    _draw(batch, model, drafter, [item for item in distinct if item[:2] not in made], made, chunk_size, node_id)
+    kept = {item[:2]: picture for item in distinct if (picture := batch.find(*item[:2])) is not None}
+    missing = [item for item in distinct if item[:2] not in kept]
+    made = _draw(batch, model, drafter, missing, list(kept.values()), chunk_size, node_id)
+    if kept:
+        target = model.target
+        room = target.codec.working_bytes(target.length * target.downsample**2)
+        with loaded([model.codec], memory_required=room):
+            for key, picture in kept.items():
+                made[key] = picture, _image(batch.job.pixels(picture.codes[None], check_cancelled))
     return [made[item[:2]] for item in items]
 
 
@@ -210,13 +222,13 @@ def _draw(
     model: LoadedModel,
     drafter: LoadedDrafter | None,
     missing: list[_Item],
-    made: dict[tuple, Picture],
+    kept: list[Picture],
     chunk_size: int,
     node_id: str,
-) -> None:
-    """Make the images of these items, write each once it is finished, and add it to those that were made before."""
-    kept, length = len(made), model.target.length
-    count = kept + len(missing)
+) -> dict[tuple, _Made]:
+    """Make the images of these items, by prompt and seed, and write each once it is finished. kept: made before."""
+    made: dict[tuple, _Made] = {}
+    length, count = model.target.length, len(kept) + len(missing)
     progress, shown = Progress(count * length, node_id, None), 0.0
     for stretch in stretches(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]
@@ -228,10 +240,16 @@ def _draw(
         with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
             for finished in running:
                 for image in finished:
-                    made[items[image][:2]] = batch.keep(decoding, image, *items[image], check_cancelled)
+                    picture, pixels = batch.keep(decoding, image, *items[image], check_cancelled)
+                    made[items[image][:2]] = picture, _image(pixels)
                 if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                    show_images(node_id, _saved(made.values(), batch.folder))
+                    show_images(node_id, _saved([*kept, *(picture for picture, _ in made.values())], batch.folder))
                     shown = time.monotonic()
-                done = (kept + stretch.start) * length + decoding.done_tokens
-                progress.update(done, f"{len(made)} of {count} images, {done} of {count * length} tokens")
-    progress.say(f"{count} images, {kept} of them made before; they are in output/{FOLDER}/{batch.folder.name}")
+                done = (len(kept) + stretch.start) * length + decoding.done_tokens
+                progress.update(done, f"{len(kept) + len(made)} of {count} images, {done} of {count * length} tokens")
+    progress.say(f"{count} images, {len(kept)} of them made before; they are in output/{FOLDER}/{batch.folder.name}")
+    return made
+
+
+def _image(pixels: Tensor) -> Tensor:
+    return to_image(pixels).to(mm.intermediate_device())

@@ -105,10 +105,11 @@ class Batch:
         seed: int | None = None,
         place: str = "",
         check: Check | None = None,
-    ) -> Picture:
-        """Write the PNG of a finished image of a decoding. AdtError if it can't be written.
+    ) -> tuple[Picture, Tensor]:
+        """Write the PNG of a finished image of a decoding; the picture, and its pixels [1, 3, H, W] in [-1, 1].
 
-        image: its number in the decoding. place: what the file's name begins with.
+        image: its number in the decoding. place: what the file's name begins with. Raises AdtError if it
+        can't be written.
         """
         codes, path = decoding.grid_codes()[image].clone(), self.path(prompt, seed, place)
         pixels = self.job.pixels(codes[None], check)
@@ -119,7 +120,7 @@ class Batch:
         settings = {**self.job.settings(prompt, 0, decoding.conditions()), **own}
         save_png(path, pixels[0], {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
         self._paths[path.stem.rpartition("-")[2]] = path
-        return Picture(prompt, own["seed"], path, codes, figures)
+        return Picture(prompt, own["seed"], path, codes, figures), pixels
 
 
 def _are_figures(value: object) -> TypeGuard[dict]:

@@ -80,15 +80,6 @@ def is_whole(path: Path, size: tuple[int, int]) -> bool:
         return False
 
 
-def read_pixels(path: Path) -> np.ndarray:
-    """The picture in a PNG, [H, W, 3] bytes. AdtError if it can't be read."""
-    try:
-        with Image.open(path) as image:
-            return np.array(image.convert("RGB"))
-    except UNSOUND as error:
-        raise AdtError(f"{path} can't be read any more; run the batch again, which makes it anew.") from error
-
-
 def digest(content: object) -> str:
     """A short name for what JSON can hold. The same content has the same name; other content, in practice, another."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

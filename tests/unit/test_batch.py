@@ -35,7 +35,7 @@ def run(
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
         for finished in rounds(decoding):
-            made += [batch.keep(decoding, image, todo[stretch[image]]).prompt for image in finished]
+            made += [batch.keep(decoding, image, todo[stretch[image]])[0].prompt for image in finished]
             if stop is not None and len(made) >= stop:
                 return made
     return made
@@ -142,8 +142,8 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
 def test_an_image_keeps_its_name(make, tmp_path):
     """Another list, in which it has another place, finds the same file."""
     batch, decoding = Batch(make, tmp_path), decode(make.decoding(["a cat"]))
-    first = batch.keep(decoding, 0, "a cat", place="1-x")
-    assert Batch(make, tmp_path).keep(decoding, 0, "a cat", place="2-y").path == first.path
+    first, _ = batch.keep(decoding, 0, "a cat", place="1-x")
+    assert Batch(make, tmp_path).keep(decoding, 0, "a cat", place="2-y")[0].path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
 
 

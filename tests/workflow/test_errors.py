@@ -1,5 +1,6 @@
 """What goes wrong is said in a sentence that names the input, before the run where that is possible."""
 
+import copy
 import io
 import shutil
 
@@ -52,37 +53,44 @@ def test_bad_values_are_refused_before_the_run(comfy, graph, node, name, value, 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "abc", None])
 def test_a_wrong_number_names_its_one_input(comfy, graph, value):
     """Every number of every node: what is wrong is said of that input, and of no other."""
-    info, graph = comfy.get("/object_info"), everything(comfy, graph)
+    info, (graph, outputs) = comfy.get("/object_info"), everything(graph)
     checked = 0
-    for node in list(graph.prompt.values()):
-        inputs = info[node["class_type"]]["input"]
-        kinds = {**inputs["required"], **inputs.get("optional", {})}
-        for name, (kind, *_) in kinds.items():
-            if node["class_type"].startswith("ADTTree") and kind == "FLOAT":
-                before, node["inputs"][name] = node["inputs"].get(name), value
-                with pytest.raises(Refused) as error:
-                    comfy.queue(graph.prompt)
-                assert len(error.value.details) == 1 and error.value.details[0].startswith(name), error.value.details
-                node["inputs"][name], checked = before, checked + 1
+    for kind, output in outputs.items():
+        inputs = {**info[kind]["input"]["required"], **info[kind]["input"].get("optional", {})}
+        for name in (name for name, (type, *_) in inputs.items() if type == "FLOAT"):
+            prompt = copy.deepcopy(upstream(graph.prompt, output))
+            next(node for node in prompt.values() if node["class_type"] == kind)["inputs"][name] = value
+            with pytest.raises(Refused) as error:
+                comfy.queue(prompt)
+            assert len(error.value.details) == 1 and error.value.details[0].startswith(name), error.value.details
+            checked += 1
     assert checked > 15
 
 
-def everything(comfy, graph) -> Graph:
-    """The workflow with every node that has numbers."""
+def everything(graph) -> tuple[Graph, dict[str, str]]:
+    """The workflow with every node that has numbers, and for each kind an output that needs it."""
     model, positive = graph.link("ADTTreeModelLoader"), graph.link("CLIPTextEncode")
-    lantern = graph.add(
-        "ADTTreeLantern", rule="delta (LANTERN)", neighbours=9, delta=0.1, factor=2.0, max_substitution=1.0
-    )
+    bounds = {"rule": "delta (LANTERN)", "neighbours": 9, "delta": 0.1, "factor": 2.0, "max_substitution": 1.0}
     numbers = {"seed": 0, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    graph.set("ADTTreeSampler", keep=0.5, keep_left=0.0)
-    compared, _ = graph.add("ADTTreeCompare", model=model, positive=positive, lantern=lantern, **numbers)
-    graph.add("PreviewImage", images=[compared, 0])
-    graph.add("ADTTreeBatchSampler", model=model, prompts="a cat", negative="", chunk_size=1, **numbers)
+    graph.set("ADTTreeSampler", keep=0.5, keep_left=0.0, lantern=graph.add("ADTTreeLantern", **bounds))
+    compared = graph.add("ADTTreeCompare", model=model, positive=positive, **numbers)
     drawn = graph.add("ADTTreeMapImage", trace=[graph.id("ADTTreeSampler"), 1], show="depth", opacity=0.5)
-    graph.add("PreviewImage", images=drawn)
+    batch, _ = graph.add("ADTTreeBatchSampler", model=model, prompts="a cat", negative="", chunk_size=1, **numbers)
     values = {"prompts": "a cat", "count": 1, "methods": "jacobi", "seed": 0, "guidance": 3.0, "temperature": 1.0}
-    graph.add("ADTTreeBenchmark", model=model, **values)
-    return graph
+    saved = graph.id("SaveImage")
+    return graph, {
+        **dict.fromkeys(("ADTTreeSampler", "ADTTreeLantern", "ADTTreeSettings"), saved),
+        "ADTTreeCompare": graph.add("PreviewImage", images=compared)[0],
+        "ADTTreeMapImage": graph.add("PreviewImage", images=drawn)[0],
+        "ADTTreeBatchSampler": batch,
+        "ADTTreeBenchmark": graph.add("ADTTreeBenchmark", model=model, **values)[0],
+    }
+
+
+def upstream(prompt: dict, output: str) -> dict:
+    """A node and all that it needs."""
+    links = (value[0] for value in prompt[output]["inputs"].values() if isinstance(value, list))
+    return {output: prompt[output]} | {key: node for link in links for key, node in upstream(prompt, link).items()}
 
 
 def test_bounds_of_a_tree_that_cross_are_refused_before_the_run(comfy, graph):

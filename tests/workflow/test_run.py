@@ -76,7 +76,7 @@ def test_relaxed_is_lantern_with_its_usual_bounds(comfy, graph):
     graph.drop("ADTTreeSampler", "drafter", "settings", "negative")
     text, _ = graph.add("PreviewAny", source=[graph.add("ADTTreeFigures", trace=[graph.id("ADTTreeSampler"), 1])[0], 1])
     figures = json.loads(comfy.run(graph.prompt)[text]["text"][0])
-    assert figures["lantern"]["delta"] == 0.1 and figures["substitution_rate"] > 0
+    assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
 
 
 def test_custom_numbers_hold_and_the_model_s_own_do_not(comfy, graph, reference):
