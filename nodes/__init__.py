@@ -2,7 +2,7 @@
 
 from comfy_api.v0_0_2 import ComfyExtension, io
 
-from . import folders
+from . import folders, saved_map
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeCollector
@@ -21,6 +21,7 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
+        saved_map.register()
         return [
             ADTTreeModelLoader,
             ADTTreeImageSize,

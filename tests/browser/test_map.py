@@ -207,18 +207,41 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
     said = tab.map(sampler, "panel.tip.textContent")
-    alpha = share["accepted"] / share["depth"]
+    others = "one other" if share["accepted"] == 1 else f"{share['accepted']} others"
     for part in (
-        f"Token {cell + 1}",
-        f"round {index + 1}",
-        f"depth {share['depth_asked']} asked, {share['depth']} built",
-        f"nodes {share['nodes']}",
-        f"width {share['width_asked']} asked, {share['width']} built",
-        f"accepted {share['accepted']}",
-        f"alpha {alpha:.2f}",
+        f"Row {cell // 12 + 1}, column {cell % 12 + 1}",
+        "came alone" if not share["accepted"] else f"came together with {others}",
+        f"guessed ahead: {share['nodes']}, right: {share['accepted']}",
         " ms",
     ):
         assert part in said, (part, said)
+    assert tab.map(
+        sampler,
+        """(() => {
+        const [tip, outer] = [panel.tip.getBoundingClientRect(), panel.canvas.getBoundingClientRect()];
+        const zoom = outer.width / panel.canvas.clientWidth, [box] = panel.panes, side = zoom * box.height / run.rows;
+        const rows = run.together(0, argument).map((one) => Math.floor(one / run.columns));
+        const [top, bottom] = [outer.y + zoom * box.y + rows[0] * side, outer.y + zoom * box.y + (rows[1] + 1) * side];
+        return tip.top >= bottom || tip.bottom <= top;
+      })()""",
+        cell,
+    ), "the tip hides what it explains"
+    tab.widget(sampler).locator("summary").click()
+    tab.page.mouse.move(*point(tab, sampler, cell))
+    tab.wait(sampler, "panel.table.textContent.includes('alpha')")
+    told = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
+    alpha = share["accepted"] / share["depth"]
+    for row in (
+        [f"Token {cell + 1}", f"round {index + 1}"],
+        ["depth", f"{share['depth_asked']} asked, {share['depth']} built"],
+        ["width", f"{share['width_asked']} asked, {share['width']} built"],
+        ["nodes", str(share["nodes"])],
+        ["accepted", str(share["accepted"])],
+        ["alpha", f"{alpha:.2f}"],
+        ["passes of the model", str(len(trace["rounds"]))],
+    ):
+        assert row in told, (row, told)
+    tab.screenshot("numbers")
     tab.page.mouse.move(5, 5)
     tab.wait(sampler, "panel.tip.hidden")
 
@@ -229,10 +252,10 @@ def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     tab.canvas(sampler).focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):  # the first press shows the cursor
         tab.page.keyboard.press(key)
-    assert "Token 13 · row 2, column 1" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
+    assert "Row 2, column 1" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
     tab.page.keyboard.press("Shift+End")
     tab.page.keyboard.press("ArrowDown")
-    assert "Token 144 · row 12, column 12" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
+    assert "Row 12, column 12" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
     tab.page.keyboard.press("Escape")
     assert tab.map(sampler, "(panel.draw(), panel.tip.hidden)")
     assert tab.map(sampler, "Array.from(map.node.pos)") == before, "the keys went to the graph as well"
@@ -341,18 +364,19 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     tab.finished(plain)
     assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
     tab.map(sampler, "panel.refresh()")
-    tab.wait(sampler, "panel.line.textContent.includes('(measured)')")
-    tab.wait(plain, "panel.line.textContent.includes('plain decoding')")
+    tab.wait(sampler, "panel.line.textContent.includes('× as fast as plain decoding (measured on this page)')")
+    tab.wait(plain, "panel.line.textContent.startsWith('plain decoding')")
     measured = tab.map(sampler, "run.figures(map.plain(run)).speedup")
     both = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
     assert measured == pytest.approx(both, rel=0.02)
     tab.widget(sampler).get_by_label("Compare").select_option(f"node {plain}")
     tab.wait(sampler, "panel.panes.length === 2")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
-    left, right = painted(tab, sampler, 0), painted(tab, sampler, 1)
-    assert len({tuple(c) for c in right}) == 1 < len({tuple(c) for c in left})
+    tab.wait(sampler, "map.pictureShown()")
+    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
+    assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
     tab.page.mouse.move(*point(tab, sampler, 20))
-    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes(' | ')")
+    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: came alone')")
     tab.screenshot("compared")
 
 
@@ -373,7 +397,8 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
         ["autoregressive", "done", 256],
     ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
-    tab.wait(node, "panel.line.textContent.includes('(measured)') && panel.line.textContent.includes('plain decoding')")
+    tab.wait(node, "panel.line.textContent.includes('(measured on this page)')")
+    assert "B: plain decoding" in tab.map(node, "panel.line.textContent")
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")

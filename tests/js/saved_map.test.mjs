@@ -1,0 +1,31 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { deflateSync } from "node:zlib";
+import { unpack } from "../../js/saved_map.js";
+
+const saved = (numbers) => ({ data: deflateSync(Buffer.from(numbers)).toString("base64") });
+
+test("a saved map is unpacked into the rounds of the live messages", async () => {
+  const columns = [
+    [2], // rounds
+    [0xd0, 0x0f, 100], // 20 ms and 1 ms, in hundredths
+    [0, 50],
+    [2, 1], // shares
+    [0, 1, 0], // images
+    [0, 6, 1], // image 1 starts at 3; image 0 begins one token earlier than expected
+    [4, 1, 3], // depth asked
+    [2, 1, 1],
+    [2, 0, 1], // depth
+    [3, 0, 1],
+    [4, 0, 1], // nodes
+    [1, 0, 1], // accepted
+    [0, 0, 1],
+    [3, 1, 1], // drafts on each level
+  ];
+  assert.deepEqual(await unpack(saved(columns.flat())), [
+    [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [3, 1]], [1, 3, 1, 1, 0, 0, 0, 0, 0, []]],
+    [1, 0.5, [0, 1, 3, 1, 1, 1, 1, 1, 1, [1]]],
+  ]);
+});
+
+test("no rounds are no rounds", async () => assert.deepEqual(await unpack(saved([0])), []));
