@@ -18,8 +18,9 @@ export class Replay {
     this.button.onclick = () => (this.#frame ? this.stop() : this.#play());
     this.slider = make("input", { type: "range", min: 0, max: 0, "aria-label": words.replay, title: words.replay });
     this.slider.oninput = () => {
+      const rounds = Number(this.slider.value);
       this.stop();
-      this.#show(Number(this.slider.value));
+      this.#show(rounds);
     };
     this.said = make("span", { className: "adt-map-replayed" });
     this.element = make("div", { className: "adt-map-bar adt-map-replay", role: "group", "aria-label": words.replay }, this.button, this.slider, this.said);
@@ -41,12 +42,6 @@ export class Replay {
   /** The number of the round that is tried at this moment; null while no moment but the whole run is shown. */
   get round() {
     return this.#shown === null ? null : this.#rounds[this.#shown];
-  }
-
-  /** Back to the whole run. */
-  end() {
-    this.stop();
-    this.#show(this.#rounds.length);
   }
 
   stop() {

@@ -127,7 +127,7 @@ def check_root(lanes: Lanes, tree: DraftTree) -> Checked:
 
 
 def summary(checked: Checked) -> Tensor:
-    """What the host reads of a round, [B, k] int64: counts, drafts on each level, what stands along the accepted path."""
+    """What the host reads of a round, [B, k] int64: counts, drafts by level, what stands along the accepted path."""
     tree, verdict = checked.tree, checked.verdict
     counts = torch.stack([verdict.accepted, tree.realised_depth(), verdict.next_root], 1)
     levels = tree.levels()[:, : verdict.path.shape[1]]

@@ -1,4 +1,4 @@
-"""A map belongs to its picture: it comes with the image that is dropped, and with no other; undo and a reload keep it."""
+"""A map belongs to its picture: it comes with the image that is dropped and with no other; undo and reload keep it."""
 
 import json
 
