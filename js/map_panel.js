@@ -59,7 +59,7 @@ export class MapPanel {
     this.replay = new Replay(this.redraw);
     this.legend = new Legend();
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": words.opacity, title: words.opacity });
-    this.compare = make("select", { "aria-label": words.compare, title: words.compare });
+    this.compare = make("select", { className: "adt-map-compare", "aria-label": words.compare, title: words.compare });
     this.line = make("div", { className: "adt-map-line" });
     this.sentence = make("summary", { title: words.numbers });
     this.table = make("table", { "aria-label": words.numbers });
@@ -88,6 +88,7 @@ export class MapPanel {
     this.compare.onpointerdown = this.compare.onfocus = () => this.#offer();
     this.compare.onchange = () => this.compareWith(this.compare.value);
     this.details.ontoggle = this.redraw;
+    this.element.onpointerenter = () => this.#offer(); // other nodes may have runs by now
     const { canvas } = this;
     canvas.onpointerdown = (event) => event.button === 0 && this.#grab(event);
     canvas.onpointermove = (event) => this.#move(event);
@@ -117,6 +118,7 @@ export class MapPanel {
   /** Show the run of this id beside the own one; "" for none. */
   compareWith(id) {
     this.other = id;
+    this.compare.classList.toggle("adt-map-chosen", id !== "");
     this.refresh();
   }
 
@@ -142,6 +144,7 @@ export class MapPanel {
     this.images.value = String(this.image);
     this.images.hidden = count === 1;
     if (document.activeElement !== this.compare) this.#offer();
+    this.canvas.hidden = !this.run;
     this.replay.follow(this.run, this.image);
     this.redraw();
   }
@@ -155,6 +158,8 @@ export class MapPanel {
     }
     if (!choices.some(({ id }) => id === this.other)) this.other = "";
     this.compare.value = this.other;
+    this.compare.hidden = choices.length === 1;
+    this.compare.classList.toggle("adt-map-chosen", this.other !== "");
   }
 
   // ---- cursor ----------------------------------------------------------------------------

@@ -268,6 +268,7 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     measured = tab.map(sampler, "run.figures(map.plain(run)).speedup")
     both = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
     assert measured == pytest.approx(both, rel=0.02)
+    tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option(f"node {plain}")
     tab.wait(sampler, "panel.panes.length === 2")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
@@ -319,6 +320,7 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
     tab.run()
     tab.wait(sampler, "map.previous && run.state === 'done'")
+    tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option("previous")
     tab.wait(sampler, "panel.panes.length === 2")
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
