@@ -6,6 +6,7 @@ import { MapPanel } from "./map_panel.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { latest, load, noteShown, recall, remember, seen } from "./runs.js";
+import { sound } from "./saved_map.js";
 import { methodName, words } from "./words.js";
 
 const WIDGET = "acceptance_map";
@@ -128,8 +129,11 @@ export class NodeMap {
 
   async #unpack(travelled) {
     const own = numbersOf(this.node).find((number) => number in travelled);
-    const parts = travelled[own]?.parts ?? [];
-    return Promise.all(parts.map((saved, part) => load(saved, { part })));
+    try {
+      return await Promise.all((travelled[own]?.parts ?? []).map((saved, part) => load(sound(saved), { part })));
+    } catch {
+      return []; // damaged, or made by somebody else: no map rather than a wrong one
+    }
   }
 
   /** Whether there is a picture under the map of the image that is shown. */

@@ -1,6 +1,7 @@
 """The ComfyUI side of the pack: sockets, schemas and memory management. All tensor maths is in ``adt_core``."""
 
 from comfy_api.v0_0_2 import ComfyExtension, io
+from server import PromptServer
 
 from . import folders, saved_map
 from .batch import ADTTreeBatchSampler
@@ -21,7 +22,7 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        saved_map.register()
+        PromptServer.instance.add_on_prompt_handler(saved_map.remind)
         return [
             ADTTreeModelLoader,
             ADTTreeImageSize,

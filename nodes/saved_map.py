@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from server import PromptServer
-
 from ..adt_core.rules.trace import ImageRound, Round
 
 KEY = "adt_tree_maps"
@@ -137,8 +135,3 @@ def remind(request: dict) -> dict:
             if (entry := _finished.get(digest(prompt, number) or "")) is not None:
                 maps[number] = {**entry, "cached": True}
     return request
-
-
-def register() -> None:
-    """Have ComfyUI ask :func:`remind` about every prompt."""
-    PromptServer.instance.add_on_prompt_handler(remind)

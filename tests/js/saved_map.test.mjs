@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { deflateSync } from "node:zlib";
-import { unpack } from "../../js/saved_map.js";
+import { sound, unpack } from "../../js/saved_map.js";
 
 const saved = (numbers) => ({ data: deflateSync(Buffer.from(numbers)).toString("base64") });
 
@@ -29,3 +29,20 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
 });
 
 test("no rounds are no rounds", async () => assert.deepEqual(await unpack(saved([0])), []));
+
+test("damaged numbers are refused, and do not fill the memory", async () => {
+  await assert.rejects(unpack({ data: "AAAA" }));
+  await assert.rejects(unpack(saved([200, 200, 200, 200, 100])));
+  await assert.rejects(unpack({ data: deflateSync(Buffer.alloc(2 ** 26)).toString("base64") }), /too many numbers/);
+});
+
+const MAP = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", data: "", images: 1, grid: [2, 4], start: 0, part: 0, parts: 1 };
+
+test("of a map from a file only what belongs to a map is taken, and nothing is fetched from elsewhere", () => {
+  const thumbnails = ["https://example.org/seen.png", "data:image/svg+xml,<svg/>", "data:image/jpeg;base64,AA"];
+  const taken = sound({ ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } });
+  assert.deepEqual(taken.thumbnails, ["data:image/jpeg;base64,AA"]);
+  assert.deepEqual(taken.inputs, { seed: "5" });
+  assert.ok(!("pictures" in taken) && !("evil" in taken));
+  for (const wrong of [{ grid: [1e6, 1e6] }, { grid: null }, { images: 1e9 }, { images: "x" }, { start: -1 }]) assert.throws(() => sound({ ...MAP, ...wrong }));
+});
