@@ -10,8 +10,13 @@ export const FIGURES = {
   time: { whole: false, least: 0 },
 };
 
-/** Rounds after which plain decoding's time per token is steady enough to compare with. */
-const STEADY = 16;
+/** In place of a figure that is the same for every token of plain decoding: when the token came. */
+const MOMENT = { whole: false, least: 0 };
+
+export function scaleOf(figure) {
+  return FIGURES[figure] ?? MOMENT;
+}
+
 /** In place of a round's number: nothing decided, and decided with the prompt. */
 const NONE = -1;
 const PREFILL = -2;
@@ -19,8 +24,11 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, method, seed, comparable, images, grid, ends, start, prefill, pictures, parts } = header;
-    Object.assign(this, { id, node, method, seed, comparable, prefill, pictures: pictures ?? [], start: start ?? 0 });
+    const { id, node, method, seed, inputs, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
+    Object.assign(this, { id, node, method, seed, comparable, prefill, start: start ?? 0 });
+    this.inputs = inputs ?? {}; // the node's own values, as they were queued
+    this.pictures = pictures ?? []; // files of this server
+    this.thumbnails = thumbnails ?? []; // small pictures that came with the map
     this.abreast = parts ?? 1; // runs that the node makes side by side
     this.count = images;
     [this.rows, this.columns] = grid;
@@ -31,14 +39,14 @@ export class Run {
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.done = 0; // tokens decided, of all images
     this.kept = images * this.start; // tokens that were given, as when an image is continued
-    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, verifying: [] };
+    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0 };
     this.state = "running"; // then "done" or "stopped"
   }
 
-  /** The whole run from the history. */
-  static stored(map) {
+  /** The whole run from a saved map and its rounds. */
+  static stored(map, rounds) {
     const run = new Run(map);
-    run.append(map.first, map.rounds);
+    run.append(0, rounds);
     run.state = "done";
     return run;
   }
@@ -51,7 +59,6 @@ export class Run {
       this.rounds[index] = { ms, drafting, shares: new Map(shares.map((share) => [share[0], named(share)])) };
       this.known.ms += ms;
       this.known.rounds += 1;
-      this.known.verifying.push(ms - drafting);
       for (const [image, share] of this.rounds[index].shares) this.#enter(index, image, share);
     });
   }
@@ -67,6 +74,42 @@ export class Run {
     this.done += next - 1 - position;
     this.known.emitted += accepted + 1;
     this.known.shares += 1;
+  }
+
+  /** The cell of a token; null if it ends a row, or lies behind the image. */
+  cellAt(position) {
+    const column = position % (this.columns + this.ends);
+    return position >= this.tokens || column === this.columns ? null : this.#cell(position);
+  }
+
+  /** Whether every round decides one token, without drafts. */
+  get plain() {
+    return this.method === "autoregressive";
+  }
+
+  /** What is shown in place of a figure. */
+  figureShown(figure) {
+    return this.plain && figure !== "time" ? "moment" : figure;
+  }
+
+  /** The numbers of the rounds that decided tokens of an image. */
+  roundsOf(image) {
+    return [...this.rounds.keys()].filter((index) => this.rounds[index]?.shares.has(image));
+  }
+
+  /** Milliseconds from the beginning to the end of each round. */
+  get clock() {
+    if (this.times?.length !== this.rounds.length) {
+      let at = this.prefill;
+      this.times = Array.from(this.rounds, (round) => (at += round?.ms ?? 0));
+    }
+    return this.times;
+  }
+
+  /** The first round that was not over so many milliseconds after the beginning; the number of rounds if there is none. */
+  roundAt(ms) {
+    const index = this.clock.findIndex((end) => end > ms);
+    return index < 0 ? this.rounds.length : index;
   }
 
   /** The cell of a token, or that behind it if it ends a row. */
@@ -85,14 +128,14 @@ export class Run {
     const index = this.roundOf[image]?.[cell] ?? NONE;
     if (index === NONE) return null;
     if (index === PREFILL) {
-      const none = { depthAsked: 0, widthAsked: 0, depth: 0, width: 0, nodes: 0, accepted: 0, substituted: 0 };
-      return { ...none, round: null, alpha: 0, ms: this.prefill, acceptance: 1, time: this.prefill };
+      const none = { depthAsked: 0, widthAsked: 0, depth: 0, width: 0, nodes: 0, accepted: 0, substituted: 0, levels: [] };
+      return { ...none, round: null, alpha: 0, ms: this.prefill, acceptance: 1, time: this.prefill, moment: this.prefill / 1000 };
     }
     const { ms, shares } = this.rounds[index];
     const share = shares.get(image);
     const emitted = share.accepted + 1;
     const alpha = share.depth ? share.accepted / share.depth : 0;
-    return { ...share, round: index, alpha, ms, acceptance: emitted, time: ms / emitted };
+    return { ...share, round: index, alpha, ms, acceptance: emitted, time: ms / emitted, moment: this.clock[index] / 1000 };
   }
 
   /** First and last cell of the tokens that came in the same round. */
@@ -104,12 +147,12 @@ export class Run {
     return [first, last];
   }
 
-  /** A figure of every token of an image, Float32Array; NaN where nothing is decided. */
-  values(figure, image) {
+  /** A figure of every token of an image, Float32Array; NaN where nothing is decided, or only from round `until` on. */
+  values(figure, image, until = Infinity) {
     const values = new Float32Array(this.cells).fill(NaN);
     const ofRound = new Map();
     this.roundOf[image]?.forEach((round, cell) => {
-      if (round === NONE) return;
+      if (round === NONE || round >= until) return;
       if (!ofRound.has(round)) ofRound.set(round, this.token(image, cell)[figure]);
       values[cell] = ofRound.get(round);
     });
@@ -121,43 +164,31 @@ export class Run {
     return (this.prefill + this.known.ms) / 1000;
   }
 
-  /** Plain decoding's milliseconds per round, if this run measures it. */
-  get plainRound() {
-    const { ms, rounds } = this.known;
-    return this.method === "autoregressive" && (this.state === "done" || rounds >= STEADY) ? ms / rounds : null;
-  }
-
   /**
-   * Tokens a second, tau, and the speed-up against plain decoding: measured if `plain`, a run of it, is given; else estimated as if a
-   * plain round took what checking a tree takes here, without the drafting. `speedup` is null for plain decoding itself.
+   * Tokens a second, tokens a pass (tau), and how many times as fast it was as `plain`, a finished run of plain decoding; null without one,
+   * and for plain decoding itself.
    */
   figures(plain = null) {
-    const { ms, emitted, shares, verifying } = this.known;
+    const { ms, emitted, shares } = this.known;
     const { done, seconds } = this;
-    const [rate, tau] = [seconds ? done / seconds : 0, shares ? emitted / shares : 0];
-    const result = { done, total: this.total, seconds, rate, tau, speedup: null, measured: plain !== null };
-    if (this.method !== "autoregressive" && ms > 0) {
-      const each = plain ? plain.plainRound : median(verifying);
+    const result = { done, total: this.total, seconds, rate: seconds ? done / seconds : 0, tau: shares ? emitted / shares : 0, speedup: null };
+    if (plain && !this.plain && ms > 0) {
+      const each = plain.known.ms / plain.known.rounds;
       const rounds = emitted / this.count; // plain decoding needs one for each token of an image
-      result.speedup = ((plain ?? this).prefill + each * rounds) / (this.prefill + ms);
+      result.speedup = (plain.prefill + each * rounds) / (this.prefill + ms);
     }
     return result;
   }
 }
 
-function named([image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted]) {
-  return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted };
-}
-
-function median(values) {
-  const sorted = [...values].sort((a, b) => a - b);
-  return sorted[sorted.length >> 1];
+function named([image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels]) {
+  return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels };
 }
 
 /** Ends of the scale for the values of one or two maps: whole numbers up to the largest; times up to the 98th percentile, for the first token is slow. */
 export function range(figure, ...maps) {
   const values = maps.flatMap((map) => Array.from(map)).filter((value) => !Number.isNaN(value)).sort((a, b) => a - b);
-  const { whole, least } = FIGURES[figure];
-  const top = values.length ? values[Math.min(values.length - 1, Math.floor(values.length * (whole ? 1 : 0.98)))] : least + 1;
+  const { whole, least } = scaleOf(figure);
+  const top = values.length ? values[Math.min(values.length - 1, Math.floor(values.length * (figure === "time" ? 0.98 : 1)))] : least + 1;
   return [least, Math.max(top, least + (whole ? 1 : 0.01))];
 }

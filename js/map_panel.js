@@ -1,28 +1,26 @@
 /** The widget's controls, canvas and words for one node. What runs there are and how they are kept is its owner's business. */
 
-import { cssColour } from "./colours.js";
+import { make } from "./elements.js";
+import { Legend } from "./legend.js";
 import { FIGURES, range } from "./map_model.js";
-import { draw, hit, layout } from "./map_view.js";
+import { draw, hit, layout, within, zoomed } from "./map_view.js";
 import { picture } from "./pictures.js";
-import { describe, methodName, summary, words } from "./words.js";
+import { Replay, tried } from "./replay.js";
+import { saveImage } from "./save_image.js";
+import { caption, describe, numbers, sentence, summary, tokenNumbers } from "./sentences.js";
+import { methodName, words } from "./words.js";
 
-const SWATCHES = 9; // a legend of more whole numbers is a ramp
 const MOST_PIXELS = 4; // device pixels per CSS pixel, however far the page is zoomed in
-
-function make(tag, properties = {}, ...children) {
-  const { className, dataset, ...attributes } = properties;
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  Object.assign(element.dataset, dataset);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
+const CLOSEST = 16; // times that the map can be enlarged
+const WHOLE = { scale: 1, x: 0.5, y: 0.5 };
+const TIP_GAP = 6; // pixels between the tip and the tokens that it explains
+const DRAGGED = 4; // pixels that a pointer may move in a click
 
 export class MapPanel {
   /**
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
-   *   `plain(run)` -> a run of plain decoding to measure it by, or null, `changed()` when a setting is to be remembered
+   *   `plain(run)` -> a run of plain decoding to measure it by, or null, `differences(run)` -> [[input, value]] that the node now has in
+   *   place of what made the run, `changed()` when a setting is to be remembered
    * @param {{figure: string, opacity: number}} settings
    */
   constructor(owner, settings) {
@@ -33,10 +31,12 @@ export class MapPanel {
     this.other = ""; // id of the run compared with
     this.pinned = null; // the token cursor of keyboard and click: { pane, cell }
     this.hovered = null;
+    this.view = WHOLE; // the part of the grid that is shown
     this.panes = [];
     this.frame = 0;
-    this.#build();
     this.redraw = this.redraw.bind(this);
+    this.#build();
+    this.#listen();
     new ResizeObserver(this.redraw).observe(this.stage);
     this.refresh();
   }
@@ -46,35 +46,57 @@ export class MapPanel {
   #build() {
     this.buttons = Object.keys(FIGURES).map((figure) => {
       const [label, legend] = words.figures[figure];
-      const button = make("button", { type: "button", title: `${words.colourBy} ${legend}`, dataset: { figure } }, label);
-      button.onclick = () => this.#set({ figure });
-      return button;
+      return make("button", { type: "button", title: `${words.colourBy} ${legend}`, dataset: { figure } }, label);
     });
     this.images = make("select", { "aria-label": words.image, title: words.image });
-    this.images.onchange = () => this.showImage(Number(this.images.value));
     this.canvas = make("canvas", { tabindex: 0, role: "application", "aria-roledescription": "token map" });
     this.tip = make("div", { className: "adt-map-tip", role: "status" });
-    this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.tip);
-    this.legend = make("div", { className: "adt-map-legend" });
+    this.closer = make("button", { type: "button", "aria-label": words.zoomIn, title: words.zoomIn }, "+");
+    this.farther = make("button", { type: "button", "aria-label": words.zoomOut, title: words.zoomOut }, "−");
+    this.zoom = make("div", { className: "adt-map-zoom" }, this.closer, this.farther);
+    this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.zoom, this.tip);
+    this.caption = make("div", { className: "adt-map-caption", role: "note" });
+    this.replay = new Replay(this.redraw);
+    this.legend = new Legend();
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": words.opacity, title: words.opacity });
-    this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
-    this.compare = make("select", { "aria-label": words.compare, title: words.compare });
-    this.compare.onpointerdown = this.compare.onfocus = () => this.#offer();
-    this.compare.onchange = () => this.compareWith(this.compare.value);
+    this.compare = make("select", { className: "adt-map-compare", "aria-label": words.compare, title: words.compare });
     this.line = make("div", { className: "adt-map-line" });
+    this.sentence = make("summary", { title: words.numbers });
+    this.table = make("table", { "aria-label": words.numbers });
+    this.details = make("details", { className: "adt-map-details" }, this.sentence, make("div", {}, this.table));
+    const figures = make("div", { className: "adt-map-figures", role: "group", "aria-label": words.colourBy }, ...this.buttons);
     this.element = make(
       "div",
       { className: "adt-map", role: "group", "aria-label": words.map },
-      make("div", { className: "adt-map-bar" }, make("div", { className: "adt-map-figures", role: "group", "aria-label": words.colourBy }, ...this.buttons), this.images),
+      make("div", { className: "adt-map-bar" }, figures, this.images),
       this.stage,
-      this.legend,
+      this.caption,
+      this.replay.element,
+      this.legend.element,
       make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.compare),
       this.line,
+      this.details,
     );
-    this.canvas.onpointermove = (event) => this.#hover(hit(this.panes, this.run?.rows, this.run?.columns, event.offsetX, event.offsetY));
-    this.canvas.onpointerleave = () => this.#hover(null);
-    this.canvas.onclick = () => this.#pin(this.hovered);
-    this.canvas.onkeydown = (event) => this.#key(event);
+  }
+
+  #listen() {
+    for (const button of this.buttons) button.onclick = () => this.#set({ figure: button.dataset.figure });
+    this.images.onchange = () => this.showImage(Number(this.images.value));
+    this.closer.onclick = () => this.#zoom(2);
+    this.farther.onclick = () => this.#zoom(0.5);
+    this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
+    this.compare.onpointerdown = this.compare.onfocus = () => this.#offer();
+    this.compare.onchange = () => this.compareWith(this.compare.value);
+    this.details.ontoggle = this.redraw;
+    this.element.onpointerenter = () => this.#offer(); // other nodes may have runs by now
+    const { canvas } = this;
+    canvas.onpointerdown = (event) => event.button === 0 && this.#grab(event);
+    canvas.onpointermove = (event) => this.#move(event);
+    canvas.onpointerup = canvas.onpointercancel = () => (this.grabbed = null);
+    canvas.onpointerleave = () => this.#hover(null);
+    canvas.onclick = () => this.dragged || this.#pin(this.hovered);
+    canvas.ondblclick = ({ offsetX, offsetY }) => this.#zoom(2, this.#pointAt(offsetX, offsetY));
+    canvas.onkeydown = (event) => this.#key(event);
   }
 
   // ---- what is shown ---------------------------------------------------------------------
@@ -82,6 +104,7 @@ export class MapPanel {
   /** Show another run, or more of the same. */
   show(run) {
     if (this.run && run && (run.rows !== this.run.rows || run.columns !== this.run.columns)) this.pinned = null;
+    if (run?.rows !== this.run?.rows || run?.columns !== this.run?.columns) this.view = WHOLE;
     this.run = run;
     if (run && this.image >= run.count) this.image = 0;
     this.refresh();
@@ -95,6 +118,7 @@ export class MapPanel {
   /** Show the run of this id beside the own one; "" for none. */
   compareWith(id) {
     this.other = id;
+    this.compare.classList.toggle("adt-map-chosen", id !== "");
     this.refresh();
   }
 
@@ -120,6 +144,8 @@ export class MapPanel {
     this.images.value = String(this.image);
     this.images.hidden = count === 1;
     if (document.activeElement !== this.compare) this.#offer();
+    this.canvas.hidden = !this.run;
+    this.replay.follow(this.run, this.image);
     this.redraw();
   }
 
@@ -132,6 +158,8 @@ export class MapPanel {
     }
     if (!choices.some(({ id }) => id === this.other)) this.other = "";
     this.compare.value = this.other;
+    this.compare.hidden = choices.length === 1;
+    this.compare.classList.toggle("adt-map-chosen", this.other !== "");
   }
 
   // ---- cursor ----------------------------------------------------------------------------
@@ -165,13 +193,60 @@ export class MapPanel {
       Home: event.shiftKey ? 0 : row,
       End: event.shiftKey ? cells - 1 : row + columns - 1,
     };
+    const zooms = { "+": 2, "=": 2, "-": 0.5, 0: 0 };
     if (event.key === "Escape" && pinned) this.#pin(null);
+    else if (event.key in zooms) this.#zoom(zooms[event.key], pinned ? this.#middleOf(pinned.cell) : undefined);
     else if (!(event.key in moves)) return;
     else if (!pinned) this.#pin({ pane: 0, cell: 0 });
-    else if (moves[event.key] >= 0 && moves[event.key] < cells) this.#pin({ ...pinned, cell: moves[event.key] });
+    else if (moves[event.key] >= 0 && moves[event.key] < cells) this.#follow({ ...pinned, cell: moves[event.key] });
     this.hovered = null;
     event.preventDefault();
     event.stopPropagation(); // arrows move the node otherwise
+  }
+
+  // ---- zoom ------------------------------------------------------------------------------
+
+  /** Enlarge the map so many times, about a point of the grid; 0 shows the whole of it. */
+  #zoom(times, point = this.view) {
+    const scale = Math.min(Math.max(this.view.scale * times, 1), CLOSEST);
+    this.view = within({ scale, x: point.x, y: point.y });
+    this.redraw();
+  }
+
+  #grab({ offsetX, offsetY, pointerId }) {
+    this.dragged = false;
+    if (this.view.scale === 1) return;
+    this.grabbed = { x: offsetX, y: offsetY, view: this.view };
+    this.canvas.setPointerCapture(pointerId);
+  }
+
+  #move({ offsetX, offsetY }) {
+    const { grabbed } = this;
+    if (!grabbed) return this.#hover(hit(this.panes, this.run?.rows, this.run?.columns, offsetX, offsetY));
+    const [box] = this.panes;
+    this.dragged ||= Math.hypot(offsetX - grabbed.x, offsetY - grabbed.y) > DRAGGED;
+    const { scale, x, y } = grabbed.view;
+    this.view = within({ scale, x: x - (offsetX - grabbed.x) / box.width, y: y - (offsetY - grabbed.y) / box.height });
+    this.redraw();
+  }
+
+  /** A point of the stage as a point of the grid, 0..1. */
+  #pointAt(x, y) {
+    const box = this.panes.find(({ clip }) => x >= clip.x && x < clip.x + clip.width) ?? this.panes[0];
+    return box ? { x: (x - box.x) / box.width, y: (y - box.y) / box.height } : this.view;
+  }
+
+  #middleOf(cell) {
+    const { rows, columns } = this.run;
+    return { x: ((cell % columns) + 0.5) / columns, y: (Math.floor(cell / columns) + 0.5) / rows };
+  }
+
+  /** Pin a token, and bring it into view. */
+  #follow(spot) {
+    const { x, y } = this.#middleOf(spot.cell);
+    const [dx, dy, half] = [x - this.view.x, y - this.view.y, 0.5 / this.view.scale];
+    if (Math.abs(dx) > half || Math.abs(dy) > half) this.view = within({ scale: this.view.scale, x, y });
+    this.#pin(spot);
   }
 
   // ---- drawing ---------------------------------------------------------------------------
@@ -185,11 +260,30 @@ export class MapPanel {
   }
 
   draw() {
-    const { runs, settings } = this;
-    const maps = runs.map((run) => run.values(settings.figure, this.#imageOf(run)));
-    const ends = range(settings.figure, ...maps);
-    if (this.stage.clientWidth && this.stage.clientHeight) this.#paint(runs, maps, ends); // a node out of sight has no size
-    this.#words(runs, ends);
+    const shown = this.#shown();
+    if (this.stage.clientWidth && this.stage.clientHeight) this.#paint(shown); // a node out of sight has no size
+    this.#words(shown);
+  }
+
+  /** What is to be drawn: the runs, up to which round of each, the figure, its values, and the ends of the scale. */
+  #shown() {
+    const { runs } = this;
+    const figures = runs.map((run) => run.figureShown(this.settings.figure));
+    const figure = figures.every((one) => one === figures[0]) ? (figures[0] ?? this.settings.figure) : this.settings.figure;
+    const untils = this.#moment(runs);
+    const none = (run) => new Float32Array(run.cells).fill(NaN); // plain decoding beside drafts: its picture alone
+    const values = (run, i, until) => (figures[i] === figure ? run.values(figure, this.#imageOf(run), until) : none(run));
+    const maps = runs.map((run, i) => values(run, i, untils[i]));
+    const ends = range(figure, ...(untils[0] === Infinity ? maps : runs.map((run, i) => values(run, i))));
+    return { runs, untils, figure, maps, ends };
+  }
+
+  /** The rounds that are tried at the moment of the replay; Infinity while there is none. */
+  #moment(runs) {
+    const { round } = this.replay;
+    if (round === null || round === undefined) return runs.map(() => Infinity);
+    const now = runs[0].clock[round - 1] ?? runs[0].prefill;
+    return runs.map((run, i) => (i ? run.roundAt(now) : round));
   }
 
   /** The image shown of a run; the one compared with may have fewer. */
@@ -197,8 +291,8 @@ export class MapPanel {
     return Math.min(this.image, run.count - 1);
   }
 
-  #paint(runs, maps, ends) {
-    const { canvas, stage, settings, cursor } = this;
+  #paint(shown) {
+    const { canvas, stage } = this;
     const [width, height] = [stage.clientWidth, stage.clientHeight];
     const zoom = Math.max(1, canvas.getBoundingClientRect().width / (canvas.clientWidth || 1)); // of ComfyUI's canvas
     const pixels = Math.min(MOST_PIXELS, devicePixelRatio * zoom);
@@ -207,60 +301,95 @@ export class MapPanel {
     if (canvas.height !== backing[1]) canvas.height = backing[1];
     const context = canvas.getContext("2d");
     context.setTransform(pixels, 0, 0, pixels, 0, 0);
-    const ink = getComputedStyle(stage).color;
-    this.panes = runs.length ? layout(width, height, this.run.rows, this.run.columns, runs.length) : [];
-    const panes = runs.map((run, i) => ({
-      box: this.panes[i],
-      rows: run.rows,
-      columns: run.columns,
-      values: maps[i],
-      range: ends,
-      ink,
-      picture: picture(run, this.#imageOf(run), this.redraw),
-      opacity: settings.opacity,
-      label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(methodName(run.method), run.seed)}` : "",
-      cursor: cursor ? cursor.cell : null,
-      together: cursor ? run.together(this.#imageOf(run), cursor.cell) : null,
-    }));
-    draw(context, { width, height }, panes);
+    const clips = shown.runs.length ? layout(width, height, this.run.rows, this.run.columns, shown.runs.length) : [];
+    this.panes = clips.map((clip) => ({ ...zoomed(clip, this.view), clip }));
+    draw(context, { width, height }, this.#panes(shown, this.panes, this.cursor, getComputedStyle(stage).color));
   }
 
-  #words(runs, ends) {
-    this.#drawLegend(ends);
-    const text = runs.map((run, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(run, this.owner.plain(run))).join("\n");
-    this.line.textContent = text || words.empty;
+  #panes({ runs, untils, maps, ends }, boxes, cursor, ink) {
+    return runs.map((run, i) => {
+      const image = this.#imageOf(run);
+      const replayed = untils[i] !== Infinity;
+      return {
+        box: boxes[i],
+        rows: run.rows,
+        columns: run.columns,
+        values: maps[i],
+        range: ends,
+        ink,
+        picture: picture(run, image, this.redraw),
+        opacity: this.settings.opacity,
+        label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(methodName(run.method), run.seed)}` : "",
+        cursor: cursor ? cursor.cell : null,
+        together: cursor ? run.together(image, cursor.cell) : null,
+        hidden: replayed ? [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= untils[i]) : null,
+        tried: replayed ? tried(run, image, untils[i]) : [],
+      };
+    });
+  }
+
+  /** Offer what is shown as an image file. */
+  async save() {
+    const shown = this.#shown();
+    if (!shown.runs.length) return;
+    const lines = [...shown.runs.map((run) => caption(run, [])), ...[this.sentence.textContent].filter(Boolean)];
+    const { rows, columns, seed } = this.run;
+    const boxed = (clips) => this.#panes(shown, clips.map((clip) => ({ ...clip, clip })), null, "#eee");
+    await saveImage(`acceptance-map-seed-${seed}.png`, { rows, columns, count: shown.runs.length }, boxed, lines);
+  }
+
+  // ---- words -----------------------------------------------------------------------------
+
+  #words({ runs, figure, ends }) {
     const [run] = runs;
-    this.canvas.setAttribute("aria-label", run ? words.keys(words.figures[this.settings.figure][0], run.rows, run.columns) : words.noRun);
+    this.legend.show(figure, ends);
+    const text = runs.map((one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, this.owner.plain(one))).join("\n");
+    say(this.line, text || words.empty);
+    say(this.caption, run ? caption(run, run.state === "running" ? [] : this.owner.differences(run)) : "");
+    this.canvas.setAttribute("aria-label", run ? words.keys(words.figures[figure][0], run.rows, run.columns) : words.noRun);
+    this.zoom.hidden = !run;
+    this.farther.disabled = this.view.scale === 1;
+    this.closer.disabled = this.view.scale === CLOSEST;
+    const tokens = this.cursor ? runs.map((one) => one.token(this.#imageOf(one), this.cursor.cell)) : [];
+    this.#explain(run, tokens);
     this.tip.hidden = !this.panes.length || !this.cursor;
     if (this.tip.hidden) return;
-    const { pane, cell } = this.cursor;
-    const tip = describe(runs.map((one) => one.token(this.#imageOf(one), cell)), cell, run.columns);
-    if (this.tip.textContent !== tip) this.tip.textContent = tip;
-    const box = this.panes[pane] ?? this.panes[0];
-    this.tip.classList.toggle("adt-map-tip-left", box.x + ((cell % run.columns) / run.columns) * box.width > this.stage.clientWidth / 2);
-    this.tip.classList.toggle("adt-map-tip-low", cell < run.cells / 2);
+    say(this.tip, describe(tokens, this.cursor.cell, run.columns));
+    this.#placeTip(run);
   }
 
-  #drawLegend([low, high]) {
-    const { whole } = FIGURES[this.settings.figure];
-    const [, legend] = words.figures[this.settings.figure];
-    const steps = high - low + 1;
-    const key = `${legend} ${low} ${high}`;
-    if (key === this.drawn) return;
-    this.drawn = key;
-    const ramp = make("span", { className: "adt-map-ramp" });
-    if (whole && steps <= SWATCHES) {
-      for (let value = low; value <= high; value++) {
-        const swatch = make("span", { className: "adt-map-swatch" }, String(value));
-        const share = (value - low) / (high - low);
-        swatch.style.cssText = `background: ${cssColour(share)}; color: ${share > 0.45 ? "#111" : "#fff"}`;
-        ramp.append(swatch);
-      }
-    } else {
-      ramp.style.background = `linear-gradient(to right, ${Array.from({ length: 17 }, (_, i) => cssColour(i / 16)).join(", ")})`;
-    }
-    const digits = (value) => (whole ? String(value) : value.toFixed(value < 10 ? 1 : 0));
-    const ends = whole && steps <= SWATCHES ? [[], []] : [[digits(low)], [digits(high)]];
-    this.legend.replaceChildren(make("span", {}, legend), ...ends[0], ramp, ...ends[1]);
+  /** The sentence, once the run is over, and below it the numbers if they are asked for. */
+  #explain(run, tokens) {
+    const over = run && run.state !== "running";
+    this.details.hidden = !over;
+    if (!over) return;
+    const image = this.#imageOf(run);
+    say(this.sentence, sentence(run, image));
+    if (!this.details.open) return;
+    const rows = [...(this.cursor ? tokenNumbers(tokens, this.cursor.cell) : []), ...numbers(run, image)];
+    if (rows.join() === this.tabled) return;
+    this.tabled = rows.join();
+    this.table.replaceChildren(...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value)))));
   }
+
+  /** Below the rows of the tokens that it explains, or above them: never over them while there is room elsewhere. */
+  #placeTip(run) {
+    const { pane, cell } = this.cursor;
+    const box = this.panes[pane] ?? this.panes[0];
+    const [first, last] = run.together(this.#imageOf(run), cell).map((one) => Math.floor(one / run.columns));
+    const side = box.height / run.rows;
+    const [top, bottom] = [box.y + first * side, box.y + (last + 1) * side];
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    const { offsetWidth: w, offsetHeight: h } = this.tip;
+    const below = height - bottom >= h + TIP_GAP || height - bottom >= top;
+    const middle = box.x + (((cell % run.columns) + 0.5) * box.width) / run.columns;
+    const clamp = (at, most) => Math.max(0, Math.min(at, most));
+    this.tip.style.left = `${clamp(middle - w / 2, width - w)}px`;
+    this.tip.style.top = `${clamp(below ? bottom + TIP_GAP : top - h - TIP_GAP, height - h)}px`;
+  }
+}
+
+/** Set a text only where it differs: a page that changes is laid out anew. */
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }

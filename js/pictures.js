@@ -1,8 +1,8 @@
-/** The pictures under the maps: live previews, then what the server kept of the finished images. */
+/** The pictures under the maps: live previews, then what the server kept of the finished images, or the small ones that came with a map. */
 
 import { api } from "../../scripts/api.js";
 
-const shown = new WeakMap(); // run -> image of the batch -> what can be drawn
+const shown = new WeakMap(); // run -> image of the batch or address -> what can be drawn
 
 function of(run) {
   if (!shown.has(run)) shown.set(run, new Map());
@@ -11,18 +11,25 @@ function of(run) {
 
 /** What can be drawn under an image's map, or null; `redraw` is called when a picture that has to be fetched is there. */
 export function picture(run, image, redraw) {
-  const pictures = of(run);
   const file = run.pictures[image];
-  if (file && !pictures.has(file.filename)) {
+  const kept = file && fetched(run, api.apiURL(`/view?${new URLSearchParams(file)}`), redraw);
+  if (kept) return kept;
+  return of(run).get(image) ?? (run.thumbnails[image] ? fetched(run, run.thumbnails[image], redraw) : null);
+}
+
+/** The picture at an address once it is there; null before, and if it is gone. */
+function fetched(run, address, redraw) {
+  const pictures = of(run);
+  if (!pictures.has(address)) {
     const element = new Image();
-    pictures.set(file.filename, null);
+    pictures.set(address, null);
     element.onload = () => {
-      pictures.set(file.filename, element);
+      pictures.set(address, element);
       redraw();
     };
-    element.src = api.apiURL(`/view?${new URLSearchParams(file)}`);
+    element.src = address;
   }
-  return (file && pictures.get(file.filename)) || pictures.get(image) || null;
+  return pictures.get(address);
 }
 
 /** A live preview: the first image of the batch of each of `abreast` runs, side by side; not all `runs` need be known yet. */

@@ -1,52 +1,60 @@
-/** Finished runs: those seen on this page, and the way back to older ones through ComfyUI's history. */
+/**
+ * Finished runs, each by the id that its run was given: those seen on this page, those of this browser tab before a reload, and older ones
+ * in ComfyUI's history. Also which runs a node has shown: an earlier state of a workflow, as "undo" and a reload bring it, names runs that
+ * others have followed.
+ */
 
 import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
+import { unpack } from "./saved_map.js";
 
-const KEPT = 32;
-const LOOKED_THROUGH = 8; // entries of the history, when a node doesn't say where its run is
-const known = new Map(); // reference -> run, oldest first
+const KEPT = 32; // runs in memory
+const STORED = 12; // runs in the tab's storage, a few tens of kilobytes each
+const STORAGE = "adt_tree.maps"; // { maps: { id: { saved, reference } }, shown: { tag: [references, ...] } }, oldest first
+const SHOWN = 8; // of each node
 
-const key = ({ prompt, node, part = 0 }) => `${prompt} ${node} ${part}`;
+const known = new Map(); // id -> run, oldest first
 
-/** Keep a run with a `reference`, { prompt, node, part }, for copies of its node and for other tabs of the workflow. */
+/** Keep a run that is going on or finished, for other nodes and for a workflow that is loaded again. */
 export function remember(run) {
-  known.delete(key(run.reference));
-  known.set(key(run.reference), run);
+  known.delete(run.id);
+  known.set(run.id, run);
   if (known.size > KEPT) known.delete(known.keys().next().value);
 }
 
-/**
- * The runs that a saved node refers to, newest first. If it refers to none that is left, the last run of the same workflow and node.
- * @param {{prompt: string, node: string, part?: number}[]} references
- * @param {(id: string) => boolean} isNode whether an execution id means the node
- * @param {{id: string}} workflow
- */
-export async function recall(references, isNode, workflow) {
-  const found = (await Promise.all(references.map(fromHistory))).filter(Boolean);
-  return found.length ? found : lastOf(isNode, workflow);
+/** The run of this id, if it was seen on this page. */
+export function seen(id) {
+  return known.get(id) ?? null;
 }
 
-async function fromHistory(reference) {
-  const run = known.get(key(reference));
+/** The finished run of a saved map. `reference` says where it is found again: { id, prompt, node, part }; without a prompt only here. */
+export async function load(saved, reference) {
+  const run = Run.stored(saved, await unpack(saved));
+  run.reference = { ...reference, id: run.id };
+  remember(run);
+  store(({ maps }) => {
+    delete maps[run.id];
+    maps[run.id] = { saved, reference: run.reference };
+    for (const id of Object.keys(maps).slice(0, -STORED)) delete maps[id];
+  });
+  return run;
+}
+
+/** The runs that are meant, as far as they can still be found; never another. @param {{id: string, prompt?: string, node?: string, part?: number}[]} references */
+export async function recall(references) {
+  return (await Promise.all(references.map(find))).filter(Boolean);
+}
+
+async function find(reference) {
+  const run = seen(reference.id);
   if (run) return run;
-  const entry = (await history(`/history/${encodeURIComponent(reference.prompt)}`))[reference.prompt];
-  return stored(entry?.outputs?.[reference.node], reference);
-}
-
-async function lastOf(isNode, workflow) {
-  const entries = Object.entries(await history(`/history?max_items=${LOOKED_THROUGH}`)).reverse();
-  for (const [prompt, { prompt: queued, outputs }] of entries) {
-    if (queued?.[3]?.extra_pnginfo?.workflow?.id !== workflow?.id) continue;
-    const node = Object.keys(outputs ?? {}).find((id) => outputs[id].adt_tree_map && isNode(id));
-    if (node) return parts(outputs[node]).map((_, part) => stored(outputs[node], { prompt, node, part }));
-  }
-  return [];
-}
-
-async function history(path) {
-  const answer = await api.fetchApi(path);
-  return answer.ok ? answer.json() : {};
+  const kept = stored().maps[reference.id];
+  if (kept) return load(kept.saved, kept.reference);
+  if (!reference.prompt) return null;
+  const answer = await api.fetchApi(`/history/${encodeURIComponent(reference.prompt)}`);
+  const entry = answer.ok ? (await answer.json())[reference.prompt] : null;
+  const saved = parts(entry?.outputs?.[reference.node])[reference.part ?? 0];
+  return saved?.id === reference.id ? load(saved, reference) : null;
 }
 
 /** The maps of a node's output, by part. A node that ran over a list has several of each: the last is what it shows. */
@@ -56,11 +64,40 @@ export function parts(output) {
   return found;
 }
 
-function stored(output, reference) {
-  const map = parts(output)[reference.part ?? 0];
-  if (!map) return null;
-  const run = Run.stored(map);
-  run.reference = { part: 0, ...reference };
-  remember(run);
-  return run;
+/** Note what the node of this tag shows now. */
+export function noteShown(tag, references) {
+  if (!references.length) return;
+  store(({ shown }) => {
+    const before = (shown[tag] ?? []).filter(([first]) => first.id !== references[0].id);
+    delete shown[tag]; // so that it becomes the newest
+    shown[tag] = [...before, references].slice(-SHOWN);
+    for (const old of Object.keys(shown).slice(0, -KEPT)) delete shown[old];
+  });
+}
+
+/** What the node of this tag showed last on this page, and the run before that, if `references` are no later than that; else `references`. */
+export function latest(tag, references) {
+  const shown = stored().shown[tag];
+  const earlier = !references.length || shown?.some((one) => one.some(({ id }) => id === references[0].id));
+  if (!shown || !earlier) return references;
+  const [previous] = shown.at(-2) ?? [];
+  return [...shown.at(-1), ...(previous ? [previous] : [])];
+}
+
+function stored() {
+  try {
+    return { maps: {}, shown: {}, ...JSON.parse(sessionStorage.getItem(STORAGE)) };
+  } catch {
+    return { maps: {}, shown: {} };
+  }
+}
+
+function store(change) {
+  const all = stored();
+  change(all);
+  try {
+    sessionStorage.setItem(STORAGE, JSON.stringify(all));
+  } catch {
+    sessionStorage.removeItem(STORAGE); // full: a reload then finds its maps in ComfyUI's history
+  }
 }

@@ -9,6 +9,7 @@ const ENGLISH = {
     depth: ["Depth", "depth of the draft tree"],
     width: ["Width", "width of the draft tree"],
     time: ["Time", "milliseconds per token"],
+    moment: ["Moment", "seconds until the token was there"],
   },
   colourBy: "Colour by",
   image: "Image of the batch",
@@ -22,16 +23,40 @@ const ENGLISH = {
   seed: (method, seed) => `${method}, seed ${seed}`,
   empty: "Run the workflow: the map of its tokens appears here.",
   noRun: "No run yet",
-  keys: (figure, rows, columns) => `${figure} of ${rows} by ${columns} tokens. Arrow keys move from token to token.`,
+  keys: (figure, rows, columns) => `${figure} of ${rows} by ${columns} tokens. Arrow keys move from token to token, + and - zoom.`,
+  of: (method, seed) => `This is seed ${seed} · ${method}`,
+  now: (differences) => `the node now has ${differences.map(([name, value]) => `${name} ${value}`).join(", ")}`,
+  replay: "Watch the image grow, round by round",
+  play: "Play",
+  pause: "Pause",
+  whole: "the whole image",
+  tried: (round, rounds, drafts, accepted) => `${round} / ${rounds}: ${drafts} guessed, ${accepted} right`,
+  zoomIn: "Zoom in",
+  zoomOut: "Zoom out",
+  save: "Save map as image",
+  thirds: ["Top left", "Top", "Top right", "Left", "The middle", "Right", "Bottom left", "Bottom", "Bottom right"],
+  upTo: (place, most) => `${place}: up to ${most} tokens at once`,
+  hard: (place, range) => `${place.toLowerCase()}: ${range}`,
+  contrast: (easy, hard) => `${easy}; ${hard}.`,
+  everywhere: (range, most) => (most === 1 ? "Everywhere: one token at a time." : `Everywhere about the same: ${range} tokens at once.`),
+  range: (low, high) => (low === high ? `${low}` : `${low} ${high === low + 1 ? "or" : "to"} ${high}`),
+  numbers: "Numbers",
+  counts: { rounds: "passes of the model", nodes: "tokens guessed", right: "of them right", depth: "mean depth of the trees" },
+  meanOf: (mean, rounds) => `${mean} at once (${rounds} passes)`,
   rate: (rate) => `${rate} tokens/s`,
+  tau: (tau) => `${tau} tokens per pass`,
   plain: "plain decoding",
-  measured: (ratio) => `${ratio}× plain (measured)`,
-  estimate: (ratio) => `≈ ${ratio}× plain (estimate)`,
+  measured: (ratio) => `${ratio}× as fast as plain decoding (measured on this page)`,
   finished: (total, seconds) => `${total} tokens in ${seconds} s`,
   progress: (done, total) => `${done} of ${total} tokens`,
   stopped: ", stopped",
-  token: (number, row, column) => `Token ${number} · row ${row}, column ${column}`,
+  place: (row, column) => `Row ${row}, column ${column}`,
   undecided: "not decided yet",
+  withPrompt: "came with the prompt",
+  alone: "came alone",
+  together: (others) => `came together with ${others === 1 ? "one other" : `${others} others`}`,
+  guessed: (nodes, accepted) => (nodes ? `guessed ahead: ${nodes}, right: ${accepted}` : "nothing was guessed ahead"),
+  token: (number) => `Token ${number}`,
   round: "round",
   prompt: "prompt",
   depth: "depth",
@@ -53,6 +78,7 @@ const CHINESE = {
     depth: ["深度", "草稿树的深度"],
     width: ["宽度", "草稿树的宽度"],
     time: ["用时", "每个 token 的毫秒数"],
+    moment: ["时刻", "token 出现前经过的秒数"],
   },
   colourBy: "着色依据：",
   image: "批次中的图像",
@@ -66,16 +92,40 @@ const CHINESE = {
   seed: (method, seed) => `${method}，种子 ${seed}`,
   empty: "运行工作流后，这里会显示各个 token 的接受图。",
   noRun: "尚未运行",
-  keys: (figure, rows, columns) => `${rows} 行 ${columns} 列 token 的${figure}。用方向键逐个移动。`,
+  keys: (figure, rows, columns) => `${rows} 行 ${columns} 列 token 的${figure}。用方向键逐个移动，用 + 和 - 缩放。`,
+  of: (method, seed) => `这是种子 ${seed} · ${method}`,
+  now: (differences) => `节点现在的值：${differences.map(([name, value]) => `${name} ${value}`).join("，")}`,
+  replay: "逐轮观看图像的形成",
+  play: "播放",
+  pause: "暂停",
+  whole: "整张图像",
+  tried: (round, rounds, drafts, accepted) => `${round} / ${rounds}：猜 ${drafts} 个，对 ${accepted} 个`,
+  zoomIn: "放大",
+  zoomOut: "缩小",
+  save: "把接受图保存为图像",
+  thirds: ["左上", "上方", "右上", "左侧", "中间", "右侧", "左下", "下方", "右下"],
+  upTo: (place, most) => `${place}：一次最多 ${most} 个 token`,
+  hard: (place, range) => `${place}：${range} 个`,
+  contrast: (easy, hard) => `${easy}；${hard}。`,
+  everywhere: (range, most) => (most === 1 ? "处处都是一次一个 token。" : `各处相近：一次 ${range} 个 token。`),
+  range: (low, high) => (low === high ? `${low}` : `${low} ${high === low + 1 ? "或" : "到"} ${high}`),
+  numbers: "数字",
+  counts: { rounds: "模型的前向次数", nodes: "猜测的 token 数", right: "其中猜对", depth: "树的平均深度" },
+  meanOf: (mean, rounds) => `一次 ${mean} 个（${rounds} 次前向）`,
   rate: (rate) => `每秒 ${rate} 个 token`,
+  tau: (tau) => `每次前向 ${tau} 个 token`,
   plain: "普通解码",
-  measured: (ratio) => `普通解码的 ${ratio} 倍（实测）`,
-  estimate: (ratio) => `约为普通解码的 ${ratio} 倍（估计）`,
+  measured: (ratio) => `普通解码的 ${ratio} 倍快（在此页面实测）`,
   finished: (total, seconds) => `${total} 个 token，用时 ${seconds} 秒`,
   progress: (done, total) => `${total} 个 token 中的 ${done} 个`,
   stopped: "，已停止",
-  token: (number, row, column) => `第 ${number} 个 token · 第 ${row} 行第 ${column} 列`,
+  place: (row, column) => `第 ${row} 行第 ${column} 列`,
   undecided: "尚未确定",
+  withPrompt: "与提示词一起得到",
+  alone: "单独得到",
+  together: (others) => `与另外 ${others} 个一起得到`,
+  guessed: (nodes, accepted) => (nodes ? `提前猜测 ${nodes} 个，猜对 ${accepted} 个` : "没有提前猜测"),
+  token: (number) => `第 ${number} 个 token`,
   round: "轮次",
   prompt: "提示词",
   depth: "深度",
@@ -100,36 +150,4 @@ export function speak(locale) {
 export function methodName(method) {
   const [, tree] = /^static:(.+)/.exec(method) ?? [];
   return tree ? words.staticTree(tree) : (words.methods[method] ?? method);
-}
-
-const unit = (value, digits) => value.toFixed(digits);
-
-/** One line about a run; `plain` is a run of plain decoding to measure it by, or null. */
-export function summary(run, plain) {
-  const { done, total, rate, tau, speedup, measured, seconds } = run.figures(plain);
-  const parts = [words.rate(unit(rate, rate < 10 ? 1 : 0)), `τ ${unit(tau, 2)}`];
-  if (run.method === "autoregressive") parts.push(words.plain);
-  else if (speedup !== null) parts.push((measured ? words.measured : words.estimate)(unit(speedup, 2)));
-  parts.push(run.state === "done" ? words.finished(total, unit(seconds, 1)) : words.progress(done, total) + (run.state === "stopped" ? words.stopped : ""));
-  return parts.join(" · ");
-}
-
-/**
- * What is known of a token, in lines; with two runs, their values stand side by side.
- * @param {(object | null)[]} tokens of each run, from Run.token
- */
-export function describe(tokens, cell, columns) {
-  const side = (show) => tokens.map((token) => (token ? show(token) : "–")).join(" | ");
-  const lines = [words.token(cell + 1, Math.floor(cell / columns) + 1, (cell % columns) + 1)];
-  if (!tokens.some(Boolean)) return [...lines, words.undecided].join("\n");
-  lines.push(
-    `${words.round} ${side((t) => (t.round === null ? words.prompt : t.round + 1))}`,
-    `${words.depth} ${side((t) => words.built(t.depthAsked, t.depth))}`,
-    `${words.width} ${side((t) => words.built(t.widthAsked, t.width))}`,
-    `${words.nodes} ${side((t) => t.nodes)}`,
-    `${words.accepted} ${side((t) => t.accepted + (t.substituted ? words.lookAlikes(t.substituted) : ""))}`,
-    `alpha ${side((t) => unit(t.alpha, 2))}`,
-    `${side((t) => `${unit(t.ms, 1)} ms`)}`,
-  );
-  return lines.join("\n");
 }

@@ -1,8 +1,9 @@
 """The ComfyUI side of the pack: sockets, schemas and memory management. All tensor maths is in ``adt_core``."""
 
 from comfy_api.v0_0_2 import ComfyExtension, io
+from server import PromptServer
 
-from . import folders
+from . import folders, saved_map
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeCollector
@@ -21,6 +22,7 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
+        PromptServer.instance.add_on_prompt_handler(saved_map.remind)
         return [
             ADTTreeModelLoader,
             ADTTreeImageSize,

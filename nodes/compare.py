@@ -16,6 +16,7 @@ from .drafting import choose_way
 from .live_map import LiveMap
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .saved_map import attach
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -58,7 +59,7 @@ class ADTTreeCompare(io.ComfyNode):
                 io.Image.Output(display_name="difference"),
                 io.String.Output(display_name="report"),
             ],
-            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
@@ -94,6 +95,7 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         wholes = [live_map.whole(partial(_picture, image)) for live_map, image in zip(maps, (a, b))]
+        attach(cls.hidden, wholes)
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui={"adt_tree_map": wholes})
 
 
@@ -113,8 +115,7 @@ def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> 
             next(running[behind], None)
             maps[behind].update()
             done = [decoding.done_tokens for decoding in both]
-            progress.update(sum(done), f"A {done[0]}, B {done[1]} of {total} tokens")
-    progress.say(_report(*both).splitlines()[-1])
+            progress.update(sum(done))
     return maps
 
 

@@ -1,10 +1,12 @@
 """What the acceptance map in the browser is told: new rounds while a run goes on, and the whole map at its end.
 
-Both messages have the same form: a dictionary with ``first``, the number of its first round, and ``rounds``. A round is
-``[milliseconds, of them drafting, share, share, ...]``. A share is one image's part of the round: a list in the order
-of ``SHARE``. js/map_model.js reads all this.
+Both have the same header. A message has ``first``, the number of its first round, and ``rounds``: a round is
+``[milliseconds, of them drafting, share, share, ...]``, and a share, one image's part of the round, is a list in the
+order of ``SHARE``. js/map_model.js reads it. The whole map is a saved map, see :mod:`.saved_map`.
 """
 
+import base64
+import io
 import secrets
 import time
 from collections.abc import Callable
@@ -17,18 +19,32 @@ from server import PromptServer
 
 from ..adt_core.rules.trace import ImageRound, Round, Trace
 from .runtime import watched
+from .saved_map import pack
 
 EVENT = "adt_tree.map"
-SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
+SHARE = (
+    "image",
+    "position",
+    "depth_asked",
+    "width_asked",
+    "depth",
+    "width",
+    "nodes",
+    "accepted",
+    "substituted",
+    "levels",
+)
 _PICTURE = 512  # most pixels of a kept picture's longer side
+_THUMBNAIL = 192  # the same of a picture that travels with the map
+_THUMBNAILS = 16_000  # characters that all of them may take
 
 
 class LiveMap:
     """Tells the browser tab that queued a prompt what each round did, at most ten times a second.
 
     trace: of the run, as it grows. model: its name; the browser compares with plain decoding of the same model only.
-    hidden: the node's hidden inputs ``unique_id`` and ``extra_pnginfo``, which names the workflow that the node belongs
-    to. part: number of this run among the ``parts`` runs that the node makes side by side.
+    hidden: the node's hidden inputs ``unique_id``, ``prompt``, and ``extra_pnginfo``, which names the workflow that
+    the node belongs to. part: number of this run among the ``parts`` runs that the node makes side by side.
     """
 
     _INTERVAL = 0.1
@@ -38,6 +54,7 @@ class LiveMap:
         self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
         self._id = secrets.token_hex(8)
         self._workflow = ((hidden.extra_pnginfo or {}).get("workflow") or {}).get("id")
+        self._inputs = _values(hidden)
         self._sent, self._next = 0, 0.0
 
     def update(self) -> None:
@@ -46,27 +63,33 @@ class LiveMap:
         if tab is None or now < self._next:
             return
         self._next = now + self._interval
-        PromptServer.instance.send_sync(EVENT, self._since(self._sent), tab)
-        self._sent = len(self._trace.rounds)
+        rounds = [_pack(one) for one in self._trace.rounds[self._sent :]]
+        PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
+        self._sent += len(rounds)
 
     def whole(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
         """The finished map, for the list ``adt_tree_map`` of a node's ``ui`` output, which ComfyUI keeps in its
-        history.
+        history, and for saved images.
 
         picture: decodes the image of this number. If a browser tab queued the run, pictures are kept: the first one,
         and further ones until decoding them has taken ``budget``, a share of the run's time.
         """
-        started, pictures = time.monotonic(), []
+        started, pictures, thumbnails = time.monotonic(), [], []
         for image in range(self._trace.images if watched() is not None else 0):
+            made = picture(image)
             try:
-                pictures.append(_keep(picture(image)))
+                pictures.append(_keep(made))
             except OSError:  # a full disk, say: the map does without, and the image itself is not lost
                 break
+            thumbnails.append(_thumbnail(made))
             if time.monotonic() - started > budget * self._trace.report()["seconds"]:
                 break
-        return {**self._since(0), "pictures": pictures}
+        while sum(map(len, thumbnails)) > _THUMBNAILS:
+            thumbnails.pop()
+        data = pack(self._trace.rounds)
+        return {**self._header(), "data": data, "pictures": pictures, "thumbnails": thumbnails}
 
-    def _since(self, first: int) -> dict:
+    def _header(self) -> dict:
         trace, settings = self._trace, self._trace.settings
         precision, guided = settings["weights"] or settings["dtype"], settings["sampling"]["guidance"] != 1
         return {
@@ -77,22 +100,27 @@ class LiveMap:
             "workflow": self._workflow,
             "method": settings["method"],
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
+            "inputs": self._inputs,
             "comparable": f"{self._model}, {settings['device']}, {precision}, guidance {guided}",
             "images": trace.images,
             "grid": list(trace.grid),
             "ends": int(trace.row_end),
             "start": trace.start,
             "prefill": round(1000 * trace.prefill_seconds, 2),
-            "first": first,
-            "rounds": [_pack(one) for one in trace.rounds[first:]],
         }
+
+
+def _values(hidden: Any) -> dict[str, str]:
+    """The values of the node's own widgets as they were queued, by input; links are left out."""
+    inputs = ((hidden.prompt or {}).get(hidden.unique_id) or {}).get("inputs") or {}
+    return {name: str(value) for name, value in inputs.items() if isinstance(value, str | int | float)}
 
 
 def _pack(one: Round) -> list:
     return [round(1000 * one.seconds, 2), round(1000 * one.drafting, 2), *(_pack_share(share) for share in one.images)]
 
 
-def _pack_share(share: ImageRound) -> list[int]:
+def _pack_share(share: ImageRound) -> list:
     return [getattr(share, name) for name in SHARE]
 
 
@@ -105,3 +133,11 @@ def _keep(picture: Image.Image) -> dict:
     name = f"adt_tree_map_{secrets.token_hex(8)}.png"
     picture.save(folder / name, compress_level=1)
     return {"filename": name, "subfolder": "", "type": "temp"}
+
+
+def _thumbnail(picture: Image.Image) -> str:
+    """A small JPEG as a data URL."""
+    picture = picture.convert("RGB")
+    picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    picture.save(file := io.BytesIO(), "JPEG", quality=60)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

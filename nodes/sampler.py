@@ -15,6 +15,7 @@ from .latent import read_latent
 from .live_map import LiveMap
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .saved_map import attach
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -66,7 +67,7 @@ class ADTTreeSampler(io.ComfyNode):
                 preset_input(),
             ],
             outputs=[io.Latent.Output(display_name="LATENT"), TraceSocket.Output(display_name="trace")],
-            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
@@ -105,6 +106,7 @@ class ADTTreeSampler(io.ComfyNode):
         with loaded_for([decoding], model, way.loaded):
             whole = _decode(decoding, model, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
+        attach(cls.hidden, [whole])
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui={"adt_tree_map": [whole]})
 
 
@@ -116,10 +118,5 @@ def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict:
         for _ in running:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text: the map says as much
-    report = decoding.trace.report()
-    progress.say(
-        f"{report['tokens']} tokens in {report['seconds']:.1f} s: {report['tokens_per_second']:.0f} a second, "
-        f"{report['tau']:.2f} per pass of the model"
-    )
     last = progress.last
     return live_map.whole(lambda image: last if image == 0 and last else preview(model.target, decoding, image))

@@ -156,14 +156,15 @@ def _note_worths(lanes: Lanes, asks: Sequence[int], values: list[list[float]]) -
 
 def _read(lanes: Lanes, report: list[list[int]], asked: Sequence[Shape]) -> list[Result]:
     """What the round has brought. report: of :func:`.stages.summary`."""
-    columns = (len(report[0]) - 5) // (4 if lanes.task.lantern else 3)
+    columns = (len(report[0]) - 3) // (5 if lanes.task.lantern else 4)
     found = []
     for lane, (row, shape) in enumerate(zip(report, asked, strict=True)):
         if not lanes.at_work[lane]:
             continue
-        accepted, depth, width, nodes, next_root = row[:5]
-        path, codes, ranks, *rest = (row[i : i + 1 + accepted] for i in range(5, len(row), columns))
-        seen = (depth, nodes, accepted, tuple(ranks[1:]), sum(map(sum, rest)), width)
+        accepted, depth, next_root = row[:3]
+        levels = tuple(row[4 : 4 + depth])
+        path, codes, ranks, *rest = (row[i : i + 1 + accepted] for i in range(3 + columns, len(row), columns))
+        seen = (depth, sum(levels), accepted, tuple(ranks[1:]), sum(map(sum, rest)), max(levels, default=0), levels)
         share = ImageRound(lanes.images[lane], lanes.positions[lane], shape.depth, shape.width, *seen)
         found.append(Result(share, path, [*codes[1:], next_root]))
         lanes.positions[lane] += accepted + 1

@@ -127,12 +127,12 @@ def check_root(lanes: Lanes, tree: DraftTree) -> Checked:
 
 
 def summary(checked: Checked) -> Tensor:
-    """What the host reads of a round, [B, k] int64: counts, and what stands along the accepted path."""
+    """What the host reads of a round, [B, k] int64: counts, drafts by level, what stands along the accepted path."""
     tree, verdict = checked.tree, checked.verdict
-    depth, width, nodes = tree.realised_depth(), tree.realised_width(), tree.valid.sum(1) - 1
-    counts = torch.stack([verdict.accepted, depth, width, nodes, verdict.next_root], 1)
+    counts = torch.stack([verdict.accepted, tree.realised_depth(), verdict.next_root], 1)
+    levels = tree.levels()[:, : verdict.path.shape[1]]
     along = [tree.tokens, tree.ranks, *([] if checked.substitutes is None else [checked.substitutes.long()])]
-    return torch.cat([counts, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1)
+    return torch.cat([counts, levels, verdict.path, *(values.gather(1, verdict.path) for values in along)], 1)
 
 
 def settle(lanes: Lanes, checked: Checked, longest: int, contiguous: bool = False) -> None:

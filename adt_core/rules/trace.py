@@ -13,7 +13,8 @@ class ImageRound:
 
     position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: of the verified tree.
     width: drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each of
-    these. substituted: how many of them stand for another token (LANTERN).
+    these. substituted: how many of them stand for another token (LANTERN). levels: drafts on each level of the tree,
+    from the root's children on; ``width`` is the largest of them, ``nodes`` their sum.
     """
 
     image: int
@@ -26,6 +27,7 @@ class ImageRound:
     ranks: tuple[int, ...]
     substituted: int = 0
     width: int = 0
+    levels: tuple[int, ...] = ()
 
     @property
     def alpha(self) -> float:

@@ -41,12 +41,12 @@ class DraftTree:
         """Depth of each image's tree, [B]."""
         return (self.depths * self.valid).amax(1)
 
-    def realised_width(self) -> Tensor:
-        """Drafts on the widest level of each image's tree, [B]."""
+    def levels(self) -> Tensor:
+        """Drafts on each level of each image's tree, [B, height + 1]; the root's own level has none."""
         levels = torch.zeros(len(self.depths), self.height + 1, dtype=torch.long, device=self.depths.device)
         levels.scatter_add_(1, self.depths * self.valid, self.valid.long())
         levels[:, 0] = 0  # the root and padding are no drafts
-        return levels.amax(1)
+        return levels
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:

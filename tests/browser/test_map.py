@@ -4,110 +4,9 @@ import json
 import time
 
 import pytest
+from map_reading import done, expected, flat, painted, point, same_colours, settled, trace_of, values
 
 FIGURES = ("acceptance", "depth", "width", "time")
-
-
-def trace_of(comfy) -> dict:
-    """The trace of the last prompt, as the probe node showed it. The history has it when the whole prompt has ended."""
-    deadline = time.monotonic() + 30
-    while any(comfy.get("/queue").values()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    (entry,) = comfy.get("/history", max_items=1).values()
-    return json.loads(
-        next(
-            output["text"][0]
-            for output in entry["outputs"].values()
-            if "text" in output and "acceptance" in output["text"][0]
-        )
-    )
-
-
-def values(tab, node, figure="acceptance", image=0) -> list:
-    return tab.map(node, f"Array.from(run.values('{figure}', {image}))")
-
-
-def flat(rows: list) -> list:
-    return [value for row in rows for value in row]
-
-
-def painted(tab, node, pane=0) -> list:
-    """The colour at the middle of each token, [red, green, blue], read from the canvas after it was drawn."""
-    return tab.map(
-        node,
-        """(() => {
-        panel.draw();
-        const { canvas, panes, run: { rows, columns } } = panel;
-        const box = panes[argument], zoom = canvas.width / canvas.clientWidth, context = canvas.getContext('2d');
-        return Array.from({ length: rows * columns }, (_, i) => {
-          const x = box.x + (i % columns + 0.5) * box.width / columns;
-          const y = box.y + (Math.floor(i / columns) + 0.5) * box.height / rows;
-          return Array.from(context.getImageData(Math.floor(x * zoom), Math.floor(y * zoom), 1, 1).data.slice(0, 3));
-        });
-      })()""",
-        pane,
-    )
-
-
-def settled(tab, node, pane=0) -> list:
-    """The same, once it hasn't changed for a second.
-
-    Until then the canvas may show the last preview, a JPEG; the picture that the history keeps replaces it.
-    """
-    before, since = painted(tab, node, pane), time.monotonic()
-    for _ in range(40):
-        time.sleep(0.25)
-        now = painted(tab, node, pane)
-        if now != before:
-            before, since = now, time.monotonic()
-        elif time.monotonic() - since > 1:
-            return now
-    raise AssertionError("the picture keeps changing")
-
-
-def expected(tab, node, figure="acceptance", image=0) -> list:
-    """The colours that the scale gives the values of a token map."""
-    return tab.page.evaluate(
-        """async ([numbers, figure]) => {
-        const folder = '/extensions/ADT-Tree/';
-        const { colourOf } = await import(folder + 'colours.js');
-        const { range } = await import(folder + 'map_model.js');
-        const [low, high] = range(figure, numbers);
-        return numbers.map((value) => colourOf((value - low) / (high - low)));
-      }""",
-        [values(tab, node, figure, image), figure],
-    )
-
-
-def same_colours(one: list, other: list) -> bool:
-    """Up to rounding of the canvas."""
-    return all(
-        abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
-    )
-
-
-def point(tab, node, cell: int) -> tuple[float, float]:
-    """Where a token is on the page."""
-    x, y = tab.map(
-        node,
-        """(() => {
-        const { canvas, panes: [box], run: { rows, columns } } = panel;
-        const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
-        const x = box.x + (argument % columns + 0.5) * box.width / columns;
-        const y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
-        return [outer.x + zoom * x, outer.y + zoom * y];
-      })()""",
-        cell,
-    )
-    return x, y
-
-
-def done(tab, workflow) -> int:
-    """Open a workflow and run it to its end; the number of its sampler."""
-    tab.load(workflow.data)
-    tab.run()
-    tab.finished(workflow.sampler)
-    return workflow.sampler
 
 
 def test_the_shipped_workflow_from_the_template_browser(tab):
@@ -207,18 +106,41 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
     said = tab.map(sampler, "panel.tip.textContent")
-    alpha = share["accepted"] / share["depth"]
+    others = "one other" if share["accepted"] == 1 else f"{share['accepted']} others"
     for part in (
-        f"Token {cell + 1}",
-        f"round {index + 1}",
-        f"depth {share['depth_asked']} asked, {share['depth']} built",
-        f"nodes {share['nodes']}",
-        f"width {share['width_asked']} asked, {share['width']} built",
-        f"accepted {share['accepted']}",
-        f"alpha {alpha:.2f}",
+        f"Row {cell // 12 + 1}, column {cell % 12 + 1}",
+        "came alone" if not share["accepted"] else f"came together with {others}",
+        f"guessed ahead: {share['nodes']}, right: {share['accepted']}",
         " ms",
     ):
         assert part in said, (part, said)
+    assert tab.map(
+        sampler,
+        """(() => {
+        const [tip, outer] = [panel.tip.getBoundingClientRect(), panel.canvas.getBoundingClientRect()];
+        const zoom = outer.width / panel.canvas.clientWidth, [box] = panel.panes, side = zoom * box.height / run.rows;
+        const rows = run.together(0, argument).map((one) => Math.floor(one / run.columns));
+        const [top, bottom] = [outer.y + zoom * box.y + rows[0] * side, outer.y + zoom * box.y + (rows[1] + 1) * side];
+        return tip.top >= bottom || tip.bottom <= top;
+      })()""",
+        cell,
+    ), "the tip hides what it explains"
+    tab.widget(sampler).locator("summary").click()
+    tab.page.mouse.move(*point(tab, sampler, cell))
+    tab.wait(sampler, "panel.table.textContent.includes('alpha')")
+    told = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
+    alpha = share["accepted"] / share["depth"]
+    for row in (
+        [f"Token {cell + 1}", f"round {index + 1}"],
+        ["depth", f"{share['depth_asked']} asked, {share['depth']} built"],
+        ["width", f"{share['width_asked']} asked, {share['width']} built"],
+        ["nodes", str(share["nodes"])],
+        ["accepted", str(share["accepted"])],
+        ["alpha", f"{alpha:.2f}"],
+        ["passes of the model", str(len(trace["rounds"]))],
+    ):
+        assert row in told, (row, told)
+    tab.screenshot("numbers")
     tab.page.mouse.move(5, 5)
     tab.wait(sampler, "panel.tip.hidden")
 
@@ -229,10 +151,10 @@ def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     tab.canvas(sampler).focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):  # the first press shows the cursor
         tab.page.keyboard.press(key)
-    assert "Token 13 · row 2, column 1" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
+    assert "Row 2, column 1" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
     tab.page.keyboard.press("Shift+End")
     tab.page.keyboard.press("ArrowDown")
-    assert "Token 144 · row 12, column 12" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
+    assert "Row 12, column 12" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
     tab.page.keyboard.press("Escape")
     assert tab.map(sampler, "(panel.draw(), panel.tip.hidden)")
     assert tab.map(sampler, "Array.from(map.node.pos)") == before, "the keys went to the graph as well"
@@ -341,18 +263,20 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     tab.finished(plain)
     assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
     tab.map(sampler, "panel.refresh()")
-    tab.wait(sampler, "panel.line.textContent.includes('(measured)')")
-    tab.wait(plain, "panel.line.textContent.includes('plain decoding')")
+    tab.wait(sampler, "panel.line.textContent.includes('× as fast as plain decoding (measured on this page)')")
+    tab.wait(plain, "panel.line.textContent.startsWith('plain decoding')")
     measured = tab.map(sampler, "run.figures(map.plain(run)).speedup")
     both = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
     assert measured == pytest.approx(both, rel=0.02)
+    tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option(f"node {plain}")
     tab.wait(sampler, "panel.panes.length === 2")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
-    left, right = painted(tab, sampler, 0), painted(tab, sampler, 1)
-    assert len({tuple(c) for c in right}) == 1 < len({tuple(c) for c in left})
+    tab.wait(sampler, "map.pictureShown()")
+    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
+    assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
     tab.page.mouse.move(*point(tab, sampler, 20))
-    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes(' | ')")
+    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: came alone')")
     tab.screenshot("compared")
 
 
@@ -373,7 +297,8 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
         ["autoregressive", "done", 256],
     ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
-    tab.wait(node, "panel.line.textContent.includes('(measured)') && panel.line.textContent.includes('plain decoding')")
+    tab.wait(node, "panel.line.textContent.includes('(measured on this page)')")
+    assert "B: plain decoding" in tab.map(node, "panel.line.textContent")
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
@@ -395,6 +320,7 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
     tab.run()
     tab.wait(sampler, "map.previous && run.state === 'done'")
+    tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option("previous")
     tab.wait(sampler, "panel.panes.length === 2")
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before

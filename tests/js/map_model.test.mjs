@@ -1,14 +1,16 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { range, Run } from "../../js/map_model.js";
-import { describe, speak, summary, words } from "../../js/words.js";
+import { tried } from "../../js/replay.js";
+import { caption, describe, numbers, sentence, summary, tokenNumbers } from "../../js/sentences.js";
+import { speak, words } from "../../js/words.js";
 
 const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
-// [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted]]
+// [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted, drafts on each level]]
 const ROUNDS = [
-  [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0]],
-  [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0]],
-  [24, 4, [0, 4, 4, 1, 3, 2, 5, 2, 1]],
+  [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0, [1, 4, 1]]],
+  [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, []]],
+  [24, 4, [0, 4, 4, 1, 3, 2, 5, 2, 1, [2, 2, 1]]],
 ];
 const N = NaN;
 
@@ -46,7 +48,7 @@ test("rounds that were missed stay unknown", () => {
 });
 
 test("images of a batch advance on their own, and one that is finished drops out", () => {
-  const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0];
+  const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0, [1, 1, 1]];
   const run = made({ images: 2 }, [
     [10, 1, share(0, 0, 3)],
     [10, 1, share(0, 4, 2), share(1, 0, 1)], // which entered later
@@ -60,7 +62,7 @@ test("images of a batch advance on their own, and one that is finished drops out
 });
 
 test("tokens that were given with an image to continue are neither coloured nor counted", () => {
-  const run = made({ start: 3 }, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0]]]);
+  const run = made({ start: 3 }, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0, [1, 1, 1]]]]);
   assert.deepEqual([...run.values("acceptance", 0)], [N, N, N, 1, 4, 4, 4, 4]);
   assert.equal(run.done, 5);
   assert.equal(run.total, 5);
@@ -71,39 +73,81 @@ test("tokens of one round belong together", () => {
   assert.deepEqual(made().together(0, 4), [4, 4]);
 });
 
-test("the speed-up is measured against a run of plain decoding, and an estimate without one", () => {
-  const plain = made({ method: "autoregressive", prefill: 46 }, Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0]]));
-  assert.equal(plain.plainRound, null);
-  plain.state = "done";
+test("a speed-up is told only where plain decoding was measured", () => {
+  const plain = made({ method: "autoregressive", prefill: 46 }, Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]));
   const run = made();
-  const measured = run.figures(plain);
-  assert.equal(measured.measured, true);
-  assert.equal(measured.speedup, (46 + 7 * 22) / (50 + 54));
-  const estimate = run.figures();
-  assert.equal(estimate.measured, false);
-  assert.equal(estimate.speedup, (50 + 7 * 15) / (50 + 54));
-  assert.match(summary(run, plain), /1\.92× plain \(measured\)/);
-  assert.match(summary(run, null), /≈ 1\.49× plain \(estimate\)/);
-  assert.match(summary(plain, plain), /plain decoding/);
+  assert.equal(run.figures(plain).speedup, (46 + 7 * 22) / (50 + 54));
+  assert.equal(run.figures().speedup, null);
+  assert.match(summary(run, plain), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as plain decoding \(measured on this page\)/);
+  assert.doesNotMatch(summary(run, null), /plain/);
+  assert.match(summary(plain, plain), /^plain decoding · 40 tokens\/s/);
+  assert.equal(plain.figures(plain).speedup, null);
 });
 
-test("the words about a token name everything that is known of its round", () => {
+test("plain decoding shows when each token came, for everything else is the same everywhere", () => {
+  const plain = made({ method: "autoregressive" }, Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]));
+  assert.equal(plain.figureShown("acceptance"), "moment");
+  assert.equal(plain.figureShown("time"), "time");
+  assert.equal(made().figureShown("acceptance"), "acceptance");
+  const moments = [...plain.values("moment", 0)];
+  assert.deepEqual(moments.map((value) => Math.round(1000 * value)), [50, 70, 90, 110, 130, 150, 170, 190]);
+  assert.equal(sentence(plain, 0), "Everywhere: one token at a time.");
+});
+
+test("at a moment of the replay, only tokens of earlier rounds are there, and the tree of the round is", () => {
   const run = made();
-  const words = describe([run.token(0, 6)], 6, 4);
-  for (const part of ["Token 7", "row 2, column 3", "round 3", "depth 4 asked, 3 built", "width 1 asked, 2 built", "nodes 5", "accepted 2 (1 look-alikes)", "alpha 0.67", "24.0 ms"]) {
-    assert.ok(words.includes(part), `${part} in ${words}`);
-  }
-  assert.match(describe([run.token(0, 6), null], 6, 4), /nodes 5 \| –/);
-  assert.match(describe([null], 6, 4), /not decided yet/);
+  assert.deepEqual(run.roundsOf(0), [0, 1, 2]);
+  assert.deepEqual([...run.values("acceptance", 0, 2)], [1, 3, 3, 3, 1, N, N, N]);
+  assert.deepEqual(tried(run, 0, 2), [
+    { cell: 5, drafts: 2, accepted: true },
+    { cell: 6, drafts: 2, accepted: true },
+    { cell: 7, drafts: 1, accepted: false },
+  ]);
+  assert.deepEqual(run.clock, [70, 80, 104]);
+  assert.deepEqual([run.roundAt(0), run.roundAt(75), run.roundAt(80), run.roundAt(104)], [0, 1, 2, 3]);
+});
+
+test("one sentence says where the image was easy and where it was hard", () => {
+  // 6 by 6 tokens: the upper third in rounds of six, the rest one by one or in pairs
+  const rounds = [[10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]], [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]]];
+  for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [1]]]);
+  const run = made({ grid: [6, 6] }, rounds);
+  assert.match(sentence(run, 0), /^Top( left| right)?: up to 6 tokens at once; [a-z ]+: 1\.$/);
+  const table = numbers(run, 0);
+  assert.deepEqual(table.find(([name]) => name === "passes of the model"), ["passes of the model", 26]);
+  assert.deepEqual(table.find(([name]) => name === "tokens guessed"), ["tokens guessed", 5 + 6 + 24]);
+});
+
+test("the caption says what made the map, and what the node has now in place of it", () => {
+  assert.equal(caption(made(), []), "This is seed 1 · ADT-Tree");
+  assert.equal(caption(made(), [["seed", 2], ["guidance", 4]]), "This is seed 1 · ADT-Tree; the node now has seed 2, guidance 4");
+});
+
+test("the words about a token are plain, and its numbers name everything that is known of its round", () => {
+  const run = made();
+  assert.equal(describe([run.token(0, 6)], 6, 4), "Row 2, column 3\ncame together with 2 others\nguessed ahead: 5, right: 2\n24.0 ms");
+  assert.equal(describe([run.token(0, 4)], 4, 4), "Row 2, column 1\ncame alone\nnothing was guessed ahead\n10.0 ms");
+  assert.match(describe([run.token(0, 0), null], 0, 4), /A: came with the prompt\nB: not decided yet/);
+  const table = Object.fromEntries(tokenNumbers([run.token(0, 6)], 6));
+  assert.deepEqual(table, {
+    "Token 7": "round 3",
+    depth: "4 asked, 3 built",
+    width: "1 asked, 2 built",
+    nodes: "5",
+    accepted: "2 (1 look-alikes)",
+    alpha: "0.67",
+  });
+  assert.equal(Object.fromEntries(tokenNumbers([run.token(0, 6), null], 6)).nodes, "5 | –");
 });
 
 test("the map speaks the languages of the pack, and English otherwise", () => {
   const run = made();
-  const keys = Object.keys(words);
+  const shape = (value) => (value && typeof value === "object" ? Object.entries(value).map(([key, one]) => [key, shape(one)]) : typeof value);
+  const english = shape(words);
   speak("zh");
-  assert.deepEqual(Object.keys(words), keys);
-  assert.match(describe([run.token(0, 6)], 6, 4), /第 7 个 token · 第 2 行第 3 列\n轮次 3\n深度 要求 4，实际 3/);
-  assert.match(summary(run, null), /约为普通解码的 1\.49 倍（估计）/);
+  assert.deepEqual(shape(words), english);
+  assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n与另外 2 个一起得到/);
+  assert.match(summary(run, null), /每次前向 2\.33 个 token/);
   speak("fr");
   assert.match(describe([null], 6, 4), /not decided yet/);
 });

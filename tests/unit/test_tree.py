@@ -55,9 +55,8 @@ def test_kept_nodes_form_a_tree(depth, width, nodes, seed, flat):
             at = int(parents[at])
             lineage.add(at)
         assert set(tree.ancestors[0, node].nonzero().flatten().tolist()) == lineage
-    assert int(tree.realised_width()) == max(
-        (tree.valid[0] & (depths == level)).sum() for level in range(1, tree.height + 1)
-    )
+    drafts = [int((tree.valid[0] & (depths == level)).sum()) for level in range(1, tree.height + 1)]
+    assert tree.levels()[0].tolist() == [0, *drafts]
     siblings = [(int(parents[n]), int(tree.tokens[0, n])) for n in range(1, tree.size)]
     assert len(set(siblings)) == len(siblings)
 

@@ -1,12 +1,14 @@
-"""What a tab is told for the acceptance map, what the history keeps of it, and the map and its figures as data for
-other nodes."""
+"""What a tab is told for the acceptance map, what the history and saved images keep of it, and the map and its figures
+as data for other nodes."""
 
 import io
 import json
 
 import numpy as np
 import pytest
+from comfy_server import PACKS, Comfy
 from PIL import Image
+from saved import travelled, unpack
 
 EVENT = "adt_tree.map"
 
@@ -32,6 +34,7 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
         told = [m for m in browser.messages if m.type == EVENT]
     sampler = traced.id("ADTTreeSampler")
     (kept,) = outputs[sampler]["adt_tree_map"]
+    whole = unpack(kept)
     rounds = []
     for message in told:
         assert message.data["first"] == len(rounds)
@@ -42,16 +45,27 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
             "workflow": "a workflow",
         }
     assert 1 < len(told) <= 10 * (told[-1].at - told[0].at) + 2
-    assert rounds == kept["rounds"][: len(rounds)] and kept["first"] == 0
+    assert rounds == whole[: len(rounds)]
     trace = read(outputs)
-    assert len(kept["rounds"]) == len(trace["rounds"])
-    names = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-    for (ms, drafting, *shares), theirs in zip(kept["rounds"], trace["rounds"], strict=True):
+    names = (
+        "image",
+        "position",
+        "depth_asked",
+        "width_asked",
+        "depth",
+        "width",
+        "nodes",
+        "accepted",
+        "substituted",
+        "levels",
+    )
+    for (ms, drafting, *shares), theirs in zip(whole, trace["rounds"], strict=True):
         assert ms == pytest.approx(1000 * theirs["seconds"], abs=0.01) and drafting == pytest.approx(
             1000 * theirs["drafting"], abs=0.01
         )
         assert shares == [[share[name] for name in names] for share in theirs["images"]]
-    assert len(json.dumps(kept)) < 20_000
+    assert any(share["levels"] and max(share["levels"]) > 1 for one in trace["rounds"] for share in one["images"])
+    assert kept["inputs"]["seed"] == "601"
     (file,) = kept["pictures"]
     picture = np.asarray(Image.open(io.BytesIO(comfy.get("/view", **file))))
     saved = np.asarray(Image.open(io.BytesIO(comfy.files(outputs)[0])))
@@ -64,7 +78,57 @@ def test_without_a_tab_nothing_is_sent_and_no_picture_is_kept(comfy, graph):
         outputs = comfy.run(graph.prompt, preview_method="auto")
         assert not [m for m in bystander.messages if m.type == EVENT]
     (kept,) = outputs[graph.id("ADTTreeSampler")]["adt_tree_map"]
-    assert kept["pictures"] == [] and kept["rounds"]
+    assert kept["pictures"] == kept["thumbnails"] == [] and unpack(kept)
+
+
+def saved_with(comfy, graph, **extra) -> dict:
+    """Run the graph as a page queues it; the maps in the image that it saves, by node."""
+    with comfy.socket() as browser:
+        workflow = {"id": "a workflow", "nodes": [], **extra}
+        outputs = comfy.run(graph.prompt, client=browser.id, extra_pnginfo={"workflow": workflow})
+    return travelled(comfy.files({0: outputs[graph.id("SaveImage")]})[0])
+
+
+def test_a_saved_image_brings_its_own_map(comfy, traced):
+    """Small, with a picture, and without references to files of this server; whatever the workflow brought is gone."""
+    sampler = traced.set("ADTTreeSampler", seed=611).id("ADTTreeSampler")
+    stale = {"adt_tree_maps": {sampler: {"parts": ["of another image"]}, "99": {"parts": []}}}
+    maps = saved_with(comfy, traced, extra=stale)
+    assert list(maps) == [sampler]
+    (own,) = maps[sampler]["parts"]
+    assert own["seed"] == "611" and own["method"] == "adt-tree" and "pictures" not in own
+    assert sum(len(share) > 2 for _, _, *shares in unpack(own) for share in shares) > 10
+    assert own["thumbnails"][0].startswith("data:image/jpeg;base64,") and len(json.dumps(own)) < 20_000
+
+
+def test_an_image_of_a_cached_result_brings_the_map_of_that_result(comfy, traced):
+    """The sampler does not run again. What feeds it is the same, and that makes the map its own."""
+    traced.set("ADTTreeSampler", seed=612)
+    first = saved_with(comfy, traced)
+    sampler = traced.id("ADTTreeSampler")
+    traced.set("SaveImage", filename_prefix="again")
+    (again,) = saved_with(comfy, traced)[sampler]["parts"]
+    assert [again] == first[sampler]["parts"]
+    traced.set("CLIPTextEncode", text="something else, which is upstream")
+    (other,) = saved_with(comfy, traced)[sampler]["parts"]
+    assert other["seed"] == "612" and other["id"] != again["id"]
+
+
+def test_images_of_a_list_bring_no_map_rather_than_that_of_the_last(comfy, traced):
+    values = {"caption": "first", "filter": "", "start": 0, "count": 2, "shuffle": 0}
+    prompts = traced.add("ADTTreePrompts", file="(the text below)", text="a red house\na blue house", **values)
+    traced.set("ADTTreeSampler", seed=613)
+    traced.set("CLIPTextEncode", text=[prompts[0], 0])
+    maps = saved_with(comfy, traced)
+    assert maps[traced.id("ADTTreeSampler")]["parts"] == []
+
+
+def test_without_metadata_no_map_is_saved(release, tmp_path, traced):
+    traced.set("ADTTreeSampler", seed=614)
+    with Comfy(release, tmp_path, PACKS, ("--disable-metadata",)) as private:
+        outputs = private.run(traced.prompt, extra_pnginfo={"workflow": {"id": "a workflow", "nodes": []}})
+        (png,) = private.files({0: outputs[traced.id("SaveImage")]})
+    assert Image.open(io.BytesIO(png)).text == {}
 
 
 @pytest.mark.parametrize("seed, show", enumerate(["acceptance", "depth", "width", "time"], start=603))

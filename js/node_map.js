@@ -1,0 +1,204 @@
+/** The map of one node: its runs, and the widget that shows them. */
+
+import { app } from "../../scripts/app.js";
+import { Run } from "./map_model.js";
+import { MapPanel } from "./map_panel.js";
+import { inherit, picture, showPreviews } from "./pictures.js";
+import { forwardWheelAndPan } from "./pointer.js";
+import { latest, load, noteShown, recall, remember, seen } from "./runs.js";
+import { sound } from "./saved_map.js";
+import { methodName, words } from "./words.js";
+
+const WIDGET = "acceptance_map";
+const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
+const BESIDE = "beside"; // id of B among the runs to compare with
+const MIN_WIDTH = 340;
+const MIN_HEIGHT = 500;
+
+/** node -> NodeMap, of the open workflow */
+export const maps = new Map();
+const baselines = new Map(); // what is comparable -> the last run of plain decoding that was measured on this page
+
+export class NodeMap {
+  constructor(node) {
+    this.node = node;
+    this.tag = newTag(); // the same in every earlier state of the node in its workflow, and in no other node and no other workflow
+    this.parts = []; // the runs that a node makes side by side: one, or A and B
+    this.previous = null;
+    this.panel = new MapPanel(this, {});
+    forwardWheelAndPan(this.panel.element, app);
+    const options = { serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, getValue: () => "", setValue: () => {} };
+    const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
+    widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
+    widget.map = this;
+    this.fit();
+    this.changed();
+  }
+
+  /** Make room for the widget in a node that was saved without it. */
+  fit() {
+    const [width, height] = this.node.computeSize();
+    const [w, h] = this.node.size;
+    this.node.setSize([Math.max(w, width, MIN_WIDTH), Math.max(h, height)]);
+  }
+
+  // ---- runs ------------------------------------------------------------------------------
+
+  /** The run that is shown first. */
+  get run() {
+    return this.parts[0] ?? null;
+  }
+
+  /** Take a message of a run that goes on. */
+  receive(message) {
+    const { part } = message;
+    if (message.id !== this.parts[part]?.id) this.#start(seen(message.id) ?? new Run(message), part);
+    const run = this.parts[part];
+    run.append(message.first, message.rounds);
+    remember(run); // for the same node after "undo", say
+    this.panel.show(this.run);
+  }
+
+  /** Take the finished maps; ComfyUI sends them again whenever the node's output is reused. */
+  async finish(saved, reference) {
+    if (saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done")) return;
+    const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
+    for (const [part, run] of runs.entries()) {
+      const live = this.parts[part];
+      if (run.id !== live?.id) this.#start(run, part);
+      else inherit(run, live);
+      this.parts[part] = run;
+      if (run.plain) baselines.set(comparable(run), run);
+    }
+    this.changed();
+    noteShown(this.tag, this.#references);
+    maps.forEach((map) => map.panel.refresh()); // another node may be measured by this one
+    this.panel.show(this.run);
+  }
+
+  /** The run stopped before its end. */
+  stop() {
+    const running = this.parts.filter(({ state }) => state === "running");
+    for (const run of running) run.state = "stopped";
+    if (running.length) this.panel.refresh();
+  }
+
+  preview(blob) {
+    const running = this.parts.find(({ state }) => state === "running");
+    if (running) showPreviews(this.parts, running.abreast, blob, this.panel.redraw);
+  }
+
+  #saved = null; // references in the saved workflow, while their runs are being fetched
+
+  #start(run, part) {
+    this.#saved = null;
+    if (part === 0) this.previous = this.run;
+    else if (!this.parts[part]) this.panel.other = BESIDE; // until the user chooses something else
+    this.parts[part] = run;
+  }
+
+  get #references() {
+    return this.parts.map((run) => run.reference).filter(Boolean);
+  }
+
+  /**
+   * Bring back what belongs to the node, and the look of its widget.
+   *
+   * @param {object | null} loading the workflow that is being loaded, or null if the node is a copy: `travelled`, the maps that came with it,
+   *   by node, or null; `ready`, when all of it is there. If maps came with it, no others belong to it. Otherwise it is what the node refers
+   *   to, or what it showed since in this browser tab.
+   */
+  async restore(loading) {
+    const { runs = [], tag, ...settings } = this.node.properties[PROPERTY] ?? {};
+    Object.assign(this.panel.settings, settings);
+    if (tag && loading && !loading.travelled) this.tag = tag;
+    const before = this.run;
+    this.#saved = loading?.travelled ? [] : runs;
+    this.changed();
+    this.panel.refresh();
+    await loading?.ready;
+    const found = loading?.travelled ? await this.#unpack(loading.travelled) : await recall(latest(tag, runs.filter(({ id }) => id)));
+    this.#saved = null;
+    if (this.run !== before || !found.length) return; // a new run has begun meanwhile
+    const [run, previous] = found.filter(({ reference }) => !reference?.part);
+    for (const one of found) if (one !== previous) this.#start(one, one.reference?.part ?? 0);
+    this.previous = previous && previous !== run ? previous : null;
+    noteShown(this.tag, this.#references);
+    this.panel.show(this.run);
+  }
+
+  async #unpack(travelled) {
+    const own = numbersOf(this.node).find((number) => number in travelled);
+    try {
+      return await Promise.all((travelled[own]?.parts ?? []).map((saved, part) => load(sound(saved), { part })));
+    } catch {
+      return []; // damaged, or made by somebody else: no map rather than a wrong one
+    }
+  }
+
+  /** Whether there is a picture under the map of the image that is shown. */
+  pictureShown() {
+    return this.run !== null && picture(this.run, this.panel.image, this.panel.redraw) !== null;
+  }
+
+  // ---- what the panel asks ---------------------------------------------------------------
+
+  /** Remember settings and runs in the node, small: the runs themselves are elsewhere, see runs.js. */
+  changed() {
+    const runs = this.#saved ?? [...this.parts, this.previous].map((run) => run?.reference).filter(Boolean);
+    this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
+  }
+
+  /** The node's own values that are others than those that made the run, [[input, value]]. */
+  differences(run) {
+    return (this.node.widgets ?? [])
+      .filter(({ name, value }) => name in run.inputs && !same(run.inputs[name], value))
+      .map(({ name, label, value }) => [label ?? name, value]);
+  }
+
+  choices() {
+    const others = [...maps.values()].filter((other) => other !== this && other.run);
+    const beside = this.parts[1];
+    return [
+      ...(beside ? [{ id: BESIDE, label: words.beside(methodName(beside.method)) }] : []),
+      ...(this.previous ? [{ id: "previous", label: words.previous(methodName(this.previous.method)) }] : []),
+      ...others.map(({ node, run }) => ({ id: `node ${node.id}`, label: `${node.title} #${node.id} (${methodName(run.method)})` })),
+    ];
+  }
+
+  choose(id) {
+    if (id === BESIDE) return this.parts[1] ?? null;
+    return id === "previous" ? this.previous : ([...maps.values()].find(({ node }) => id === `node ${node.id}`)?.run ?? null);
+  }
+
+  plain(run) {
+    return baselines.get(comparable(run)) ?? null;
+  }
+}
+
+function newTag() {
+  return Math.random().toString(36).slice(2, 12);
+}
+
+function comparable(run) {
+  return `${run.comparable}, ${run.count} of ${run.rows} by ${run.columns}`;
+}
+
+/** Whether a value as it was queued, which is text, is that of a widget. */
+function same(queued, value) {
+  return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
+}
+
+/** The node that an execution id such as "12:5" means: node 5 in the subgraph of node 12. */
+export function nodeAt(id) {
+  const path = String(id).split(":");
+  const last = path.pop();
+  let graph = app.rootGraph ?? app.graph;
+  for (const part of path) graph = graph?.getNodeById(part)?.subgraph;
+  return graph?.getNodeById(last) ?? null;
+}
+
+/** The execution ids of a node: one, but for a node of a subgraph that is used several times. */
+function numbersOf(node, graph = app.rootGraph ?? app.graph, path = "") {
+  return graph.nodes.flatMap((one) => [...(one === node ? [path + one.id] : []), ...(one.subgraph ? numbersOf(node, one.subgraph, `${path}${one.id}:`) : [])]);
+}

@@ -1,0 +1,74 @@
+/** What the map says about a run and its tokens, put together from words.js. */
+
+import { contrast, places } from "./places.js";
+import { methodName, words } from "./words.js";
+
+const unit = (value, digits) => value.toFixed(digits);
+
+/** One line about a run: what was measured of it. A speed-up stands there only if `plain`, a run of plain decoding, was measured too. */
+export function summary(run, plain) {
+  const { done, total, rate, tau, speedup, seconds } = run.figures(plain);
+  const parts = run.plain ? [words.plain] : [words.tau(unit(tau, 2))];
+  parts.push(words.rate(unit(rate, rate < 10 ? 1 : 0)));
+  if (speedup !== null) parts.push(words.measured(unit(speedup, 2)));
+  parts.push(run.state === "done" ? words.finished(total, unit(seconds, 1)) : words.progress(done, total) + (run.state === "stopped" ? words.stopped : ""));
+  return parts.join(" · ");
+}
+
+/** What made the map; with `differences`, [[input, value]], what the node has now in place of it. */
+export function caption(run, differences) {
+  const own = words.of(methodName(run.method), run.seed);
+  return differences.length ? `${own}; ${words.now(differences)}` : own;
+}
+
+/** One sentence about where an image was easy and where it was hard, or "" while nothing is known. */
+export function sentence(run, image) {
+  const found = contrast(run, image);
+  if (!found) return "";
+  const { easy, hard, all } = found;
+  if (all) return words.everywhere(words.range(all.low, all.high), all.most);
+  return words.contrast(words.upTo(words.thirds[easy.place], easy.most), words.hard(words.thirds[hard.place], words.range(hard.low, hard.high)));
+}
+
+/** The numbers behind the sentence, [[what, value]]. */
+export function numbers(run, image) {
+  const shares = run.roundsOf(image).map((index) => run.rounds[index].shares.get(image));
+  if (!shares.length) return [];
+  const sum = (name) => shares.reduce((total, share) => total + share[name], 0);
+  return [
+    ...places(run, image).map(({ place, mean, rounds }) => [words.thirds[place], words.meanOf(unit(mean, 2), rounds)]),
+    [words.counts.rounds, shares.length],
+    [words.counts.nodes, sum("nodes")],
+    [words.counts.right, sum("accepted")],
+    [words.counts.depth, unit(sum("depth") / shares.length, 2)],
+    ...Object.entries(run.inputs),
+  ];
+}
+
+/** What an artist may want to know of a token, in lines. @param {(object | null)[]} tokens of each run, from Run.token */
+export function describe(tokens, cell, columns) {
+  const lines = tokens.flatMap((token, i) => {
+    const [first, ...others] = about(token);
+    return tokens.length > 1 ? [`${"AB"[i]}: ${first}`, ...others] : [first, ...others];
+  });
+  return [words.place(Math.floor(cell / columns) + 1, (cell % columns) + 1), ...lines].join("\n");
+}
+
+function about(token) {
+  if (!token) return [words.undecided];
+  if (token.round === null) return [words.withPrompt];
+  return [token.acceptance === 1 ? words.alone : words.together(token.acceptance - 1), words.guessed(token.nodes, token.accepted), `${unit(token.ms, 1)} ms`];
+}
+
+/** Everything that is known of a token's round, [[what, value]]; with two runs, their values stand side by side. */
+export function tokenNumbers(tokens, cell) {
+  const side = (show) => tokens.map((token) => (token ? show(token) : "–")).join(" | ");
+  return [
+    [words.token(cell + 1), `${words.round} ${side((t) => (t.round === null ? words.prompt : t.round + 1))}`],
+    [words.depth, side((t) => words.built(t.depthAsked, t.depth))],
+    [words.width, side((t) => words.built(t.widthAsked, t.width))],
+    [words.nodes, side((t) => t.nodes)],
+    [words.accepted, side((t) => t.accepted + (t.substituted ? words.lookAlikes(t.substituted) : ""))],
+    ["alpha", side((t) => unit(t.alpha, 2))],
+  ];
+}

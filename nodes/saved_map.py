@@ -1,0 +1,137 @@
+"""Maps that travel in saved images: small, and put into the workflow that ComfyUI writes into its PNGs.
+
+A saved map is the map's header with ``data`` in place of the rounds: base64 of zlib of varints, column by column (see
+:func:`pack`). js/saved_map.js reads it. In a workflow, ``extra.adt_tree_maps`` holds by node what the image was made
+with: ``{"12:5": {"parts": [saved map, ...]}}``. It is there, if only empty, in every workflow that went through this
+server, so a page knows that nothing else belongs to such a workflow.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from ..adt_core.rules.trace import ImageRound, Round
+
+KEY = "adt_tree_maps"
+NODES = ("ADTTreeSampler", "ADTTreeCompare")
+_NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
+_KEPT = 32  # finished maps, for results that ComfyUI takes from its cache
+
+_finished: OrderedDict[str, dict] = OrderedDict()  # digest of a node and what feeds it -> its entry
+
+
+def pack(rounds: list[Round]) -> str:
+    """Rounds as text.
+
+    Columns, one after the other, as varints: the number of rounds; of each its hundredths of a millisecond, those of
+    them spent on drafting, and its number of shares; then of each share the image, the position (how far it is behind
+    the one expected, zigzag), and ``_NUMBERS``; then the drafts on each level of each share's tree, ``depth`` of them.
+    """
+    shares = [share for one in rounds for share in one.images]
+    columns: list[Iterable[int]] = [
+        [len(rounds)],
+        (round(100_000 * one.seconds) for one in rounds),
+        (round(100_000 * one.drafting) for one in rounds),
+        (len(one.images) for one in rounds),
+        (share.image for share in shares),
+        _jumps(shares),
+        *([getattr(share, name) for share in shares] for name in _NUMBERS),
+        (drafts for share in shares for drafts in _levels(share)),
+    ]
+    numbers = b"".join(_varint(number) for column in columns for number in column)
+    return base64.b64encode(zlib.compress(numbers, 9)).decode()
+
+
+def _levels(share: ImageRound) -> tuple[int, ...]:
+    return (*share.levels, *[0] * share.depth)[: share.depth]
+
+
+def _jumps(shares: list[ImageRound]) -> Iterable[int]:
+    """How far each position is from where the image's last share left it; 0 nearly always."""
+    expected: dict[int, int] = {}
+    for share in shares:
+        jump = share.position - expected.get(share.image, 0)
+        expected[share.image] = share.position + share.accepted + 1
+        yield 2 * jump if jump >= 0 else -2 * jump - 1
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def digest(prompt: dict, node: str) -> str | None:
+    """What a node is given, whatever its number and whatever else is in the prompt; None for a prompt without sense.
+
+    prompt: in ComfyUI's API format, where an input is a value or ``[node, output]``.
+    """
+    known: dict[str, Any] = {}
+
+    def part(number: str) -> Any:
+        if number not in known:
+            known[number] = None  # a node that feeds itself
+            inputs = prompt[number]["inputs"]
+            known[number] = [prompt[number]["class_type"], [[name, value(inputs[name])] for name in sorted(inputs)]]
+            known[number] = hashlib.sha256(json.dumps(known[number]).encode()).hexdigest()
+        return known[number]
+
+    def value(given: Any) -> Any:
+        linked = isinstance(given, list) and len(given) == 2 and given[0] in prompt
+        return [part(given[0]), given[1]] if linked else given
+
+    try:
+        return part(node)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def attach(hidden: Any, parts: list[dict]) -> None:
+    """Put a node's finished maps into the workflow that images made of its result are saved with.
+
+    hidden: the node's hidden inputs ``unique_id``, ``prompt`` and ``extra_pnginfo``. A node that runs over a list has
+    several maps, and no image says which is its own, so none of them travels. Nor do
+    ``pictures``, which are files of this server.
+    """
+    workflow = (hidden.extra_pnginfo or {}).get("workflow")
+    found = digest(hidden.prompt or {}, hidden.unique_id)
+    maps = _maps(workflow)
+    again = not maps.get(hidden.unique_id, {"cached": True}).get("cached")
+    small = [{name: value for name, value in part.items() if name != "pictures"} for part in parts]
+    entry: dict = {"parts": [] if again else small}
+    maps[hidden.unique_id] = entry
+    if found is not None:
+        _finished[found] = entry
+        _finished.move_to_end(found)
+        while len(_finished) > _KEPT:
+            _finished.popitem(last=False)
+
+
+def _maps(workflow: Any) -> dict:
+    """Where a workflow keeps its maps; a dictionary that nobody sees if it is no workflow."""
+    if not isinstance(workflow, dict) or not isinstance(workflow.setdefault("extra", {}), dict):
+        return {}
+    return workflow["extra"].setdefault(KEY, {})
+
+
+def remind(request: dict) -> dict:
+    """Before a prompt is queued: its workflow gets the maps of nodes whose results ComfyUI may take from its cache."""
+    prompt = request.get("prompt")
+    workflow = ((request.get("extra_data") or {}).get("extra_pnginfo") or {}).get("workflow")
+    if not isinstance(prompt, dict) or not isinstance(workflow, dict):
+        return request
+    ours = [number for number, node in prompt.items() if isinstance(node, dict) and node.get("class_type") in NODES]
+    if ours:
+        maps = _maps(workflow)
+        maps.clear()
+        for number in ours:
+            if (entry := _finished.get(digest(prompt, number) or "")) is not None:
+                maps[number] = {**entry, "cached": True}
+    return request

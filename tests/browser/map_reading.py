@@ -1,0 +1,106 @@
+"""What a map on ComfyUI's page shows, as numbers and colours, and the runs that make one."""
+
+import json
+import time
+
+
+def trace_of(comfy) -> dict:
+    """The trace of the last prompt, as the probe node showed it. The history has it when the whole prompt has ended."""
+    deadline = time.monotonic() + 30
+    while any(comfy.get("/queue").values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (entry,) = comfy.get("/history", max_items=1).values()
+    return json.loads(
+        next(
+            output["text"][0]
+            for output in entry["outputs"].values()
+            if "text" in output and "acceptance" in output["text"][0]
+        )
+    )
+
+
+def values(tab, node, figure="acceptance", image=0) -> list:
+    return tab.map(node, f"Array.from(run.values('{figure}', {image}))")
+
+
+def flat(rows: list) -> list:
+    return [value for row in rows for value in row]
+
+
+def painted(tab, node, pane=0) -> list:
+    """The colour at the middle of each token, [red, green, blue], read from the canvas after it was drawn."""
+    return tab.map(
+        node,
+        """(() => {
+        panel.draw();
+        const { canvas, panes, run: { rows, columns } } = panel;
+        const box = panes[argument], zoom = canvas.width / canvas.clientWidth, context = canvas.getContext('2d');
+        return Array.from({ length: rows * columns }, (_, i) => {
+          const x = box.x + (i % columns + 0.5) * box.width / columns;
+          const y = box.y + (Math.floor(i / columns) + 0.5) * box.height / rows;
+          return Array.from(context.getImageData(Math.floor(x * zoom), Math.floor(y * zoom), 1, 1).data.slice(0, 3));
+        });
+      })()""",
+        pane,
+    )
+
+
+def settled(tab, node, pane=0) -> list:
+    """The same, once it hasn't changed for a second.
+
+    Until then the canvas may show the last preview, a JPEG; the picture that the history keeps replaces it.
+    """
+    before, since = painted(tab, node, pane), time.monotonic()
+    for _ in range(40):
+        time.sleep(0.25)
+        now = painted(tab, node, pane)
+        if now != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > 1:
+            return now
+    raise AssertionError("the picture keeps changing")
+
+
+def expected(tab, node, figure="acceptance", image=0) -> list:
+    """The colours that the scale gives the values of a token map."""
+    return tab.page.evaluate(
+        """async ([numbers, figure]) => {
+        const folder = '/extensions/ADT-Tree/';
+        const { colourOf } = await import(folder + 'colours.js');
+        const { range } = await import(folder + 'map_model.js');
+        const [low, high] = range(figure, numbers);
+        return numbers.map((value) => colourOf((value - low) / (high - low)));
+      }""",
+        [values(tab, node, figure, image), figure],
+    )
+
+
+def same_colours(one: list, other: list) -> bool:
+    """Up to rounding of the canvas."""
+    return all(
+        abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
+    )
+
+
+def point(tab, node, cell: int) -> tuple[float, float]:
+    """Where a token is on the page."""
+    x, y = tab.map(
+        node,
+        """(() => {
+        const { canvas, panes: [box], run: { rows, columns } } = panel;
+        const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
+        const x = box.x + (argument % columns + 0.5) * box.width / columns;
+        const y = box.y + (Math.floor(argument / columns) + 0.5) * box.height / rows;
+        return [outer.x + zoom * x, outer.y + zoom * y];
+      })()""",
+        cell,
+    )
+    return x, y
+
+
+def done(tab, workflow) -> int:
+    """Open a workflow and run it to its end; the number of its sampler."""
+    tab.load(workflow.data)
+    tab.run()
+    tab.finished(workflow.sampler)
+    return workflow.sampler

@@ -1,0 +1,178 @@
+"""What a finished map tells about its run: again round by round, in a sentence, close up, as a file, without drafts."""
+
+import io
+import re
+
+import pytest
+from map_reading import done, expected, painted, point, same_colours, settled, values
+from PIL import Image
+
+GREEN, ORANGE = (47, 191, 113), (255, 138, 61)  # accepted and refused
+BACKGROUND = (22, 24, 29)
+
+
+def near(colour, wanted) -> bool:
+    return all(abs(a - b) <= 3 for a, b in zip(colour, wanted))
+
+
+def moment(tab, sampler, rounds: int) -> None:
+    """Move the slider behind so many rounds."""
+    tab.widget(sampler).get_by_label("Watch the image grow").and_(tab.page.locator("input")).fill(str(rounds))
+
+
+def edge(tab, sampler, cell: int) -> tuple:
+    """The colour at the top edge of a token."""
+    return tuple(
+        tab.map(
+            sampler,
+            """(() => {
+            panel.draw();
+            const { canvas, panes: [box], run: { rows, columns } } = panel;
+            const zoom = canvas.width / canvas.clientWidth;
+            const x = box.x + (argument % columns + 0.3) * box.width / columns;
+            const y = box.y + Math.floor(argument / columns) * box.height / rows + 0.7;
+            const [at, up] = [Math.floor(x * zoom), Math.ceil(y * zoom)];
+            return Array.from(canvas.getContext('2d').getImageData(at, up, 1, 1).data.slice(0, 3));
+          })()""",
+            cell,
+        )
+    )
+
+
+def test_the_slider_shows_every_moment_of_the_run(tab, workflow):
+    """Tokens that came later are covered; the tree of the round stands where it was tried, accepted and refused."""
+    sampler = done(tab, workflow)
+    tab.wait(sampler, "map.pictureShown()")
+    settled(tab, sampler)
+    tab.widget(sampler).get_by_label("Opacity").fill("100")
+    whole = painted(tab, sampler)
+    rounds = tab.map(sampler, "run.roundsOf(0).map((i) => run.rounds[i].shares.get(0))")
+    at = next(i for i, one in enumerate(rounds) if one["position"] > 30 and 0 < one["accepted"] < one["depth"] < 12)
+    moment(tab, sampler, at)
+    share = rounds[at]
+    now, root = painted(tab, sampler), share["position"]
+    assert same_colours(now[: root + 1], whole[: root + 1])
+    tree = range(root + 1, root + 1 + share["depth"])
+    assert all(near(colour, BACKGROUND) for cell, colour in enumerate(now) if cell > max(tree))
+    assert all(
+        near(edge(tab, sampler, cell), GREEN if cell - root <= share["accepted"] else ORANGE) for cell in tree
+    ), share
+    said = f"{at + 1} / {len(rounds)}: {share['nodes']} guessed, {share['accepted']} right"
+    assert tab.map(sampler, "panel.replay.said.textContent") == said
+    tab.screenshot("replayed")
+    moment(tab, sampler, len(rounds))
+    assert same_colours(painted(tab, sampler), whole)
+
+
+def test_play_lets_the_image_grow_to_its_end(tab, workflow):
+    sampler = done(tab, workflow)
+    button = tab.widget(sampler).get_by_role("button", name="Play")
+    button.click()
+    seen = []
+    for _ in range(100):
+        shown = tab.map(
+            sampler, "[panel.replay.round, panel.replay.slider.value, panel.replay.button.getAttribute('aria-label')]"
+        )
+        seen.append(shown)
+        if shown[0] is None and len(seen) > 1:
+            break
+        tab.page.wait_for_timeout(100)
+    steps = [int(value) for _, value, _ in seen]
+    assert steps == sorted(steps) and len(set(steps)) > 5
+    assert seen[1][2] == "Pause" and seen[-1][2] == "Play"
+    assert steps[-1] == len(tab.map(sampler, "run.roundsOf(0)"))
+    button.click()
+    tab.page.wait_for_timeout(300)
+    tab.widget(sampler).get_by_role("button", name="Pause").click()
+    stopped = tab.map(sampler, "panel.replay.round")
+    tab.page.wait_for_timeout(300)
+    assert tab.map(sampler, "panel.replay.round") == stopped is not None
+
+
+def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
+    sampler = done(tab, workflow)
+    tab.map(sampler, "panel.draw()")
+    said = tab.map(sampler, "panel.sentence.textContent")
+    places = "Top left|Top|Top right|Left|The middle|Right|Bottom left|Bottom|Bottom right"
+    assert re.fullmatch(
+        rf"(({places}): up to \d+ tokens at once; ({places.lower()}): [\d or t]+|Everywhere .*)\.", said
+    ), said
+    assert not tab.map(sampler, "panel.table.checkVisibility()")
+    tab.widget(sampler).locator("summary").press("Enter")
+    tab.wait(sampler, "panel.table.checkVisibility() && panel.table.rows.length > 9")
+    told = tab.map(sampler, "Array.from(panel.table.rows, (row) => row.textContent)")
+    assert f"passes of the model{tab.map(sampler, 'run.rounds.length')}" in told
+    assert any(row.startswith("The middle") for row in told) and any(row.startswith("seed") for row in told)
+
+
+def test_the_map_can_be_enlarged_and_moved(tab, workflow):
+    sampler = done(tab, workflow)
+    tab.widget(sampler).get_by_label("Opacity").fill("100")
+    size = "panel.panes[0].width / run.columns"
+    before = tab.map(sampler, size)
+    tab.widget(sampler).get_by_role("button", name="Zoom in").click()
+    tab.wait(sampler, f"{size} > {1.99 * before}")
+    middle = point(tab, sampler, 6 * 12 + 6)
+    colours = expected(tab, sampler)
+    tab.page.mouse.move(*middle)
+    tab.wait(sampler, "!panel.tip.hidden")
+    assert "Row 7, column 7" in tab.map(sampler, "panel.tip.textContent")
+    tab.page.mouse.down()
+    tab.page.mouse.move(middle[0] + 40, middle[1] + 30, steps=5)
+    tab.page.mouse.up()
+    moved = point(tab, sampler, 6 * 12 + 6)
+    assert (moved[0] - middle[0], moved[1] - middle[1]) == pytest.approx((40, 30), abs=1)
+    assert tab.map(sampler, "panel.pinned") is None, "a drag is no click"
+    assert near(painted(tab, sampler)[5 * 12 + 5], colours[5 * 12 + 5])
+    tab.screenshot("enlarged")
+    tab.canvas(sampler).focus()
+    tab.page.keyboard.press("+")
+    tab.wait(sampler, f"{size} > {3.9 * before}")
+    tab.page.keyboard.press("Home")
+    tab.page.keyboard.press("Shift+End")
+    tab.wait(sampler, "panel.view.x > 0.85 && panel.view.y > 0.85")  # what the keys reach comes into view
+    tab.page.keyboard.press("0")
+    tab.wait(sampler, f"Math.abs({size} - {before}) < 0.1")
+
+
+def test_the_map_is_saved_as_an_image(tab, workflow):
+    """From the menu that a right click on the node opens."""
+    sampler = done(tab, workflow)
+    tab.wait(sampler, "map.pictureShown()")
+    if tab.vue:
+        tab.page.locator(f'[data-node-id="{sampler}"]').get_by_text("ADT-Tree Sampler").click(button="right")
+    else:
+        x, y = tab.map(sampler, "app.canvas.ds.convertOffsetToCanvas([map.node.pos[0] + 150, map.node.pos[1] - 12])")
+        left, top = tab.page.evaluate("(({ x, y }) => [x, y])(app.canvasEl.getBoundingClientRect())")
+        tab.page.mouse.click(left + x, top + y, button="right")
+    with tab.page.expect_download() as download:
+        tab.page.get_by_text("Save map as image").first.click()
+    assert re.fullmatch(r"acceptance-map-seed-\d+\.png", download.value.suggested_filename)
+    with open(download.value.path(), "rb") as file:
+        image = Image.open(io.BytesIO(file.read())).convert("RGB")
+    assert image.width == 1024 and image.height > 1024
+    assert len({image.getpixel((43 + 85 * i, 43 + 85 * j)) for i in range(12) for j in range(12)}) > 20
+
+
+def test_plain_decoding_shows_when_each_token_came(tab, workflow):
+    sampler = done(tab, workflow.method("autoregressive"))
+    tab.widget(sampler).get_by_label("Opacity").fill("100")
+    assert len({tuple(colour) for colour in painted(tab, sampler)}) > 20
+    moments = values(tab, sampler, "moment")
+    assert moments == sorted(moments) and moments[0] < moments[-1]
+    assert "seconds until the token was there" in tab.map(sampler, "panel.legend.element.textContent")
+    assert tab.map(sampler, "panel.sentence.textContent") == "Everywhere: one token at a time."
+    tab.screenshot("plain")
+
+
+def test_the_speed_stands_once_and_is_no_estimate(tab, workflow):
+    """A run that was never compared tells tokens per pass and a second; what plain decoding takes is not guessed."""
+    sampler = done(tab, workflow.batch(3))  # of which no run of plain decoding was seen
+    tab.map(sampler, "panel.draw()")
+    assert re.fullmatch(
+        r"[\d.]+ tokens per pass · [\d.]+ tokens/s · 432 tokens in [\d.]+ s", tab.map(sampler, "panel.line.textContent")
+    )
+    body = tab.page.evaluate("document.body.innerText")
+    assert len(re.findall(r"tokens/s|tokens a second|a second", body)) == 1
+    texts = tab.map(sampler, "map.node.widgets.map((w) => String(w.value)).filter((text) => /a second/.test(text))")
+    assert texts == []

@@ -1,0 +1,162 @@
+"""A map belongs to its picture: it comes with the image that is dropped and with no other; undo and reload keep it."""
+
+import json
+
+import pytest
+from comfy_page import ComfyPage
+from comfy_server import NEWEST, PACKS, Comfy
+from map_reading import done, values
+
+DROP = """([bytes, name]) => {
+  const files = new DataTransfer();
+  files.items.add(new File([new Uint8Array(bytes)], name, { type: 'image/png' }));
+  const where = { bubbles: true, cancelable: true, clientX: 600, clientY: 700, dataTransfer: files };
+  app.canvasEl.dispatchEvent(new DragEvent('drop', where));
+}"""
+LIVING = "app.graph.nodes.find((node) => node.type === 'ADTTreeSampler')"
+
+
+def drop(tab, png: bytes, name: str = "image.png") -> int:
+    """Drop a PNG on the page and wait for its workflow; the number of its sampler."""
+    tab.page.evaluate("app.graph.clear()")
+    tab.page.evaluate(DROP, [list(png), name])
+    tab.page.wait_for_function(LIVING)
+    return tab.page.evaluate(f"{LIVING}.id")
+
+
+def last_image(comfy, tab, sampler) -> bytes:
+    """The image that the last run of a page saved."""
+    prompt = tab.map(sampler, "run.reference.prompt")
+    return comfy.files(comfy.wait(prompt))[0]
+
+
+def widget(tab, node, name: str):
+    return tab.map(node, "map.node.widgets.find((w) => w.name === argument).value", name)
+
+
+def run_again(tab, sampler, change: str) -> None:
+    """Change a widget of the sampler, run, and wait for the new map."""
+    before = tab.map(sampler, "run.id")
+    tab.map(sampler, f"map.node.widgets.{change}")
+    tab.run()
+    tab.wait(sampler, f"run.id !== '{before}' && run.state === 'done'")
+
+
+@pytest.fixture(scope="module")
+def stranger(browser, tmp_path_factory):
+    """A server that never made an image, without the model."""
+    with Comfy(NEWEST, tmp_path_factory.mktemp("stranger"), PACKS) as server:
+        server.post("/settings/Comfy.TutorialCompleted", True)
+        yield server
+
+
+def test_a_png_dropped_on_a_fresh_server_brings_its_map_prompt_and_seed(tab, comfy, stranger, browser, workflow):
+    workflow.node("CLIPTextEncode")["widgets_values"] = ["a barn in the snow"]
+    sampler = done(tab, workflow)
+    wanted = values(tab, sampler), widget(tab, sampler, "seed")
+    png = last_image(comfy, tab, sampler)
+    assert len(png) < 120_000
+    other = ComfyPage(browser, stranger.address, tab.artefacts, vue=tab.vue)
+    try:
+        node = drop(other, png)
+        other.finished(node)
+        assert (values(other, node), widget(other, node, "seed")) == wanted
+        assert other.map(node, "run.seed") == str(wanted[1])
+        prompts = other.page.evaluate(
+            "app.graph.nodes.filter((n) => n.type === 'CLIPTextEncode').map((n) => n.widgets[0].value)"
+        )
+        assert "a barn in the snow" in prompts
+        other.wait(node, "map.pictureShown()")
+        assert f"seed {wanted[1]}" in other.map(node, "(panel.draw(), panel.caption.textContent)")
+        other.screenshot("dropped")
+        graph = json.dumps(other.page.evaluate("app.graph.serialize()"))
+        assert "adt_tree_maps" not in graph and len(graph) < 60_000, "the page keeps maps out of what can be undone"
+        other.page.wait_for_timeout(1500)  # ComfyUI keeps its draft of the workflow a moment later
+        other.open()
+        other.finished(node)
+        assert values(other, node) == wanted[0]
+        assert other.complaints() == []
+    finally:
+        other.context.close()
+
+
+def test_each_png_has_its_own_map(tab, comfy, workflow):
+    """Also that of an image for which the sampler did not run, and none where the image has none."""
+    sampler = done(tab, workflow)
+    seed, first = widget(tab, sampler, "seed"), values(tab, sampler)
+    one = last_image(comfy, tab, sampler)
+    run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
+    second = values(tab, sampler)
+    two = last_image(comfy, tab, sampler)
+    for png, wanted, of in ((one, first, seed), (two, second, seed + 1), (one, first, seed)):
+        node = drop(tab, png)
+        tab.finished(node)
+        assert values(tab, node) == wanted and widget(tab, node, "seed") == of
+    saved = tab.page.evaluate("app.graph.serialize()")
+    damaged = {str(sampler): {"parts": [{"id": "x", "images": 1, "grid": [2, 2], "data": "?"}]}}
+    for maps in ({}, damaged):  # as in an image that has no map, and in one of somebody else
+        saved["extra"]["adt_tree_maps"] = maps
+        tab.load(saved)
+        tab.page.wait_for_timeout(500)
+        assert tab.map(sampler, "run") is None
+        assert "Run the workflow" in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
+
+
+def test_undoing_something_else_keeps_the_map(tab, workflow):
+    sampler = done(tab, workflow)
+    run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
+    shown = tab.map(sampler, "run.id")
+    tracker = "app.extensionManager.workflow.activeWorkflow.changeTracker"
+    tab.page.evaluate(
+        f"""() => {{
+        const note = LiteGraph.createNode('Note');
+        app.graph.add(note);
+        {tracker}.captureCanvasState();
+      }}"""
+    )
+    count = tab.page.evaluate("app.graph.nodes.length")
+    tab.page.evaluate(f"{tracker}.undo()")
+    tab.page.wait_for_function(f"app.graph.nodes.length === {count - 1}")
+    tab.wait(sampler, "run?.state === 'done'")
+    assert tab.map(sampler, "run.id") == shown
+    assert tab.map(sampler, "map.previous !== null")
+
+
+def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab, workflow):
+    sampler = done(tab, workflow)
+    tab.page.wait_for_timeout(1500)
+    run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
+    run_again(tab, sampler, "find((w) => w.name === 'guidance').value = 2")
+    shown = tab.map(sampler, "run.id")
+    tab.page.wait_for_timeout(1500)
+    tab.open()
+    tab.finished(sampler)
+    assert tab.map(sampler, "run.id") == shown
+
+
+def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflow):
+    sampler = done(tab, workflow)
+    seed = widget(tab, sampler, "seed")
+    says = f"This is seed {seed} · ADT-Tree"
+    assert tab.map(sampler, "(panel.draw(), panel.caption.textContent)") == says
+    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 5")
+    tab.page.evaluate("app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()")
+    tab.wait(sampler, f"panel.caption.textContent === '{says}; the node now has seed {seed + 5}'")
+    tab.screenshot("differs")
+
+
+def test_a_page_that_is_loaded_again_during_a_run_knows_its_messages(tab, workflow):
+    """ComfyUI logs messages that no one listens to; the ones of a run arrive as soon as the page is connected."""
+    sampler = workflow.batch(48).sampler
+    tab.load(workflow.data)
+    tab.run()
+    tab.wait(sampler, "run && run.done > 20")
+    tab.page.wait_for_timeout(1000)
+    tab.said.clear()
+    tab.frames.clear()
+    tab.open()
+    tab.page.wait_for_function("app.graph.nodes.length > 0")
+    tab.page.wait_for_timeout(2000)
+    assert tab.frames, "the run was over before the page was there"
+    assert not [said for said in tab.said if "Unknown message" in said or "Unhandled message" in said]
+    tab.page.evaluate("app.api.interrupt()")

@@ -1,0 +1,57 @@
+"""Maps that travel in images: their size, and what makes two runs the same."""
+
+import json
+import random
+
+from adt_tree_pack.nodes.saved_map import digest, pack, remind
+
+from adt_core.rules.trace import ImageRound, Round
+
+PROMPT = {
+    "1": {"class_type": "Loader", "inputs": {"model": "bundled"}},
+    "2": {"class_type": "Text", "inputs": {"text": "a house", "clip": ["1", 1]}},
+    "3": {"class_type": "ADTTreeSampler", "inputs": {"model": ["1", 0], "positive": ["2", 0], "seed": 5}},
+    "4": {"class_type": "Save", "inputs": {"images": ["3", 0], "name": "x"}},
+}
+
+
+def changed(node: str, **inputs) -> dict:
+    prompt = json.loads(json.dumps(PROMPT))
+    prompt[node]["inputs"].update(inputs)
+    return prompt
+
+
+def test_90_by_90_tokens_in_two_thousand_rounds_are_tens_of_kilobytes():
+    draw = random.Random(1)
+    rounds, position = [], 0
+    for index in range(2000):
+        depth = draw.randint(2, 12)
+        levels = tuple(draw.randint(1, 6) for _ in range(depth))
+        accepted = min(draw.randint(0, 6), depth)
+        share = ImageRound(0, position, 12, 6, depth, sum(levels), accepted, (), 0, max(levels), levels)
+        position += accepted + 1
+        rounds.append(Round(index, draw.uniform(0.02, 0.05), draw.uniform(0.002, 0.006), depth, (share,)))
+    assert len(pack(rounds)) < 32_000
+
+
+def test_a_node_is_the_same_if_everything_that_feeds_it_is():
+    own = digest(PROMPT, "3")
+    assert own == digest(changed("4", name="another"), "3")
+    assert own == digest({key.replace("3", "33"): node for key, node in PROMPT.items()}, "33")
+    assert own == digest(changed("3", seed=5), "3")
+    for other in (changed("3", seed=6), changed("2", text="a barn"), changed("1", model="tiny")):
+        assert own != digest(other, "3")
+
+
+def test_a_prompt_without_sense_has_no_identity_and_goes_on_as_it_came():
+    for prompt in ({}, {"3": None}, {"3": {"inputs": []}}, {"3": {"class_type": "x", "inputs": {"a": [["3"], 0]}}}):
+        assert digest(prompt, "3") is None
+    loop = {"3": {"class_type": "ADTTreeSampler", "inputs": {"a": ["3", 0]}}}
+    for request in ({}, {"prompt": []}, {"prompt": loop, "extra_data": {"extra_pnginfo": {"workflow": {"extra": []}}}}):
+        assert remind(request) is request
+
+
+def test_a_workflow_goes_without_the_maps_that_it_brought():
+    request = {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": {"extra": {"adt_tree_maps": {"3": {}}}}}}}
+    remind(request)
+    assert request["extra_data"]["extra_pnginfo"]["workflow"]["extra"] == {"adt_tree_maps": {}}

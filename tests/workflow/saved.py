@@ -1,0 +1,50 @@
+"""Reads saved maps without the pack's own code."""
+
+import base64
+import io
+import json
+import zlib
+
+from PIL import Image
+
+
+def unpack(saved: dict) -> list:
+    """The rounds of a saved map, in the form of the live messages."""
+    numbers = _varints(zlib.decompress(base64.b64decode(saved["data"])))
+
+    def column(length: int) -> list[int]:
+        return [next(numbers) for _ in range(length)]
+
+    (count,) = column(1)
+    times, drafting, sizes = (column(count) for _ in range(3))
+    total = sum(sizes)
+    images, jumps, *others = (column(total) for _ in range(9))
+    expected: dict[int, int] = {}
+    shares = []
+    for i, (image, jump) in enumerate(zip(images, jumps)):
+        position = expected.get(image, 0) + (-(jump + 1) // 2 if jump % 2 else jump // 2)
+        own = [values[i] for values in others]
+        expected[image] = position + own[5] + 1
+        shares.append([image, position, *own])
+    for share in shares:
+        share.append(column(share[4]))
+    assert next(numbers, None) is None
+    left = iter(shares)
+    return [
+        [ms / 100, draft / 100, *(next(left) for _ in range(size))] for ms, draft, size in zip(times, drafting, sizes)
+    ]
+
+
+def _varints(data: bytes):
+    number = shift = 0
+    for byte in data:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            yield number
+            number = shift = 0
+
+
+def travelled(png: bytes) -> dict:
+    """The maps in the workflow of a PNG, by node."""
+    return json.loads(Image.open(io.BytesIO(png)).text["workflow"])["extra"]["adt_tree_maps"]
