@@ -3,6 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { maps, nodeAt, NodeMap } from "./node_map.js";
+import { onPreference } from "./preferences.js";
 import { parts } from "./runs.js";
 import { speak, words } from "./words.js";
 
@@ -62,6 +63,7 @@ app.registerExtension({
   setup() {
     addStyles();
     speak(app.extensionManager?.setting?.get("Comfy.Locale"));
+    onPreference("map", (on) => maps.forEach((map) => map.show(on)));
   },
 
   beforeConfigureGraph(workflow) {

@@ -4,6 +4,7 @@ import { app } from "../../scripts/app.js";
 import { Run } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
+import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { latest, load, noteShown, recall, remember, seen } from "./runs.js";
 import { sound } from "./saved_map.js";
@@ -25,14 +26,22 @@ export class NodeMap {
     this.tag = newTag(); // the same in every earlier state of the node in its workflow, and in no other node and no other workflow
     this.parts = []; // the runs that a node makes side by side: one, or A and B
     this.previous = null;
-    this.panel = new MapPanel(this, {});
+    this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     forwardWheelAndPan(this.panel.element, app);
     const options = { serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
     widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
     widget.map = this;
-    this.fit();
+    this.widget = widget;
+    this.show(preference("map"));
     this.changed();
+  }
+
+  /** Show the map on its node, or hide it. */
+  show(on) {
+    this.widget.hidden = !on; // the canvas reads this
+    this.widget.options.hidden = !on; // Nodes 2.0 reads this
+    if (on) this.fit();
   }
 
   /** Make room for the widget in a node that was saved without it. */
@@ -152,7 +161,7 @@ export class NodeMap {
   /** The node's own values that are others than those that made the run, [[input, value]]. */
   differences(run) {
     return (this.node.widgets ?? [])
-      .filter(({ name, value }) => name in run.inputs && !same(run.inputs[name], value))
+      .filter(({ name, value, hidden }) => !hidden && name in run.inputs && !same(run.inputs[name], value))
       .map(({ name, label, value }) => [label ?? name, value]);
   }
 

@@ -19,6 +19,13 @@ const SETTINGS = {
   },
 };
 
+const listeners = []; // [name, function]
+
+/** Call a function with a preference's new value whenever it changes. */
+export function onPreference(name, listener) {
+  listeners.push([name, listener]);
+}
+
 /** What the user prefers: "speed", "map" or "opacity". */
 export function preference(name) {
   const { id, defaultValue } = SETTINGS[name];
@@ -27,6 +34,10 @@ export function preference(name) {
 
 app.registerExtension({
   name: "adttree.preferences",
-  settings: Object.values(SETTINGS).map((setting) => ({ ...setting, category: [PAGE, setting.id.split(".")[1], setting.name] })),
+  settings: Object.entries(SETTINGS).map(([name, setting]) => ({
+    ...setting,
+    category: [PAGE, setting.id.split(".")[1], setting.name],
+    onChange: (value) => listeners.filter(([wanted]) => wanted === name).forEach(([, listener]) => listener(value)),
+  })),
   aboutPageBadges: [{ label: `${PAGE} ${VERSION}`, url: PAPER, icon: "pi pi-images" }],
 });

@@ -105,6 +105,39 @@ def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
     assert sent(tab, "ADTTreeCollector")["results"][1] == 2
 
 
+@pytest.fixture
+def prefer(tab):
+    """Sets one of our settings, until the end of the test."""
+    usual = {}
+
+    def set(name: str, value) -> None:
+        usual.setdefault(name, tab.page.evaluate("(name) => app.extensionManager.setting.get(name)", name))
+        tab.page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
+
+    yield set
+    for name, value in usual.items():
+        set(name, value)
+
+
+def test_preferences(tab, own, prefer):
+    """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""
+    tab.load(own)
+    prefer("ADTTree.Map.Show", False)
+    assert shown(tab) == SHOWN[:-1]
+    prefer("ADTTree.Map.Show", True)
+    assert shown(tab) == SHOWN
+    prefer("ADTTree.Sampler.Speed", "Plain")
+    prefer("ADTTree.Map.Opacity", 25)
+    made = """() => {
+      const node = LiteGraph.createNode('ADTTreeSampler');
+      app.graph.add(node);
+      const widget = (name) => node.widgets.find((one) => one.name === name);
+      return [widget('speed').value, widget('acceptance_map').map.panel.settings.opacity];
+    }"""
+    assert tab.page.evaluate(made) == ["Plain", 0.25]
+    assert sent(tab)["speed"] == "Auto", "what is there stays"
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_sockets_of_our_types_have_colours(tab, theme):
     tab.page.evaluate("(theme) => app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
