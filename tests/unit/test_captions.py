@@ -1,6 +1,7 @@
 """What the recipe of DeepFloyd IF and PixArt leaves of captions, case by case."""
 
 import sys
+import warnings
 
 import pytest
 
@@ -52,3 +53,10 @@ def test_a_missing_library_is_named(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(AdtError, match=f"{package} is not installed.*pip install ftfy beautifulsoup4"):
         clean("a fox")
+
+
+def test_a_caption_like_a_file_s_name_is_a_caption():
+    """Beautiful Soup warns of such texts, on the user's terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert clean("images/of/cats") == "images of cats" and clean("a_cat.jpg of a cat") == "of a cat"

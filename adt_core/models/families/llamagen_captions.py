@@ -81,7 +81,8 @@ def clean(caption: str) -> str:
 def _once(text: str) -> str:
     ftfy, soup = libraries()
     text = _apply(_LINKS, unquote_plus(text).strip().lower())
-    text = _apply(_TYPOGRAPHY, soup.BeautifulSoup(text, features="html.parser").text)
+    text = text if "<" in text else f"{text}\n"  # on one line without a tag, it would be suspected to be a file's name
+    text = _apply(_TYPOGRAPHY, soup.BeautifulSoup(text, features="html.parser").text.removesuffix("\n"))
     if len(re.findall("[-_]", text)) > _FEW_JOINTS:
         text = re.sub("[-_]", " ", text)
     text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
