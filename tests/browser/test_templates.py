@@ -82,15 +82,14 @@ def test_a_workflow_from_the_template_browser(tab, name):
 
 @pytest.mark.parametrize("name", ["anole_7b", "lumina_mgpt", "llamagen", "janus_pro", "emu3"])
 def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
-    """Its note has the commands; pressing Run shows them too, before anything runs."""
+    """Its note has the commands; pressing Run shows them under the loader, too, as its first node."""
     nodes = opened(tab, name)
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
     own = next(line for line in note.splitlines() if line.startswith("hf download")).split(" --local-dir")[0]
     shown = "app.graph.nodes.find((n) => n.type === 'MarkdownNote').widgets[0].value"
     tab.page.wait_for_function(f"(note) => {shown} === note", arg=note)
     tab.run()
-    tab.page.get_by_text("View details").first.click()
-    said = tab.page.get_by_text(f"is not installed; to get it, run `{own} ").first
-    said.wait_for()
+    tab.page.get_by_text(f"is not installed; to get it, run `{own} ").first.wait_for(state="attached")
     tab.screenshot(f"missing_{name}")
+    tab.page.reload()
     tab.open()
