@@ -4,6 +4,7 @@ They are legible: nodes overlap neither each other nor the frames of other group
 
 import itertools
 import json
+import re
 
 import pytest
 from comfy_server import ROOT
@@ -116,15 +117,15 @@ def test_a_workflow_from_the_template_browser(tab, name):
 
 @pytest.mark.parametrize("name", ["Anole 7B", "Lumina-mGPT", "LlamaGen", "Janus-Pro", "Emu3"])
 def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
-    """Its note has the commands; pressing Run shows them too, before anything runs."""
+    """Its note has the commands; pressing Run shows them under the loader, too, as its first node."""
     nodes = opened(tab, name)
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
     own = next(line for line in note.splitlines() if line.startswith("hf download")).split(" --local-dir")[0]
     shown = "app.graph.nodes.find((n) => n.type === 'MarkdownNote').widgets[0].value"
     tab.page.wait_for_function(f"(note) => {shown} === note", arg=note)
     tab.run()
-    tab.page.get_by_text("View details").first.click()
-    said = tab.page.get_by_text(f"is not installed; to get it, run `{own} ").first
-    said.wait_for()
+    said = re.compile(f"is not installed; to get it, run `?{own} ")  # Nodes 2.0 renders it as Markdown
+    tab.page.get_by_text(said).first.wait_for(state="attached")
     tab.screenshot(f"missing_{name}")
+    tab.page.reload()
     tab.open()
