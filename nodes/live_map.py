@@ -7,6 +7,7 @@ order of ``SHARE``. js/map_model.js reads it. The whole map is a saved map, see 
 
 import base64
 import io
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -113,7 +114,8 @@ class LiveMap:
 def _values(hidden: Any) -> dict[str, str]:
     """The values of the node's own widgets as they were queued, by input; links are left out."""
     inputs = ((hidden.prompt or {}).get(hidden.unique_id) or {}).get("inputs") or {}
-    return {name: str(value) for name, value in inputs.items() if isinstance(value, str | int | float)}
+    plain = {name: value for name, value in inputs.items() if isinstance(value, str | int | float)}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
 
 
 def _pack(one: Round) -> list:

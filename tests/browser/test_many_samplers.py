@@ -1,0 +1,72 @@
+"""A page of twenty samplers in Nodes 2.0 moves as if their maps were not there."""
+
+from statistics import median
+
+import pytest
+from comfy_page import ComfyPage
+
+FRAMES = 40
+FILL = """async ([count, hidden]) => {
+  document.getElementById('adt-test-hidden')?.remove();
+  const style = document.createElement('style');
+  style.id = 'adt-test-hidden';
+  style.textContent = hidden ? '.adt-map { display: none !important; }' : '';
+  document.head.append(style);
+  app.graph.clear();
+  for (let i = 0; i < count; i++) {
+    const node = LiteGraph.createNode('ADTTreeSampler');
+    node.pos = [(i % 5) * 420, Math.floor(i / 5) * 1000];
+    app.graph.add(node);
+  }
+  [app.canvas.ds.scale, app.canvas.ds.offset] = [0.3, [100, 200]];
+  app.canvas.setDirty(true, true);
+  await new Promise((resolve) => setTimeout(resolve, 2000));
+}"""
+PAN = """async (frames) => {
+  for (let i = 0; i < frames; i++) {
+    await new Promise(requestAnimationFrame);
+    app.canvas.ds.offset[0] += i % 20 < 10 ? 2 : -2;
+    app.canvas.setDirty(true, true);
+  }
+}"""
+
+
+@pytest.fixture
+def crowd(browser, comfy, tmp_path):
+    """A function: the work of the page and its layers while it moves over samplers, whose maps may be hidden."""
+    page = ComfyPage(browser, comfy.address, tmp_path, vue=True)
+    page.page.wait_for_timeout(2000)
+    tools = page.context.new_cdp_session(page.page)
+    layers: list[int] = []
+    tools.on("LayerTree.layerTreeDidChange", lambda event: layers.append(len(event.get("layers") or [])))
+    tools.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time, whatever else the machine does
+    tools.send("DOM.enable")
+    tools.send("LayerTree.enable")
+
+    def numbers() -> dict[str, float]:
+        return {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
+
+    def measure(hidden: bool) -> dict[str, float]:
+        page.page.evaluate(FILL, [20, hidden])
+        layers.clear()
+        before = numbers()
+        page.page.evaluate(PAN, FRAMES)
+        after = numbers()
+        page.page.wait_for_timeout(500)
+        found = {name: (after[name] - before[name]) / FRAMES for name in ("TaskDuration", "LayoutCount")}
+        return {**found, "layers": max(layers)}
+
+    yield measure
+    page.context.close()
+
+
+def test_a_map_without_a_run_is_not_laid_out_with_each_frame_and_has_no_layer(crowd):
+    with_maps, without = crowd(hidden=False), crowd(hidden=True)
+    assert with_maps["LayoutCount"] < 0.5
+    assert with_maps["layers"] <= without["layers"]
+
+
+@pytest.mark.alone
+def test_twenty_maps_cost_a_frame_hardly_anything(crowd):
+    ratios = [crowd(hidden=False)["TaskDuration"] / crowd(hidden=True)["TaskDuration"] for _ in range(3)]
+    assert median(ratios) < 1.15, ratios
