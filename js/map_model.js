@@ -181,7 +181,7 @@ export class Run {
   }
 }
 
-function named([image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels]) {
+function named([image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels = []]) {
   return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels };
 }
 

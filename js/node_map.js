@@ -14,7 +14,7 @@ const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
-const MIN_HEIGHT = 500;
+const MIN_HEIGHT = 430;
 
 /** node -> NodeMap, of the open workflow */
 export const maps = new Map();

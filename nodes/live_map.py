@@ -23,18 +23,8 @@ from .runtime import watched
 from .saved_map import pack
 
 EVENT = "adt_tree.map"
-SHARE = (
-    "image",
-    "position",
-    "depth_asked",
-    "width_asked",
-    "depth",
-    "width",
-    "nodes",
-    "accepted",
-    "substituted",
-    "levels",
-)
+SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
+"""What live messages say of a share. Its levels come with the whole map: only a replay shows them."""
 _PICTURE = 512  # most pixels of a kept picture's longer side
 _THUMBNAIL = 192  # the same of a picture that travels with the map
 _THUMBNAILS = 16_000  # characters that all of them may take

@@ -126,7 +126,7 @@ def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab
     sampler = done(tab, workflow)
     tab.page.wait_for_timeout(1500)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
-    run_again(tab, sampler, "find((w) => w.name === 'guidance').value = 2")
+    run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     shown = tab.map(sampler, "run.id")
     tab.page.wait_for_timeout(1500)
     tab.open()

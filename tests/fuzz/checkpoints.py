@@ -30,13 +30,15 @@ WRITERS = {
     "emu3": write_emu3,
 }
 """Writers of a small random checkpoint, by family."""
+FOLDERS = {"lumina-mgpt": "Lumina-mGPT-7B-768"}
+"""Where the name of a folder says something of the model."""
 DTYPES = [torch.float16, torch.float64, torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16]
 SHAPES = [(), (1,), (0,), (1, 1), (2, 3), (1, 2, 3, 4), (3, 1, 2), (0, 5), (10**4,)]
 
 
 def write_all(folder: Path) -> dict[str, Path]:
     """A checkpoint of every family, and a drafter for the first."""
-    made = {name: write(folder / name / name) for name, write in WRITERS.items()}
+    made = {name: write(folder / name / FOLDERS.get(name, name)) for name, write in WRITERS.items()}
     return made | {"drafter": write_tiny_drafter(folder / "drafter" / "drafter", made["chameleon"])}
 
 

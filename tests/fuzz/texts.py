@@ -19,7 +19,7 @@ from adt_core.engine import profiles
 from adt_core.models.load import load_target
 from adt_core.policies.costs import built_in
 
-from .checkpoints import WRITERS
+from .checkpoints import FOLDERS, WRITERS
 from .odd import ODD, TEXTS, as_json, changed, damaged
 
 COCO = {
@@ -48,7 +48,9 @@ def lists(folder: Path) -> Callable:
         caption, contained = data.draw(st.sampled_from(CAPTIONS)), data.draw(st.just("") | TEXTS)
         numbers = data.draw(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
         prompts = read_list(path, caption)
-        assert len(file_stems(prompts)) == len(prompts) and all(type(text) is str for pair in prompts for text in pair)
+        assert len(file_stems(prompts)) == len(prompts) and all(
+            type(text) is str for pair in prompts for text in pair[:2]
+        )
         assert all("/" not in stem and ".." not in stem for stem in file_stems(prompts))
         select(prompts, contained, *numbers)
 
@@ -57,7 +59,7 @@ def lists(folder: Path) -> Callable:
 
 def captions(folder: Path) -> Callable:
     """Any text as the prompt of any family, and as part of a picture's name and of its settings."""
-    targets = [load_target(write(folder / name / name)) for name, write in WRITERS.items()]
+    targets = [load_target(write(folder / name / FOLDERS.get(name, name))) for name, write in WRITERS.items()]
 
     def one(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))

@@ -229,7 +229,9 @@ class Comfy:
 
     def get(self, path: str, **query):
         """GET; JSON is decoded, anything else comes back as bytes."""
-        url = f"http://{self.address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        url = f"http://{self.address}{urllib.parse.quote(path, safe='/?=&%')}" + (
+            f"?{urllib.parse.urlencode(query)}" if query else ""
+        )
         with urllib.request.urlopen(url, timeout=60) as answer:
             body = answer.read()
             return json.loads(body) if "json" in answer.headers.get("Content-Type", "") else body

@@ -290,7 +290,7 @@ def test_models_of_the_user(other_models, workflow):
     assert models[0] == "bundled" and set(there[1:]) == {"someone/copy", "deep/er/elsewhere", "cut"}
     drafters = info["ADTTreeDrafterLoader"]["input"]["required"]["drafter"][1]["options"]
     assert drafters == ["auto", "bundled", "jacobi", "repeat", "mine"]
-    graph = Graph(to_prompt(workflow, info))
+    graph = Graph(to_prompt(workflow, info)).set("ADTTreeSampler", preset="custom")  # the copy counts as an Anole
     (bundled,) = other_models.files(other_models.run(graph.prompt))
     graph.set("ADTTreeModelLoader", model="deep/er/elsewhere").set("ADTTreeDrafterLoader", drafter="mine")
     (same,) = other_models.files(other_models.run(graph.prompt))

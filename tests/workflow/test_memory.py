@@ -86,8 +86,8 @@ def short(graph):
 
 
 CONSTANTS = {"Drafting", "Family", "Lantern", "Option", "Pairing", "Preset", "Published", "Sampling", "Shape"}
-CONSTANTS |= {"Settings", "FixedSettings", "AdtTreeSettings"}
-"""Classes of the pack with instances that modules hold: settings and tables."""
+CONSTANTS |= {"Settings", "FixedSettings", "AdtTreeSettings", "Download", "PublishedSampling", "Remedy", "_Least"}
+"""Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""
 
 
 def test_nothing_stays_when_memory_is_freed(comfy, everything):

@@ -45,9 +45,10 @@ def test_seed_takes_64_bits_and_counts_on(object_info):
 
 
 def test_model_lists_start_with_the_bundled_one(object_info):
-    for node, name in (("ADTTreeModelLoader", "model"), ("ADTTreeDrafterLoader", "drafter")):
-        _, options = object_info[node]["input"]["required"][name]
-        assert options["options"][0] == options["default"] == "bundled"
+    _, models = object_info["ADTTreeModelLoader"]["input"]["required"]["model"]
+    _, drafters = object_info["ADTTreeDrafterLoader"]["input"]["required"]["drafter"]
+    assert models["options"][0] == models["default"] == "bundled"
+    assert drafters["options"][:2] == ["auto", "bundled"] and drafters["default"] == "auto"
 
 
 def test_comfyui_keeps_its_own_nodes(object_info):
@@ -58,12 +59,15 @@ def test_template_is_listed_and_served(comfy, workflow):
     assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {
         path.stem for path in (ROOT / "workflows").glob("*.json")
     }
-    assert comfy.get("/api/workflow_templates/ADT-Tree/1%20Text%20to%20image.json") == json.loads(
+    assert comfy.get("/api/workflow_templates/ADT-Tree/1 Text to image.json") == json.loads(
         (ROOT / "workflows" / "1 Text to image.json").read_text(encoding="utf-8")
     )
 
 
-WORKFLOWS = {"1 Text to image": SAMPLING, "6 Batch of captions": SAMPLING - {"ADTTreeSampler"} | BATCHES}
+WORKFLOWS = {
+    "1 Text to image": {"ADTTreeModelLoader", "ADTTreeSampler"},
+    "6 Batch of captions": {"ADTTreeModelLoader"} | BATCHES,
+}
 """The nodes of each workflow that starts at the defaults."""
 
 

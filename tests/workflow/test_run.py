@@ -28,7 +28,8 @@ def test_shipped_workflow_gives_the_image_of_the_engine(comfy, graph, reference)
 def test_saved_png_brings_its_workflow_along(comfy, graph):
     (data,) = comfy.files(comfy.run(graph.prompt, extra_pnginfo={"workflow": {"nodes": []}}))
     saved = Image.open(io.BytesIO(data)).info
-    assert json.loads(saved["workflow"]) == {"nodes": []}
+    workflow = json.loads(saved["workflow"])
+    assert set(workflow.pop("extra")) == {"adt_tree_maps"} and workflow == {"nodes": []}
     prompt = json.loads(saved["prompt"])
     for node in prompt.values():
         node.pop("is_changed", None)  # ComfyUI's note of what fingerprint_inputs said
@@ -152,7 +153,7 @@ def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
 
 
 def test_people_can_watch(comfy, graph):
-    """The bar counts all tokens, the image is seen forming, and a line under the sampler sums up."""
+    """The bar counts all tokens, and the image is seen forming. Figures stand once, on the map."""
     graph.set("ADTTreeSampler", seed=77, batch_size=4).set("ADTTreeSettings", method="autoregressive")
     with comfy.socket() as browser:
         outputs = comfy.run(graph.prompt, client=browser.id)
@@ -165,8 +166,7 @@ def test_people_can_watch(comfy, graph):
         previews = [m.data for m in browser.messages if m.type in (1, 4)]
         assert previews, "no preview"
         assert Image.open(io.BytesIO(previews[0][4:])).format == "JPEG"  # after the number of the image format
-        last = [m.data for m in browser.messages if m.type == 3][-1].decode()
-        assert sampler in last and f"{total} tokens in" in last and "per pass" in last
+        assert not [m for m in browser.messages if m.type == 3]
 
 
 def test_preview_method_none_is_respected(comfy, graph):

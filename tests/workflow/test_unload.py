@@ -17,6 +17,8 @@ MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
 """Packs of a server whose weights move as they do where there is a GPU."""
 ON_OLDER = ("6 Batch of captions",)
 """Workflows for the oldest supported ComfyUI: one whose nodes read weights in several places."""
+SIZES = {"Lumina-mGPT": (96, 64), "Emu3": (48, 40)}
+"""In pixels, for models that draw several: these are quick."""
 SMALL = "small"
 """A random model and its network, as large in pixels as the bundled ones."""
 
@@ -24,6 +26,8 @@ SMALL = "small"
 @pytest.fixture(scope="module")
 def moving(release, tmp_path_factory):
     """A server on which all workflows find what they need, made small: other models are random and have their names."""
+    from tests.layouts.emu3 import write_emu3
+    from tests.layouts.janus import write_janus
     from tests.layouts.llamagen import write_hugging_face
     from tests.layouts.lumina import write_lumina
     from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -33,6 +37,8 @@ def moving(release, tmp_path_factory):
     write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
     write_lumina(folder / "Lumina-mGPT-7B-768")
     write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
+    write_janus(folder / "Janus-Pro-1B")
+    write_emu3(folder / "Emu3-Gen-hf")
     write_tiny_checkpoint(folder / SMALL, scale=3.0, resolution=128, max_positions=512)
     write_tiny_drafter(base / "models" / "ar_image_drafters" / SMALL, folder / SMALL)
     write_upscaler(base / "models" / "upscale_models")
@@ -94,8 +100,9 @@ def test_unloading_between_runs_changes_nothing(moving, release, name):
     graph = Graph(to_prompt(read(name), moving.get("/object_info")))
     if name != "1 Text to image":
         with_small_models(graph)
-    if name == "Lumina-mGPT":
-        small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
+    if name in SIZES:
+        width, height = SIZES[name]
+        small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
         graph.set("ADTTreeSampler", model=small)
     if name == "6 Batch of captions":
         graph.set("ADTTreePrompts", count=3)

@@ -38,7 +38,11 @@ def test_every_word_is_translated(language, comfy, ours):
         assert set(words["outputs"]) == {str(i) for i in range(len(node["output"]))}, name
         assert words["display_name"].startswith("ADT-Tree ") and words["description"] != node["description"]
         for label, entry in {**words["inputs"], **words["outputs"]}.items():
-            assert set(entry) == {"name", "tooltip"} and entry["name"] and entry["tooltip"], (name, label)
+            assert set(entry) - {"options"} == {"name", "tooltip"} and all(entry.values()), (name, label)
+        for label, entry in words["inputs"].items():
+            kind, options = inputs(node)[label]
+            choices = kind if isinstance(kind, list) else options.get("options", [])
+            assert set(entry.get("options", choices)) == set(choices), (name, label)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
