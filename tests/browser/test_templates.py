@@ -66,7 +66,7 @@ def test_the_first_workflow_fits_the_screen(tab, size):
     tab.page.evaluate("app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
     tab.screenshot(f"first_{size[0]}")
-    assert tab.page.evaluate("app.canvas.ds.scale") > 0.7
+    assert tab.page.evaluate("app.canvas.ds.scale") > 0.65
 
 
 def opened(tab, name) -> list[dict]:
