@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, TimeoutError
 
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
 _FLAGS = [
@@ -104,11 +104,16 @@ class ComfyPage:
         self.page.wait_for_function("app.graph.nodes.length > 0")
 
     def open_template(self, pack: str, name: str) -> None:
-        """Choose a workflow of a pack in the template browser."""
-        self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
-        dialog = self.page.get_by_role("dialog")
-        dialog.get_by_text(pack, exact=True).first.click()
-        dialog.get_by_text(name, exact=True).first.click()
+        """Choose a workflow of a pack in the template browser, which a person would open again if it did not answer."""
+        for patience in (20_000, 90_000):
+            self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+            dialog = self.page.get_by_role("dialog")
+            try:
+                dialog.get_by_text(pack, exact=True).first.click(timeout=patience)
+                return dialog.get_by_text(name, exact=True).first.click(timeout=patience)
+            except TimeoutError:
+                self.page.keyboard.press("Escape")
+        raise TimeoutError(f"the template browser shows no {name}")
 
     def run(self) -> None:
         """Press Run."""
