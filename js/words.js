@@ -38,7 +38,8 @@ const ENGLISH = {
   upTo: (place, most) => `${place}: up to ${most} tokens at once`,
   hard: (place, range) => `${place.toLowerCase()}: ${range}`,
   contrast: (easy, hard) => `${easy}; ${hard}.`,
-  everywhere: (range, most) => (most === 1 ? "Everywhere: one token at a time." : `Everywhere about the same: ${range} tokens at once.`),
+  everywhere: (range, most) =>
+    most === 1 ? "Everywhere: one token at a time." : `Everywhere about the same: ${range === "1" ? "mostly one token" : `${range} tokens`} at once.`,
   range: (low, high) => (low === high ? `${low}` : `${low} ${high === low + 1 ? "or" : "to"} ${high}`),
   numbers: "Numbers",
   counts: { rounds: "passes of the model", nodes: "tokens guessed", right: "of them right", depth: "mean depth of the trees" },
