@@ -18,7 +18,10 @@ const GAP = 60;
 
 const widget = (node, name) => node.widgets?.find((one) => one.name === name);
 const input = (node, name) => node.inputs?.find((one) => one.name === name);
+/** What a node's input is linked to, or undefined: older pages have a table of links where newer ones have a Map. */
+const linkOf = (node, name) => node.graph?.links.get?.(input(node, name)?.link) ?? node.graph?.links[input(node, name)?.link];
 const isLinked = (node, name) => (input(node, name)?.link ?? null) !== null;
+const conditional = (node) => node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name));
 
 /** Whether a widget says something as the node stands. */
 function counts(node, name) {
@@ -28,7 +31,7 @@ function counts(node, name) {
 
 /** Show what counts and hide the rest. */
 function tidy(node) {
-  for (const one of node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name))) {
+  for (const one of conditional(node)) {
     one.hidden = !counts(node, one.name); // the canvas reads this
     one.options.hidden = one.hidden; // Nodes 2.0 reads this
   }
@@ -39,7 +42,7 @@ function tidy(node) {
 
 /** What is out of sight is sent as if nobody had changed it, so that ComfyUI's cache keeps the result. */
 function sendWhatCounts(node) {
-  for (const one of node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name))) {
+  for (const one of conditional(node)) {
     const usual = one.value;
     one.serializeValue = () => (counts(node, one.name) ? one.value : usual);
   }
@@ -76,7 +79,7 @@ function take(node, from) {
   for (const name of SHARED) if (widget(node, name) && widget(from, name)) widget(node, name).value = widget(from, name).value;
   for (const name of [...LINKED, "positive", "negative"]) {
     const to = node.inputs.findIndex((one) => one.name === (name === "settings" && node.comfyClass === "ADTTreeCompare" ? "settings_a" : name));
-    const link = from.graph.links.get?.(input(from, name)?.link) ?? from.graph.links[input(from, name)?.link];
+    const link = linkOf(from, name);
     if (to >= 0 && link) from.graph.getNodeById(link.origin_id)?.connect(link.origin_slot, node, to);
   }
   widget(node, "seed") && (widget(node, "control_after_generate").value = "fixed");
@@ -92,8 +95,7 @@ function compareWithPlain(sampler) {
 
 /** The text of the sampler's positive prompt, where it comes straight from a text node. */
 function promptOf(sampler) {
-  const link = input(sampler, "positive")?.link;
-  const origin = sampler.graph.getNodeById((sampler.graph.links.get?.(link) ?? sampler.graph.links[link])?.origin_id);
+  const origin = sampler.graph.getNodeById(linkOf(sampler, "positive")?.origin_id);
   return (origin && widget(origin, "text")?.value) || "";
 }
 

@@ -160,7 +160,7 @@ def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> Non
             )
     for id, prompt in zip(ids, prompts):
         try:
-            job.check([prompt])
+            job.check_prompt(prompt)
         except AdtError as error:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
     for id, seed in zip(ids, seeds or []):

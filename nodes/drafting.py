@@ -97,7 +97,7 @@ def own_path(model: LoadedModel) -> str:
     path = folders.drafter_for(model.path)
     if path not in DRAFTERS:
         return path
-    networks = [path for path in folders.drafters().values() if path not in (folders.AUTO, *DRAFTERS)]
+    networks = (network for network in folders.drafters().values() if network not in (folders.AUTO, *DRAFTERS))
     return next((network for network in networks if fits(network, model.target)), path)
 
 

@@ -119,9 +119,9 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
 def tell(text: str) -> None:
     """Show a line of text under the node that runs, and in the log."""
     logging.warning("ADT-Tree: %s", text)
-    server = getattr(PromptServer, "instance", None)
-    if server is not None and server.client_id is not None and server.last_node_id is not None:
-        server.send_progress_text(text, server.last_node_id, server.client_id)
+    tab = watched()
+    if tab is not None and PromptServer.instance.last_node_id is not None:
+        PromptServer.instance.send_progress_text(text, PromptServer.instance.last_node_id, tab)
 
 
 def drop_unused_results() -> None:

@@ -68,10 +68,14 @@ class Job:
 
         Raises AdtError for one that is empty or too long, now rather than when its turn comes.
         """
-        notes = [self.target.check_prompt(suffixed(prompt, self.suffix)) for prompt in prompts]
+        notes = [self.check_prompt(prompt) for prompt in prompts]
         if self.negative.strip():
             self.target.check_prompt(self.negative)
         return list(filter(None, notes))
+
+    def check_prompt(self, prompt: str) -> str:
+        """A sentence for who wrote the prompt, or "". AdtError if it is empty or too long."""
+        return self.target.check_prompt(suffixed(prompt, self.suffix))
 
     def _encode(self, prompt: str) -> Prompt:
         return self.target.encode_prompt(suffixed(prompt, self.suffix))

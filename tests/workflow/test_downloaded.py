@@ -1,10 +1,9 @@
 """The templates of all families where their models lie as the templates' commands put them: small random ones here."""
 
 import shutil
-import sys
 
 import pytest
-from comfy_server import PACKS, ROOT, Comfy, Failed
+from comfy_server import PACKS, Comfy, Failed
 from convert import Graph, to_prompt
 from test_run import images
 from test_workflows import TO_INSTALL, read
@@ -24,25 +23,12 @@ DRAFTER = "LANTERN-Lumina-mGPT-7B-768"
 def downloaded(release, tmp_path_factory):
     base = tmp_path_factory.mktemp(f"downloaded-{release.version}")
     folder = base / "models" / "ar_image"
-    folder.mkdir(parents=True)
-    sys.path.insert(0, str(ROOT))
-    try:
-        from adt_core import load_target
-        from tests.drafted import write_drafter
-        from tests.layouts.emu3 import write_emu3
-        from tests.layouts.janus import write_janus
-        from tests.layouts.llamagen import write_hugging_face
-        from tests.layouts.lumina import write_lumina
-        from tests.tiny import write_tiny_checkpoint
+    from adt_core import load_target
+    from tests.drafted import write_drafter
+    from tests.layouts.published import LUMINA, write_published
 
-        write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
-        write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
-        write_janus(folder / "Janus-Pro-1B")
-        write_emu3(folder / "Emu3-Gen-hf")
-        lumina = write_lumina(folder / "Lumina-mGPT-7B-768")
-        write_drafter(base / "models" / "ar_image_drafters" / DRAFTER, load_target(lumina))
-    finally:
-        sys.path.remove(str(ROOT))
+    write_published(folder)
+    write_drafter(base / "models" / "ar_image_drafters" / DRAFTER, load_target(folder / LUMINA))
     with Comfy(release, base, PACKS) as server:
         yield server
 

@@ -26,19 +26,12 @@ SMALL = "small"
 @pytest.fixture(scope="module")
 def moving(release, tmp_path_factory):
     """A server on which all workflows find what they need, made small: other models are random and have their names."""
-    from tests.layouts.emu3 import write_emu3
-    from tests.layouts.janus import write_janus
-    from tests.layouts.llamagen import write_hugging_face
-    from tests.layouts.lumina import write_lumina
+    from tests.layouts.published import write_published
     from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
     base = tmp_path_factory.mktemp(f"moving-{release.version}")
     folder = base / "models" / "ar_image"
-    write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
-    write_lumina(folder / "Lumina-mGPT-7B-768")
-    write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
-    write_janus(folder / "Janus-Pro-1B")
-    write_emu3(folder / "Emu3-Gen-hf")
+    write_published(folder)
     write_tiny_checkpoint(folder / SMALL, scale=3.0, resolution=128, max_positions=512)
     write_tiny_drafter(base / "models" / "ar_image_drafters" / SMALL, folder / SMALL)
     write_upscaler(base / "models" / "upscale_models")

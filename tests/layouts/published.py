@@ -1,0 +1,22 @@
+"""Small random models of all families, under the names of published ones, as templates ask for them."""
+
+from pathlib import Path
+
+from tests.tiny import write_tiny_checkpoint
+
+from .emu3 import write_emu3
+from .janus import write_janus
+from .llamagen import write_hugging_face
+from .lumina import write_lumina
+
+LUMINA = "Lumina-mGPT-7B-768"
+
+
+def write_published(folder: Path) -> None:
+    """A model of each family, in a folder of models such as ``models/ar_image``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
+    write_lumina(folder / LUMINA)
+    write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
+    write_janus(folder / "Janus-Pro-1B")
+    write_emu3(folder / "Emu3-Gen-hf")
