@@ -151,7 +151,7 @@ def _one(name: str, values: Sequence) -> Any:
 
 @checked
 def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> None:
-    """Raises AdtError, naming the prompt, for what would otherwise be found after an hour."""
+    """Raises AdtError, naming the input, for what would otherwise be found after an hour."""
     for name, values in (("ids", ids), ("seeds", seeds)):
         if values is not None and len(values) != len(prompts):
             raise AdtError(
@@ -163,6 +163,10 @@ def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> Non
             job.check_prompt(prompt)
         except AdtError as error:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
+    try:
+        job.check([])
+    except AdtError as error:
+        raise AdtError(f"negative: {error}") from error
     for id, seed in zip(ids, seeds or []):
         if type(seed) is not int or not NO_SEED <= seed < 2**64:
             raise AdtError(f"seeds: that of the id '{id}' is {shown(seed)}; a whole number from 0 was expected.")

@@ -216,6 +216,7 @@ def test_bad_values_are_refused_before_the_run(comfy, batch, node, values, words
         ("ADTTreePrompts", {"start": 10}, "start is 10"),
         ("ADTTreeBatchSampler", {"ids": ["other", 1]}, "ids: 1 ids arrived for 10 prompts"),
         ("ADTTreeBatchSampler", {"prompts": ["other", 0], "ids": None, "seeds": None}, "the id '1': prompt is"),
+        ("ADTTreeBatchSampler", {"negative": "a red house " * 500}, "negative: prompt is"),
         ("ADTTreeBatchSampler", {"seed": ["lengths", 0]}, "seed: 10 values arrived"),
         ("ADTTreeBatchSampler", {"seeds": ["other", 3]}, "seeds: 1 seeds arrived for 10 prompts"),
     ],
