@@ -137,6 +137,7 @@ export class MapPanel {
   /** Bring the controls up to date, and draw soon. */
   refresh() {
     const { figure, opacity } = this.settings;
+    this.element.classList.toggle("adt-map-idle", !this.run);
     for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.figure === figure));
     this.opacity.value = Math.round(opacity * 100);
     const count = this.run?.count ?? 1;
@@ -144,7 +145,6 @@ export class MapPanel {
     this.images.value = String(this.image);
     this.images.hidden = count === 1;
     if (document.activeElement !== this.compare) this.#offer();
-    this.canvas.hidden = !this.run;
     this.replay.follow(this.run, this.image);
     this.redraw();
   }

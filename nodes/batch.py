@@ -21,7 +21,7 @@ from ..adt_core.errors import AdtError, shown
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED
-from .runtime import Progress, check_cancelled, loaded, show_images
+from .runtime import Progress, check_cancelled, loaded, show_images, tell
 from .sampling import (
     CUSTOM,
     choose_sampling,
@@ -48,8 +48,8 @@ from .stock import text_encoder, to_image
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "the same", "seed + place in the list"
 """Rules for the seeds of a list's images."""
-_SHOWN_EVERY = 1.0
-"""Seconds between two times at which the finished images are shown."""
+_SHOWN_EVERY, _SHOWN = 1.0, 64
+"""Seconds between two times at which the newest finished images are shown while the batch goes on, and how many."""
 
 
 class ADTTreeBatchSampler(io.ComfyNode):
@@ -97,12 +97,14 @@ class ADTTreeBatchSampler(io.ComfyNode):
         prompts = [prompt.strip() for prompt in prompts]
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
         job, drafter = _job(model=model, **single)
-        _check(prompts=prompts, ids=ids, seeds=seeds, job=job)
+        notes = _check(prompts=prompts, ids=ids, seeds=seeds, job=job)
         items = _items(prompts, ids, seeds, job.sampling.seed, rule)
         with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
             folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
         batch = Batch(job, folder, metadata(cls.hidden))
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
+        if notes:
+            tell(f"{len(notes)} of {len(prompts)} prompts are not read to their ends. The first: {notes[0]}")
         rows = [
             {"id": id, "prompt": item.prompt, **picture.figures, "file": picture.path.name}
             for id, item, (picture, _) in zip(ids, items, made)
@@ -150,8 +152,10 @@ def _one(name: str, values: Sequence) -> Any:
 
 
 @checked
-def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> None:
-    """Raises AdtError, naming the input, for what would otherwise be found after an hour."""
+def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> list[str]:
+    """What is to be said of the prompts. Raises AdtError, naming the input, for what would otherwise be found after an
+    hour."""
+    notes: list[str] = []
     for name, values in (("ids", ids), ("seeds", seeds)):
         if values is not None and len(values) != len(prompts):
             raise AdtError(
@@ -160,9 +164,10 @@ def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> Non
             )
     for id, prompt in zip(ids, prompts):
         try:
-            job.check_prompt(prompt)
+            note = job.check_prompt(prompt)
         except AdtError as error:
             raise AdtError(f"prompts: that with the id '{id}': {error}") from error
+        notes += [f"'{id}': {note}"] if note else []
     try:
         job.check([])
     except AdtError as error:
@@ -170,6 +175,7 @@ def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> Non
     for id, seed in zip(ids, seeds or []):
         if type(seed) is not int or not NO_SEED <= seed < 2**64:
             raise AdtError(f"seeds: that of the id '{id}' is {shown(seed)}; a whole number from 0 was expected.")
+    return notes
 
 
 @checked
@@ -247,7 +253,8 @@ def _draw(
                     picture, pixels = batch.keep(decoding, image, *items[image], check_cancelled)
                     made[items[image][:2]] = picture, _image(pixels)
                 if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                    show_images(node_id, _saved([*kept, *(picture for picture, _ in made.values())], batch.folder))
+                    pictures = [*kept, *(picture for picture, _ in made.values())]
+                    show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
                     shown = time.monotonic()
                 done = (len(kept) + stretch.start) * length + decoding.done_tokens
                 progress.update(done, f"{len(kept) + len(made)} of {count} images, {done} of {count * length} tokens")

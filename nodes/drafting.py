@@ -13,7 +13,7 @@ from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN, Drafting
 from ..adt_core.rules.verify import Lantern
 from . import folders
-from .runtime import check_cancelled, manage
+from .runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
 
 AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "Plain"
@@ -93,12 +93,16 @@ def own_drafter(model: LoadedModel) -> LoadedDrafter:
 
 def own_path(model: LoadedModel) -> str:
     """Where the drafter of a model's own is: the published one, else the first network in the folders that was made for
-    it, else the window over its own passes."""
-    path = folders.drafter_for(model.path)
-    if path not in DRAFTERS:
-        return path
-    networks = (network for network in folders.drafters().values() if network not in (folders.AUTO, *DRAFTERS))
-    return next((network for network in networks if fits(network, model.target)), path)
+    it, else the window over its own passes. A published one that does not fit is said, and is left out."""
+    published = folders.drafter_for(model.path)
+    networks = (path for path in (published, *folders.drafters().values()) if path not in (folders.AUTO, *DRAFTERS))
+    path = next((network for network in networks if fits(network, model.target)), JACOBI)
+    if published not in (path, *DRAFTERS):
+        tell(
+            f"drafter: '{Path(published).name}' does not fit this model, so '{Path(path).name}' drafts; download it "
+            "again, or see what 'python -m adt_core inspect' says of it."
+        )
+    return path
 
 
 def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedDrafter:

@@ -44,10 +44,10 @@ from ..rules.verify import Lantern
 from ..version import VERSION
 from . import distributed, quality, report
 from .generation import choose_device, default_drafter, lantern_of, open_target, sampling_of, suffix_of
-from .images import to_png
+from .images import check_writable, to_png
 from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from .records import append, open_records
+from .records import RUNS, append, open_records
 
 RELAXED = "+lantern"
 NETWORK = "network"
@@ -309,6 +309,7 @@ def plan(options: argparse.Namespace) -> Benchmark:
 def run(options: argparse.Namespace) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError."""
     benchmark, folder = plan(options), options.output
+    check_writable(folder / RUNS, "--output")  # nobody should hear of it after the model has been loaded
     weights = {name: getattr(options, name) for name in ("clip", "hps", "aesthetic", "inception", "real_images")}
     device = choose_device(options.device if options.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)

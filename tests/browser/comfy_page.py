@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from comfy_server import ROOT
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, TimeoutError
 
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
@@ -90,6 +91,11 @@ class ComfyPage:
             if re.search(r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)
         ]
 
+    def speak(self, locale: str) -> None:
+        """Load the page again in a language, such as "zh"."""
+        self.page.evaluate("async (locale) => { await app.api.storeSetting('Comfy.Locale', locale) }", locale)
+        self.open()
+
     def open(self) -> None:
         """Open ComfyUI, or load its page again."""
         self.page.goto(f"http://{self.address}/")
@@ -103,13 +109,24 @@ class ComfyPage:
         self.page.evaluate("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
         self.page.wait_for_function("app.graph.nodes.length > 0")
 
-    def open_template(self, pack: str, name: str) -> None:
-        """Choose a workflow of a pack in the template browser, which a person would open again if it did not answer."""
+    def open_template(self, name: str) -> None:
+        """Choose one of our workflows in the template browser, and wait until it is open: it may have been before."""
+        self.page.evaluate("app.graph.extra.before = true")
+        self._choose_template(name)
+        nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
+        kinds = json.dumps(sorted(node["type"] for node in nodes), separators=(",", ":"))
+        self.page.wait_for_function(
+            "(kinds) => !app.graph.extra.before && JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds",
+            arg=kinds,
+        )
+
+    def _choose_template(self, name: str) -> None:
+        """A person would open the browser again if it did not answer."""
         for patience in (20_000, 90_000):
             self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
             dialog = self.page.get_by_role("dialog")
             try:
-                dialog.get_by_text(pack, exact=True).first.click(timeout=patience)
+                dialog.get_by_text("ADT-Tree", exact=True).first.click(timeout=patience)
                 return dialog.get_by_text(name, exact=True).first.click(timeout=patience)
             except TimeoutError:
                 self.page.keyboard.press("Escape")

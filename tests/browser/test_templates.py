@@ -57,24 +57,16 @@ CROWDED = """() => {
 """Pairs of nodes that overlap, and of nodes and groups that they stick out of."""
 
 
-def opened(tab, name) -> list[dict]:
-    """Open a template; its nodes. What was open before may be the same one."""
-    tab.page.evaluate("app.graph.extra.before = true")
-    tab.open_template("ADT-Tree", name)
-    nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
-    kinds = json.dumps(sorted(node["type"] for node in nodes), separators=(",", ":"))
-    tab.page.wait_for_function(
-        "(kinds) => !app.graph.extra.before && JSON.stringify(app.graph.nodes.map((n) => n.type).sort()) === kinds",
-        arg=kinds,
-    )
-    return nodes
+def nodes_of(name: str) -> list[dict]:
+    """The nodes of a template."""
+    return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (1920, 1080)], ids=str)
 def test_the_first_workflow_fits_the_screen(tab, size):
     """At a zoom below 0.57 ComfyUI's canvas draws no text."""
     tab.page.set_viewport_size({"width": size[0], "height": size[1]})
-    opened(tab, RUNNABLE[0])
+    tab.open_template(RUNNABLE[0])
     tab.page.evaluate("app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
     tab.screenshot(f"first_{size[0]}")
@@ -87,7 +79,8 @@ def test_a_workflow_from_the_template_browser(tab, name):
 
     Every sampler's map is finished and painted.
     """
-    nodes = opened(tab, name)
+    nodes = nodes_of(name)
+    tab.open_template(name)
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
     tab.page.evaluate(
         """(seed) => {
@@ -119,7 +112,8 @@ def test_a_workflow_from_the_template_browser(tab, name):
 @pytest.mark.parametrize("name", ["Anole 7B", "Lumina-mGPT", "LlamaGen", "Janus-Pro", "Emu3"])
 def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
     """Its note has the commands; pressing Run shows them under the loader, too, as its first node."""
-    nodes = opened(tab, name)
+    nodes = nodes_of(name)
+    tab.open_template(name)
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
     own = next(line for line in note.splitlines() if line.startswith("hf download")).split(" --local-dir")[0]
     shown = "app.graph.nodes.find((n) => n.type === 'MarkdownNote').widgets[0].value"
@@ -130,3 +124,18 @@ def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
     tab.screenshot(f"missing_{name}")
     tab.page.reload()
     tab.open()
+
+
+def test_a_template_is_in_the_language_of_the_page(tab):
+    """What is saved of it is in that language alone."""
+    tab.speak("zh")
+    try:
+        tab.open_template("2 Compare with plain")
+        assert tab.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿器"
+        note = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
+        assert note.startswith("**草稿解码与普通解码的对比**")
+        tab.screenshot("template_chinese")
+        saved = json.dumps(tab.page.evaluate("app.graph.serialize()"), ensure_ascii=False)
+        assert "Drafting against plain decoding" not in saved and '"zh"' not in saved
+    finally:
+        tab.speak("en")

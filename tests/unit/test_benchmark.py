@@ -135,6 +135,13 @@ def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_is_named_before_anything_is_loaded(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "load", mock.Mock(side_effect=AssertionError("the model was loaded")))
+    (tmp_path / "out").write_text("a file where the folder would be")
+    code, _, err = run(methods="eagle2")
+    assert code == 1 and "--output" in err and "not a folder that you may write to" in err
+
+
 def test_a_method_without_the_network_it_needs_is_named(run):
     code, _, err = run("--drafter", "jacobi", methods="jacobi,merged")
     assert code == 1 and "--drafter" in err and "'merged'" in err and err.count("\n") == 1

@@ -45,6 +45,20 @@ def test_every_word_is_translated(language, comfy, ours):
             assert set(entry.get("options", choices)) == set(choices), (name, label)
 
 
+@pytest.mark.parametrize("language", LOCALES)
+@pytest.mark.parametrize("template", sorted((ROOT / "workflows").glob("*.json")), ids=lambda path: path.stem)
+def test_what_templates_say_is_translated(language, template):
+    """Titles and notes, each beside its text; the commands of a note are the same."""
+    workflow = json.loads(template.read_text(encoding="utf-8"))
+    for part in [*workflow["nodes"], *workflow["groups"]]:
+        words, note = part.get(language, {}), part.get("type") == "MarkdownNote"
+        assert set(words) == {*(["title"] if "title" in part else []), *(["note"] if note else [])}, part["title"]
+        if note:
+            own, other = part["widgets_values"][0], words["note"]
+            commands = re.compile("^(?:hf|pip) .*$", re.M)
+            assert commands.findall(own) == commands.findall(other) and own.count("\n- ") == other.count("\n- ")
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_node_has_its_page(language, comfy, ours):
     assert {folder.name for folder in PAGES.iterdir()} == set(ours)
