@@ -93,14 +93,14 @@ def own_drafter(model: LoadedModel) -> LoadedDrafter:
 
 def own_path(model: LoadedModel) -> str:
     """Where the drafter of a model's own is: the published one, else the first network in the folders that was made for
-    it, else the window over its own passes. A published one that does not fit is said, and is left out."""
+    it, else the window over its own passes. Where a published one is damaged or does not fit, that is said."""
     published = folders.drafter_for(model.path)
     networks = (path for path in (published, *folders.drafters().values()) if path not in (folders.AUTO, *DRAFTERS))
     path = next((network for network in networks if fits(network, model.target)), JACOBI)
     if published not in (path, *DRAFTERS):
         tell(
-            f"drafter: '{Path(published).name}' does not fit this model, so '{Path(path).name}' drafts; download it "
-            "again, or see what 'python -m adt_core inspect' says of it."
+            f"drafter: '{Path(published).name}' is damaged or was made for another model, so '{Path(path).name}' "
+            "drafts; download it again."
         )
     return path
 
