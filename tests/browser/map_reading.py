@@ -61,6 +61,12 @@ def settled(tab, node, pane=0) -> list:
     raise AssertionError("the picture keeps changing")
 
 
+def wait_for_pictures(tab, node) -> None:
+    """Until all panes show what the server kept of the finished images, and no preview."""
+    tab.page.evaluate("async () => { adtTest.picture = (await import('/extensions/ADT-Tree/pictures.js')).picture; }")
+    tab.wait(node, "panel.runs.every((one) => adtTest.picture(one, 0, panel.redraw) instanceof HTMLImageElement)")
+
+
 def expected(tab, node, figure="acceptance", image=0) -> list:
     """The colours that the scale gives the values of a token map."""
     return tab.page.evaluate(

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from map_reading import done, expected, flat, painted, point, same_colours, settled, trace_of, values
+from map_reading import done, expected, flat, painted, point, same_colours, settled, trace_of, values, wait_for_pictures
 
 FIGURES = ("acceptance", "depth", "width", "time")
 
@@ -308,7 +308,7 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
-    tab.wait(node, "map.pictureShown()")
+    wait_for_pictures(tab, node)
     left, right = (settled(tab, node, pane) for pane in range(2))
     assert same_colours(left, right), "the picture is the same"
     before = values(tab, node)
