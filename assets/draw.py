@@ -1,6 +1,8 @@
-"""Draws the pack's icon and banner, and the thumbnails of workflows that need a model of the user's.
+"""Draws the pack's icon and banner, and the thumbnails of workflows.
 
     python assets/draw.py            from the top of the repository, after pip install -e .
+
+That of the batch is the contact sheet that it makes of eight captions.
 
 The bundled model draws the picture. Each token is coloured by how many tokens its round brought (viridis: few to many).
 What is still to be drawn is dark, with a draft tree that looks ahead.
@@ -9,7 +11,7 @@ What is still to be drawn is dark, with a draft tree that looks ahead.
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 import adt_core
 from adt_core.app.images import to_uint8
@@ -42,17 +44,59 @@ THUMBNAILS = {
 }
 
 
-def picture() -> tuple[Image.Image, list[list[int]]]:
-    """A picture of the bundled model and its acceptance map."""
-    target = adt_core.load_target()
-    drafter = adt_core.load_drafter("bundled", target)
-    decoding = adt_core.Decoding(
-        target, [target.encode_prompt(CAPTION)], sampling=adt_core.Sampling(seed=SEED), drafter=drafter
-    )
-    for _ in decoding:
-        pass
-    with torch.inference_mode():
-        return Image.fromarray(to_uint8(target.codec.decode(decoding.grid_codes())[0])), decoding.trace.acceptance_map()
+SEA = "A blue sailboat in the middle on a calm lake at sunset."
+BEACH = "A red house on the left of a sandy beach under a cloudy sky."
+BALLOON = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
+EDGE, GAP = 256, 6
+"""Of a picture among several of a thumbnail, in pixels."""
+
+
+class Painter:
+    """Draws with the bundled model."""
+
+    def __init__(self) -> None:
+        self.target = adt_core.load_target()
+        self.drafter = adt_core.load_drafter("bundled", self.target)
+
+    def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
+        """A decoding that has ended."""
+        prompt, sampling = self.target.encode_prompt(caption), adt_core.Sampling(seed=seed)
+        decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
+        for _ in decoding:
+            pass
+        return decoding
+
+    def picture(self, decoding: adt_core.Decoding) -> Image.Image:
+        with torch.inference_mode():
+            return Image.fromarray(to_uint8(self.target.codec.decode(decoding.grid_codes())[0]))
+
+    def thumbnails(self) -> dict[str, Image.Image]:
+        """Of the workflows that run with the bundled model: what they draw, with seeds that show it well."""
+        house, sea = self.decode(CAPTION, SEED), self.picture(self.decode(SEA, 0))
+        relaxed = self.picture(self.decode(CAPTION, SEED, lantern=adt_core.Lantern(delta=0.2, max_substitution=0.05)))
+        first = self.picture(house)
+        codes = house.grid_codes().flatten(1)
+        continued = [
+            self.picture(self.decode(BEACH, seed, prefix=codes[:, : codes.shape[1] // 2])) for seed in (1, 4, 5)
+        ]
+        large = {"1 Text to image": first, "4 Image and upscale": self.picture(self.decode(BALLOON, 1))}
+        return {
+            **{name: image.resize((512, 512), Image.Resampling.LANCZOS) for name, image in large.items()},
+            "2 Compare with plain": together(sea, sea, ImageChops.difference(sea, sea)),
+            "3 Continue an image": together(first, *continued),
+            "7 Relaxed acceptance": together(relaxed, first, ImageChops.difference(relaxed, first)),
+        }
+
+
+def together(*images: Image.Image) -> Image.Image:
+    """Three or four pictures, two in a row; a third alone stands in the middle."""
+    side = 2 * EDGE + GAP
+    drawn = Image.new("RGB", (side, side), DARK)
+    for number, image in enumerate(images):
+        alone = number == 2 and len(images) == 3
+        place = (side - EDGE) // 2 if alone else number % 2 * (EDGE + GAP)
+        drawn.paste(image.resize((EDGE, EDGE), Image.Resampling.LANCZOS), (place, number // 2 * (EDGE + GAP)))
+    return drawn
 
 
 def tokens(image: Image.Image, cells: list[list[int]], size: int, rows: int, opacity: float) -> Image.Image:
@@ -120,8 +164,11 @@ def thumbnail(text: str) -> Image.Image:
 
 
 if __name__ == "__main__":
-    made = picture()
+    painter = Painter()
+    done = painter.decode(CAPTION, SEED)
+    made = painter.picture(done), done.trace.acceptance_map()
     icon(*made).save(HERE / "icon.png", optimize=True)
     banner(*made).save(HERE / "banner.png", optimize=True)
-    for name, words in THUMBNAILS.items():
-        thumbnail(words).save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)
+    drawings = {name: thumbnail(words) for name, words in THUMBNAILS.items()}
+    for name, drawing in {**drawings, **painter.thumbnails()}.items():
+        drawing.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)

@@ -1,4 +1,4 @@
-"""Stage 3b: sharper pictures from the same codes.
+"""Stage 8: sharper pictures from the same codes.
 
     python -m model_making.sharpen --out DIR [--minutes 60] [--model adt_core/bundled/target]
 

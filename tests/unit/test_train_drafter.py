@@ -336,7 +336,7 @@ def test_a_drafter_for_every_family(train, tmp_path, name):
     """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
     drafts from what it learned."""
     model, options = write_family(name, tmp_path)
-    code, _, err = train(model=model, steps=12, every=6, **options)
+    code, _, err = train(model=model, steps=24, every=12, **options)
     assert code == 0, err
     rows = table(tmp_path / "out")
     assert all(np.isfinite(float(row["loss"])) for row in rows) and float(rows[-1]["loss"]) < float(rows[0]["loss"])
