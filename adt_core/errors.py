@@ -27,8 +27,8 @@ def _again(sentence: str) -> AdtError:
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks, cut if it is long."""
-    return " ".join(text.split())[:LONGEST]
+    """A text without line breaks, cut if it is long, that every log can print: half of a surrogate pair is spelled."""
+    return " ".join(text.split())[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 
 def shown(value: object, most: int = 40) -> str:

@@ -60,15 +60,15 @@ class ADTTreeModelLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model: str, dtype: str, exact: bool = True) -> str:
+    def fingerprint_inputs(cls, model: str, **_) -> str:
         path = folders.installed(model)
         return folders.fingerprint(path) if path is not None else ""
 
     @classmethod
     def validate_inputs(cls, model: str | None = None) -> bool | str:
         """A published model that is missing is accepted here: the page shows what ``execute`` says, and hides this."""
-        is_published = isinstance(model, str) and folders.is_published(model)
-        return is_published or refusal(folders.find_model, name=model)
+        accepted = model is None or isinstance(model, str) and folders.is_published(model)  # None: ComfyUI misses it
+        return accepted or refusal(folders.find_model, name=model)
 
     @classmethod
     @checked
@@ -115,7 +115,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, drafter: str, model: LoadedModel | None = None, window: bool = False) -> str:
+    def fingerprint_inputs(cls, drafter: str, **_) -> str:
         return folders.fingerprint(folders.drafters().get(drafter, BUNDLED))
 
     @classmethod

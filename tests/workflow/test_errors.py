@@ -259,6 +259,19 @@ def test_stock_node_for_another_text_encoder(comfy, graph):
     assert "plain CLIP Text Encode" in failed(comfy, graph, "CLIPTextEncodeSDXL")
 
 
+@pytest.mark.parametrize("node", ["ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSampler"])
+def test_an_input_that_no_log_can_print(comfy, graph, node):
+    """Half of a surrogate pair as its name. ComfyUI's worker would end for everybody where an exception quotes it."""
+    link = graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
+    said = failed(comfy, graph.set(node, **{"\ud800": link}), node)
+    assert r"'\ud800' is no input of this node" in said
+    assert comfy.run(graph.drop(node, "\ud800").prompt)
+
+
+def test_a_model_that_is_not_named(comfy, graph):
+    assert refused(comfy, graph.drop("ADTTreeModelLoader", "model")) == "model"  # and nothing of Python's words
+
+
 def test_the_server_has_survived_all_that(comfy, graph):
     assert comfy.files(comfy.run(graph.prompt))
 
