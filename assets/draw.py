@@ -70,9 +70,12 @@ class Painter:
         with torch.inference_mode():
             return Image.fromarray(to_uint8(self.target.codec.decode(decoding.grid_codes())[0]))
 
-    def thumbnails(self) -> dict[str, Image.Image]:
-        """Of the workflows that run with the bundled model: what they draw, with seeds that show it well."""
-        house, sea = self.decode(CAPTION, SEED), self.picture(self.decode(SEA, 0))
+    def thumbnails(self, house: adt_core.Decoding) -> dict[str, Image.Image]:
+        """Of the workflows that run with the bundled model: what they draw, with seeds that show it well.
+
+        house: the decoding of CAPTION with SEED.
+        """
+        sea = self.picture(self.decode(SEA, 0))
         relaxed = self.picture(self.decode(CAPTION, SEED, lantern=adt_core.Lantern(delta=0.2, max_substitution=0.05)))
         first = self.picture(house)
         codes = house.grid_codes().flatten(1)
@@ -170,5 +173,5 @@ if __name__ == "__main__":
     icon(*made).save(HERE / "icon.png", optimize=True)
     banner(*made).save(HERE / "banner.png", optimize=True)
     drawings = {name: thumbnail(words) for name, words in THUMBNAILS.items()}
-    for name, drawing in {**drawings, **painter.thumbnails()}.items():
+    for name, drawing in {**drawings, **painter.thumbnails(done)}.items():
         drawing.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)

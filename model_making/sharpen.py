@@ -111,9 +111,10 @@ def write_decoder(weights: dict[str, Tensor], model: Path) -> None:
     """Put the decoder of a codec's ``weights`` into the checkpoint in the folder ``model``, in the dtype it has."""
     path = model / "model.safetensors"
     stored = load_file(path)
-    for name in (name for name in weights if name.startswith(LEARNS)):
-        key = f"model.vqmodel.{name}"
-        stored[key] = weights[name].to(stored[key].dtype).contiguous()
+    for name, value in weights.items():
+        if name.startswith(LEARNS):
+            key = f"model.vqmodel.{name}"
+            stored[key] = value.to(stored[key].dtype).contiguous()
     write(path, save(stored, {"format": "pt"}))
 
 

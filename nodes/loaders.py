@@ -67,8 +67,8 @@ class ADTTreeModelLoader(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, model: str | None = None) -> bool | str:
         """A published model that is missing is accepted here: the page shows what ``execute`` says, and hides this."""
-        accepted = model is None or isinstance(model, str) and folders.is_published(model)  # None: ComfyUI misses it
-        return accepted or refusal(folders.find_model, name=model)
+        is_published = isinstance(model, str) and folders.is_published(model)
+        return is_published or refusal(folders.find_model, name=model)
 
     @classmethod
     @checked

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import comfy.memory_management
@@ -30,11 +31,17 @@ takes this function as ``check`` and catches nothing that it raises."""
 def refusal(make: Callable, **values) -> bool | str:
     """What ``validate_inputs`` answers: True, or the reason for which ``make`` refuses these values.
 
-    A linked input is still None here and is not checked. ComfyUI itself checks the bounds of numbers, and then names
-    the one input that is wrong; this answer counts for all inputs that ``validate_inputs`` has.
+    An input that is linked or missing is None here and is not checked; where ``make`` can't do without it, nothing is.
+    ComfyUI itself checks the bounds of numbers, and then names the one input that is wrong; this answer counts for all
+    inputs that ``validate_inputs`` has.
     """
+    known = {name: value for name, value in values.items() if value is not None}
     try:
-        make(**{name: value for name, value in values.items() if value is not None})
+        signature(make).bind(**known)
+    except TypeError:
+        return True
+    try:
+        make(**known)
     except AdtError as error:
         return str(error)
     return True
