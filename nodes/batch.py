@@ -43,7 +43,7 @@ from .sockets import (
     SettingsSocket,
     checked,
 )
-from .stock import text_encoder, to_image
+from .stock import text_encoder
 
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "the same", "seed + place in the list"
@@ -104,16 +104,15 @@ class ADTTreeBatchSampler(io.ComfyNode):
         batch = Batch(job, folder, metadata(cls.hidden))
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         if notes:
-            tell(f"{len(notes)} of {len(prompts)} prompts are not read to their ends. The first: {notes[0]}")
+            cut = f"{len(notes)} of {len(prompts)} prompts are not read to their ends. The first: {notes[0]}"
+            tell(f"The images are in output/{FOLDER}/{folder.name}. {cut}")  # one line takes the place of another
         rows = [
             {"id": id, "prompt": item.prompt, **picture.figures, "file": picture.path.name}
-            for id, item, (picture, _) in zip(ids, items, made)
+            for id, item, picture in zip(ids, items, made)
         ]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
-        results = BatchResults(torch.cat([image for _, image in made]), rows, settings, folder)
-        return io.NodeOutput(
-            results.images, ids, results, ui=ui.SavedImages(_saved((picture for picture, _ in made), folder))
-        )
+        results = BatchResults(_images(made), rows, settings, folder)
+        return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
 
 
 def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
@@ -206,25 +205,19 @@ def metadata(hidden: Any) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in found.items() if value is not None}
 
 
-_Made = tuple[Picture, Tensor]
-"""A picture, and its IMAGE [1, H, W, 3]."""
-
-
 def _make(
     batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[_Item], chunk_size: int, node_id: str
-) -> list[_Made]:
+) -> list[Picture]:
     """Make what is not in the folder yet. All that is asked for, in the order of the items."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
-    kept = {item[:2]: picture for item in distinct if (picture := batch.find(*item[:2])) is not None}
+    kept = {}
+    for item in distinct:
+        check_cancelled()
+        if (picture := batch.find(*item[:2])) is not None:
+            kept[item[:2]] = picture
     missing = [item for item in distinct if item[:2] not in kept]
-    made = _draw(batch, model, drafter, missing, list(kept.values()), chunk_size, node_id)
-    if kept:
-        target = model.target
-        room = target.codec.working_bytes(target.length * target.downsample**2)
-        with loaded([model.codec], memory_required=room):
-            for key, picture in kept.items():
-                made[key] = picture, _image(batch.job.pixels(picture.codes[None], check_cancelled))
-    return [made[item[:2]] for item in items]
+    pictures = kept | _draw(batch, model, drafter, missing, list(kept.values()), chunk_size, node_id)
+    return [pictures[item[:2]] for item in items]
 
 
 def _draw(
@@ -235,9 +228,9 @@ def _draw(
     kept: list[Picture],
     chunk_size: int,
     node_id: str,
-) -> dict[tuple, _Made]:
+) -> dict[tuple, Picture]:
     """Make the images of these items, by prompt and seed, and write each once it is finished. kept: made before."""
-    made: dict[tuple, _Made] = {}
+    made: dict[tuple, Picture] = {}
     length, count = model.target.length, len(kept) + len(missing)
     progress, shown = Progress(count * length, node_id, None), 0.0
     for stretch in stretches(len(missing), chunk_size):
@@ -250,10 +243,9 @@ def _draw(
         with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
             for finished in running:
                 for image in finished:
-                    picture, pixels = batch.keep(decoding, image, *items[image], check_cancelled)
-                    made[items[image][:2]] = picture, _image(pixels)
+                    made[items[image][:2]] = batch.keep(decoding, image, *items[image], check_cancelled)
                 if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                    pictures = [*kept, *(picture for picture, _ in made.values())]
+                    pictures = [*kept, *made.values()]
                     show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
                     shown = time.monotonic()
                 done = (len(kept) + stretch.start) * length + decoding.done_tokens
@@ -262,5 +254,9 @@ def _draw(
     return made
 
 
-def _image(pixels: Tensor) -> Tensor:
-    return to_image(pixels).to(mm.intermediate_device())
+def _images(pictures: list[Picture]) -> Tensor:
+    """An IMAGE [B, H, W, 3] of what the files hold: an image is the same whether it was made now or before."""
+    images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
+    for image, picture in zip(images, pictures):
+        image.copy_(torch.from_numpy(picture.pixels))
+    return images.div_(255)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -21,6 +22,8 @@ LONGEST_SIDE = 8192
 """Pixels of a contact sheet's longer side, at most: the more images, the smaller their thumbnails."""
 NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
 _PAPER, _INK, _GAP, _LINES = (24, 24, 24), (235, 235, 235), 8, 3
+_COMPRESSION = 4
+"""Of the sheet's PNG: a level that takes half the time of Pillow's usual 6, for a file 3 % larger."""
 
 
 def summary(rows: Sequence[dict]) -> dict:
@@ -53,7 +56,7 @@ def write_report(
     writer.writeheader()
     writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
     picture = io.BytesIO()
-    sheet.save(picture, "PNG", pnginfo=chunks(texts))
+    sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
     write(
         paths[0], table.getvalue().encode("utf-8-sig")
@@ -105,11 +108,17 @@ def _wrap(text: str, letters: Lettering, width: int, lines: int) -> list[str]:
     found: list[str] = []
     rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
     while rest and len(found) < lines:
-        last, fits = len(found) == lines - 1, len(rest)
-        while fits > 1 and letters.length(rest[:fits] + ("..." if last and fits < len(rest) else "")) > width:
-            fits -= 1
+        last = len(found) == lines - 1
+        fits = _fitting(rest, letters, width, "..." if last else "")
         if fits < len(rest) and not last and " " in rest[: fits + 1]:
             fits = rest.rindex(" ", 0, fits + 1)
         found.append(rest[:fits].rstrip() + ("..." if last and fits < len(rest) else ""))
         rest = rest[fits:].lstrip()
     return found
+
+
+def _fitting(text: str, letters: Lettering, width: float, ending: str) -> int:
+    """How many letters of a text fit into so many pixels: all, or at least one, with an ending behind them."""
+    if letters.length(text) <= width:
+        return len(text)
+    return max(1, bisect_right(range(1, len(text)), width, key=lambda count: letters.length(text[:count] + ending)))

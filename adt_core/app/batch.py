@@ -14,23 +14,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
 from ..rules.noise import NOISE_VERSION
-from .images import digest, is_whole, read_settings, save_png
+from .images import digest, read_pixels, read_settings, save_png, to_uint8
 from .jobs import Job
 from .prompts import slug
 
 
 class Picture(NamedTuple):
-    """A finished image. codes: [rows, columns] int64 on the CPU. figures: by the names of ``Trace.report``."""
+    """A finished image. pixels: [H, W, 3], the bytes of its PNG. codes: [rows, columns] int64 on the CPU. figures: by
+    the names of ``Trace.report``."""
 
     prompt: str
     seed: int
     path: Path
+    pixels: np.ndarray
     codes: Tensor
     figures: dict
 
@@ -74,9 +77,10 @@ class Batch:
         seed, tokens, figures = self._seed(seed), saved.get("tokens"), saved.get("figures")
         if (saved.get("prompt"), saved.get("seed")) != (prompt, seed):
             return None
-        if not self._are_tokens(tokens) or not _are_figures(figures) or not is_whole(path, self._size):
+        if not self._are_tokens(tokens) or not _are_figures(figures):
             return None
-        return Picture(prompt, seed, path, torch.tensor(tokens), figures)
+        pixels = read_pixels(path, self._size)
+        return None if pixels is None else Picture(prompt, seed, path, pixels, torch.tensor(tokens), figures)
 
     def _seed(self, seed: int | None) -> int:
         return self.job.sampling.seed if seed is None else seed
@@ -105,22 +109,22 @@ class Batch:
         seed: int | None = None,
         place: str = "",
         check: Check | None = None,
-    ) -> tuple[Picture, Tensor]:
-        """Write the PNG of a finished image of a decoding; the picture, and its pixels [1, 3, H, W] in [-1, 1].
+    ) -> Picture:
+        """Write the PNG of a finished image of a decoding.
 
         image: its number in the decoding. place: what the file's name begins with. Raises AdtError if it
         can't be written.
         """
         codes, path = decoding.grid_codes()[image].clone(), self.path(prompt, seed, place)
-        pixels = self.job.pixels(codes[None], check)
+        pixels = self.job.pixels(codes[None], check)[0]
         report = decoding.trace.part([image]).report()
         own = {"seed": self._seed(seed)}
         figures = {name: value for name, value in report.items() if name not in NESTED} | own
         figures |= {"drafter": self.job.drafter_name, "images_at_once": decoding.at_once}
         settings = {**self.job.settings(prompt, 0, decoding.conditions()), **own}
-        save_png(path, pixels[0], {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
+        save_png(path, pixels, {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
         self._paths[path.stem.rpartition("-")[2]] = path
-        return Picture(prompt, own["seed"], path, codes, figures), pixels
+        return Picture(prompt, own["seed"], path, to_uint8(pixels), codes, figures)
 
 
 def _are_figures(value: object) -> TypeGuard[dict]:

@@ -70,14 +70,16 @@ def read_settings(path: Path) -> dict:
     return settings
 
 
-def is_whole(path: Path, size: tuple[int, int]) -> bool:
-    """Is a PNG complete, are its checksums right, and is it so many pixels wide and high?"""
+def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
+    """The pixels [H, W, 3] of a PNG, as bytes. None if it is incomplete, has a wrong checksum, or is not so many pixels
+    wide and high."""
     try:
         with Image.open(path) as image:
-            image.verify()
-            return image.size == size
+            image.verify()  # Pillow closes a file with that
+        with Image.open(path) as image:
+            return np.array(image.convert("RGB")) if image.size == size else None
     except UNSOUND:
-        return False
+        return None
 
 
 def digest(content: object) -> str:

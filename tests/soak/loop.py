@@ -151,7 +151,8 @@ def soak(player: Player, runs: int, warm_up: int, seed: int = 0) -> Report:
         report.outcomes[played.outcome] += 1
         if unexpected := _unexpected(player, request, played):
             report.unexpected.append(unexpected)
-        if played.codes is not None and request.lantern is None and report.outcomes["finished"] % COMPARED == 0:
+        comparable = played.codes is not None and request.lantern is None and request.mistake is None
+        if comparable and report.outcomes["finished"] % COMPARED == 0:
             same = (played.codes == plain_codes(player.target(request), request, played.codes)).all(1)
             report.compared[request.dtype] += len(same)
             report.identical[request.dtype] += int(same.sum())

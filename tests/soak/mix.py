@@ -13,7 +13,7 @@ from adt_core.models.target import Target
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.verify import Lantern
 
-from .models import BUNDLED, WRITERS
+from .models import BUNDLED, WITH_TEXT_ENCODER, WRITERS
 
 KINDS = {"images": 10, "continue": 3, "list": 2, "compare": 1, "mistake": 3}
 """What a request may be for, and how often: images of a prompt, images that begin with given tokens, a list of prompts,
@@ -24,6 +24,8 @@ STAY = 0.6
 """Share of requests that stay with the model of the one before."""
 CANCELLED, WATCHED, RELAXED = 0.2, 0.25, 0.15
 """Shares of requests that are cancelled, that a browser watches, and that LANTERN serves."""
+FORGIVEN = WITH_TEXT_ENCODER, "a long prompt"
+"""A model, and what is no mistake for it: it reads the beginning."""
 NETWORK = "network"
 """Stands for the drafter network of the model."""
 PROMPTS = ("a red house", "two boats on a lake", "fog", "a cat that sleeps in the sun", "rain over a green field")
@@ -105,7 +107,7 @@ def requests(seed: int, count: int, dtypes: Sequence[str], mistakes: Sequence[st
             draw.uniform(0.1, 0.95) if kind == "continue" else 0.0,
             draw.random() if kind != "mistake" and draw.random() < CANCELLED else None,
             draw.random() < WATCHED,
-            draw.choice(mistakes) if kind == "mistake" else None,
+            draw.choice([one for one in mistakes if (model, one) != FORGIVEN]) if kind == "mistake" else None,
         )
 
 

@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app.batch import Batch, key
+from adt_core.app.batch import Batch, Picture, key
 from adt_core.app.images import read_settings, save_png
 from adt_core.app.jobs import Job, decode, rounds, stretches
 from adt_core.drafters import drafter_defaults
@@ -35,7 +36,7 @@ def run(
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
         for finished in rounds(decoding):
-            made += [batch.keep(decoding, image, todo[stretch[image]])[0].prompt for image in finished]
+            made += [batch.keep(decoding, image, todo[stretch[image]]).prompt for image in finished]
             if stop is not None and len(made) >= stop:
                 return made
     return made
@@ -142,25 +143,46 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
 def test_an_image_keeps_its_name(make, tmp_path):
     """Another list, in which it has another place, finds the same file."""
     batch, decoding = Batch(make, tmp_path), decode(make.decoding(["a cat"]))
-    first, _ = batch.keep(decoding, 0, "a cat", place="1-x")
-    assert Batch(make, tmp_path).keep(decoding, 0, "a cat", place="2-y")[0].path == first.path
+    first = batch.keep(decoding, 0, "a cat", place="1-x")
+    assert Batch(make, tmp_path).keep(decoding, 0, "a cat", place="2-y").path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
+
+
+def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
+    made = Batch(make, tmp_path).keep(decode(make.decoding(["a cat"])), 0, "a cat")
+    found = Batch(make, tmp_path).find("a cat")
+    with Image.open(made.path) as picture:
+        assert (np.asarray(picture) == made.pixels).all() and (made.pixels == found.pixels).all()
+    rows, columns = (side * make.target.downsample for side in make.target.grid)
+    assert found.pixels.shape == (rows, columns, 3) and found.pixels.std() > 0
+
+
+def test_a_picture_of_another_size_is_made_anew(make, tmp_path):
+    run(make, PROMPTS[:1], tmp_path, chunk=1)
+    (path,) = tmp_path.iterdir()
+    save_png(path, torch.zeros(3, 8, 8), read_settings(path))
+    assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
+
+
+def black(picture: Picture) -> torch.Tensor:
+    """Pixels of the picture's size."""
+    return torch.zeros(3, *picture.pixels.shape[:2])
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "no settings"])
 def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    whole, expected = path.read_bytes(), Batch(make, tmp_path).find(PROMPTS[0]).codes
+    whole, sound = path.read_bytes(), Batch(make, tmp_path).find(PROMPTS[0])
     if damage.startswith("cut"):
         path.write_bytes(whole[: len(whole) // 4 if damage == "cut" else -100])
     elif damage == "empty":
         path.write_bytes(b"")
     else:
         settings = {**read_settings(path), "tokens": [[1, 2], [3, 4]]} if damage == "other grid" else {}
-        save_png(path, torch.zeros(3, 8, 8), settings)
+        save_png(path, black(sound), settings)
     assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
-    assert torch.equal(Batch(make, tmp_path).find(PROMPTS[0]).codes, expected)
+    assert torch.equal(Batch(make, tmp_path).find(PROMPTS[0]).codes, sound.codes)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +211,7 @@ def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens
     settings, sound = read_settings(path), Batch(make, tmp_path).find(PROMPTS[0])
     settings["tokens"][0][0] = settings["tokens"][0][0] if tokens == 0 and type(tokens) is int else tokens
     settings["figures"] = settings["figures"] | figures if isinstance(figures, dict) else figures
-    save_png(path, torch.zeros(3, 8, 8), settings)
+    save_png(path, black(sound), settings)
     batch = Batch(make, tmp_path)
     assert batch.find(PROMPTS[0]) is None and run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
     assert torch.equal(batch.find(PROMPTS[0]).codes, sound.codes)

@@ -54,3 +54,13 @@ def test_a_letter_is_taken_from_the_first_font_that_has_it(monkeypatch):
 
 def test_joiners_leave_no_trace(plain):
     assert plain.readable("a\ufe0f\u200d\u0301b") == "ab"
+
+
+@pytest.mark.parametrize("ending", ["", "..."])
+@pytest.mark.parametrize("width", [1, 20, 57, 100, 1000])
+def test_as_much_fits_as_letter_by_letter(plain, width, ending):
+    text = "a wide WINDOW with illegible little lilies on its sill"
+    count = len(text)
+    while count > 1 and plain.length(text[:count] + ending * (count < len(text))) > width:
+        count -= 1
+    assert contact_sheet._fitting(text, plain, width, ending) == count

@@ -125,7 +125,8 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     texts = list(captions.values())
     looped = loop(graph, text=f"{texts[0]}\n\n{texts[-1]}", seed=seed)
     outputs = comfy.run(graph.prompt)
-    np.testing.assert_array_equal(images(comfy, outputs, looped), [together[0], together[-1]])
+    alone = np.asarray(images(comfy, outputs, looped), dtype=int)
+    assert {*np.unique([together[0], together[-1]] - alone)} <= {0, 1}, "Save Image rounds down"
     assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], (
         "files are called by the number of the line and the prompt"
     )
