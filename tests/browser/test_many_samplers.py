@@ -21,7 +21,7 @@ FILL = """async ([kind, count, hidden]) => {
   }
   [app.canvas.ds.scale, app.canvas.ds.offset] = [0.3, [100, 200]];
   app.canvas.setDirty(true, true);
-  await new Promise((resolve) => setTimeout(resolve, 2000));
+  await new Promise((resolve) => setTimeout(resolve, 1000));
 }"""
 PAN = """async (frames) => {
   for (let i = 0; i < frames; i++) {
