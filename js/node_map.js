@@ -14,7 +14,7 @@ const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
-const MIN_HEIGHT = 430;
+const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's first run and from then on
 
 /** node -> NodeMap, of the open workflow */
 export const maps = new Map();
@@ -28,7 +28,8 @@ export class NodeMap {
     this.previous = null;
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     forwardWheelAndPan(this.panel.element, app);
-    const options = { serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, getValue: () => "", setValue: () => {} };
+    const getMinHeight = () => (this.run ? MIN_HEIGHT : IDLE_HEIGHT);
+    const options = { serialize: false, hideOnZoom: false, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
     widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
     widget.map = this;
@@ -44,7 +45,7 @@ export class NodeMap {
     if (on) this.fit();
   }
 
-  /** Make room for the widget in a node that was saved without it. */
+  /** Make room for the widget in a node that was saved without it, or has its first run. */
   fit() {
     const [width, height] = this.node.computeSize();
     const [w, h] = this.node.size;
@@ -103,7 +104,9 @@ export class NodeMap {
     this.#saved = null;
     if (part === 0) this.previous = this.run;
     else if (!this.parts[part]) this.panel.other = BESIDE; // until the user chooses something else
+    const first = !this.run;
     this.parts[part] = run;
+    if (first && !this.widget.hidden) this.fit();
   }
 
   get #references() {

@@ -1,5 +1,13 @@
 /** All that the map and the Settings node say beside the schema, in the languages of locales/. */
 
+/** What the server says of progress, in English. A language's `lines` say the same, in this order. */
+const LINES = [
+  /^(\d+) of (\d+) images, (\d+) of (\d+) tokens$/,
+  /^(\d+) images, (\d+) of them made before; they are in (.+)$/,
+  /^(\d+) of (\d+) prompts, (\d+) methods each$/,
+  /^(\d+) prompts; the results are in (.+)$/,
+];
+
 const ENGLISH = {
   methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "Plain" },
   staticTree: (name) => `Static: ${name}`,
@@ -68,6 +76,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
+  lines: ["$&", "$&", "$&", "$&"],
 };
 
 const CHINESE = {
@@ -137,6 +146,12 @@ const CHINESE = {
   lookAlikes: (count) => `（其中 ${count} 个相似替代）`,
   compareWithPlain: "ADT-Tree：与普通解码对比",
   openBatch: "ADT-Tree：作为批次打开",
+  lines: [
+    "$2 张图像中的 $1 张，$4 个 token 中的 $3 个",
+    "$1 张图像，其中 $2 张是之前生成的；位于 $3",
+    "$2 个提示词中的 $1 个，每个用 $3 种方法",
+    "$1 个提示词；结果位于 $2",
+  ],
 };
 
 /** The words in the user's language. */
@@ -151,4 +166,10 @@ export function speak(locale) {
 export function methodName(method) {
   const [, tree] = /^static:(.+)/.exec(method) ?? [];
   return tree ? words.staticTree(tree) : (words.methods[method] ?? method);
+}
+
+/** A line of the server's under a node, in the user's language; as it is, if it is none of LINES. */
+export function line(text) {
+  const at = LINES.findIndex((pattern) => pattern.test(text));
+  return at < 0 ? text : text.replace(LINES[at], words.lines[at]);
 }

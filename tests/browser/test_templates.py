@@ -122,20 +122,43 @@ def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
     said = re.compile(f"is not installed; to get it, run `?{own} ")  # Nodes 2.0 renders it as Markdown
     tab.page.get_by_text(said).first.wait_for(state="attached")
     tab.screenshot(f"missing_{name}")
-    tab.page.reload()
     tab.open()
 
 
-def test_a_template_is_in_the_language_of_the_page(tab):
-    """What is saved of it is in that language alone."""
+@pytest.fixture(scope="module")
+def chinese(tab):
+    """The page in Chinese, loaded once for these tests."""
     tab.speak("zh")
-    try:
-        tab.open_template("2 Compare with plain")
-        assert tab.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿器"
-        note = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
-        assert note.startswith("**草稿解码与普通解码的对比**")
-        tab.screenshot("template_chinese")
-        saved = json.dumps(tab.page.evaluate("app.graph.serialize()"), ensure_ascii=False)
-        assert "Drafting against plain decoding" not in saved and '"zh"' not in saved
-    finally:
-        tab.speak("en")
+    yield tab
+    tab.speak("en")
+
+
+def test_a_template_is_in_the_language_of_the_page(chinese):
+    """What is saved of it is in that language alone."""
+    chinese.open_template("2 Compare with plain")
+    assert chinese.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿器"
+    note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
+    assert note.startswith("**草稿解码与普通解码的对比**")
+    chinese.screenshot("template_chinese")
+    saved = json.dumps(chinese.page.evaluate("app.graph.serialize()"), ensure_ascii=False)
+    assert "Drafting against plain decoding" not in saved and '"zh"' not in saved
+
+
+READ = """([seed, count]) => {
+  const find = (name) => app.graph.nodes.flatMap((node) => node.widgets ?? []).find((widget) => widget.name === name);
+  for (const [name, value] of Object.entries({ seed, count })) find(name).value = value;
+  adtTest.lines = [];
+  const read = () => adtTest.lines.push(find('$$node-text-preview').value);
+  app.api.addEventListener('progress_text', () => setTimeout(read));
+}"""
+"""Sets a batch, and notes the lines of text as people see them."""
+
+
+def test_progress_is_in_the_language_of_the_page(chinese):
+    chinese.open_template("6 Batch of captions")
+    chinese.page.evaluate(READ, [next(SEEDS), 2])
+    assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
+    last = "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"
+    chinese.page.get_by_text(last).first.wait_for(state="attached")
+    said = chinese.page.evaluate("adtTest.lines")
+    assert said[0].startswith("2 张图像中的 0 张") and not any(" of " in line for line in said)

@@ -1,11 +1,25 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { methodName, speak } from "../../js/words.js";
+import { line, methodName, speak } from "../../js/words.js";
 
 test("methods have everyday names in both languages, and unknown ones keep theirs", () => {
   const methods = ["auto", "adt-tree", "eagle2", "autoregressive", "static:mc_sim_7b_63", "mine", null];
   assert.deepEqual(methods.map(methodName), ["Auto", "ADT-Tree", "EAGLE-2", "Plain", "Static: mc_sim_7b_63", "mine", null]);
   speak("zh");
   assert.deepEqual(methods.map(methodName), ["自动", "ADT-Tree", "EAGLE-2", "普通解码", "固定树：mc_sim_7b_63", "mine", null]);
+  speak("en");
+});
+
+test("what the server says of progress is said in Chinese, and everything else is left as it is", () => {
+  const said = {
+    "3 of 8 images, 700 of 2048 tokens": "8 张图像中的 3 张，2048 个 token 中的 700 个",
+    "8 images, 1 of them made before; they are in output/x": "8 张图像，其中 1 张是之前生成的；位于 output/x",
+    "0 of 4 prompts, 3 methods each": "4 个提示词中的 0 个，每个用 3 种方法",
+    "4 prompts; the results are in output/x": "4 个提示词；结果位于 output/x",
+    "a note": "a note",
+  };
+  assert.deepEqual(Object.keys(said).map(line), Object.keys(said));
+  speak("zh");
+  assert.deepEqual(Object.keys(said).map(line), Object.values(said));
   speak("en");
 });

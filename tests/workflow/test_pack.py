@@ -79,7 +79,7 @@ def test_workflow_fits_the_nodes_and_starts_at_their_defaults(name, object_info)
         if node["class_type"] in NODES:
             sections = object_info[node["class_type"]]["input"]
             for label, (_, options) in {**sections["required"], **sections.get("optional", {})}.items():
-                if "default" in options:
+                if "default" in options and label != "seed":  # the thumbnail's, which shows what the first run draws
                     assert node["inputs"][label] == options["default"], (node["class_type"], label)
 
 

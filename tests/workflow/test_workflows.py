@@ -143,6 +143,17 @@ def test_is_laid_out_for_people(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_is_legible_as_a_whole_on_a_small_screen(name):
+    """ComfyUI fits a template's nodes into three quarters of the window. Its canvas draws no text that is smaller than
+    8 pixels, and a node's text is 14 pixels high."""
+    nodes = read(name)["nodes"]
+    left, top = min(n["pos"][0] for n in nodes), min(n["pos"][1] - 30 for n in nodes)
+    right, bottom = (max(n["pos"][axis] + n["size"][axis] for n in nodes) for axis in (0, 1))
+    frame = 20  # that ComfyUI adds around them
+    assert 0.75 * min(1280 / (right - left + frame), 800 / (bottom - top + frame)) > 8 / 14
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_is_a_template_with_a_picture(name, comfy):
     assert name in comfy.get("/workflow_templates")["ADT-Tree"]
     assert comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.json") == read(name)
