@@ -231,7 +231,10 @@ class Progress:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Show a line of text under the node, in the tab that queued the prompt."""
+        """Show a line of text under the node, in the tab that queued the prompt.
+
+        js/words.js translates it there, and finds it by its words: ``LINES`` has to follow what nodes say here.
+        """
         tab = watched()
         if tab is not None:
             PromptServer.instance.send_progress_text(text, self._node_id, tab)

@@ -75,7 +75,7 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
     wide and high."""
     try:
         with Image.open(path) as image:
-            image.verify()  # Pillow closes a file with that
+            image.verify()  # after which Pillow can't read pixels from it
         with Image.open(path) as image:
             return np.array(image.convert("RGB")) if image.size == size else None
     except UNSOUND:

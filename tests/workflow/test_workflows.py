@@ -124,14 +124,19 @@ def test_models_of_one_file_are_for_comfyuis_own_dialogue():
     assert {name: model["directory"] for name, model in found.items()} == {"5 Upscale with a model": "upscale_models"}
 
 
+def boxes_of(workflow: dict) -> list[tuple]:
+    """Left, top, right and bottom of each node with its title, and its type."""
+    return [
+        (n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"])
+        for n in workflow["nodes"]
+    ]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_is_laid_out_for_people(name):
     workflow = read(name)
     assert [n["type"] for n in workflow["nodes"]].count("MarkdownNote") == 1
-    boxes = [
-        (n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"])
-        for n in workflow["nodes"]
-    ]
+    boxes = boxes_of(workflow)
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a[4], b[4])
@@ -146,11 +151,10 @@ def test_is_laid_out_for_people(name):
 def test_is_legible_as_a_whole_on_a_small_screen(name):
     """ComfyUI fits a template's nodes into three quarters of the window. Its canvas draws no text that is smaller than
     8 pixels, and a node's text is 14 pixels high."""
-    nodes = read(name)["nodes"]
-    left, top = min(n["pos"][0] for n in nodes), min(n["pos"][1] - 30 for n in nodes)
-    right, bottom = (max(n["pos"][axis] + n["size"][axis] for n in nodes) for axis in (0, 1))
+    lefts, tops, rights, bottoms, _ = zip(*boxes_of(read(name)))
+    width, height = max(rights) - min(lefts), max(bottoms) - min(tops)
     frame = 20  # that ComfyUI adds around them
-    assert 0.75 * min(1280 / (right - left + frame), 800 / (bottom - top + frame)) > 8 / 14
+    assert 0.75 * min(1280 / (width + frame), 800 / (height + frame)) > 8 / 14
 
 
 @pytest.mark.parametrize("name", NAMES)
