@@ -124,6 +124,7 @@ app.registerExtension({
     wrap(node, "onConnectionsChange", () => tidy(node));
     wrap(widget(node, "preset"), "callback", () => tidy(node));
     tidy(node);
+    node.setSize([node.size[0], node.computeSize()[1]]); // it was made with room for all that is hidden now
   },
 
   getNodeMenuItems(node) {

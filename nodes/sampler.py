@@ -62,7 +62,7 @@ class ADTTreeSampler(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 io.Latent.Input("latent_image", optional=True),
                 io.Float.Input("keep", default=KEEP, min=0.0, max=1.0, step=0.01, optional=True),
-                io.Float.Input("keep_left", default=0.0, min=0.0, max=1.0, step=0.01, optional=True, advanced=True),
+                io.Float.Input("keep_left", default=0.0, min=0.0, max=1.0, step=0.01, optional=True),
                 speed_input(),
                 preset_input(),
             ],
