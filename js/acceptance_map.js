@@ -2,9 +2,10 @@
 
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { maps, nodeAt, NodeMap } from "./node_map.js";
+import { Run } from "./map_model.js";
+import { isOpen, maps, nodeAt, NodeMap, numbersOf } from "./node_map.js";
 import { onPreference } from "./preferences.js";
-import { parts } from "./runs.js";
+import { homesOf, load, noteHomes, noteShown, parts, remember, seen } from "./runs.js";
 import { speak, words } from "./words.js";
 
 const SAMPLERS = new Set(["ADTTreeSampler", "ADTTreeCompare"]);
@@ -17,9 +18,32 @@ function openWorkflow() {
   return (app.rootGraph ?? app.graph)?.id;
 }
 
-/** The map that a message is for: its node may have the same number as one of another workflow. */
-function mapFor(id, workflow) {
-  return workflow && workflow !== openWorkflow() ? undefined : maps.get(nodeAt(id));
+/** Note with every prompt which maps its nodes have: at its end another workflow may be open, with nodes of the same numbers. */
+function noteQueued() {
+  const { queuePrompt } = api;
+  api.queuePrompt = async function (...args) {
+    const homes = Object.fromEntries([...maps.values()].flatMap((map) => numbersOf(map.node).map((id) => [id, map.home])));
+    const answer = await queuePrompt.apply(this, args);
+    noteHomes(answer?.prompt_id, homes);
+    return answer;
+  };
+}
+
+/** The home of the map that a message is for. Of a prompt that this tab did not queue, it is known by the open workflow alone. */
+function homeOf(prompt, node, workflow) {
+  const homes = homesOf(prompt);
+  if (homes) return homes[node];
+  return workflow && workflow !== openWorkflow() ? undefined : maps.get(nodeAt(node))?.home;
+}
+
+function mapAt(home) {
+  return [...maps.values()].find((map) => map.home === home);
+}
+
+/** Keep the finished maps of a node whose workflow is not open now, for when it is. */
+async function keep(home, saved, reference) {
+  const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
+  noteShown(home, runs.map((run) => run.reference));
 }
 
 function listen() {
@@ -28,15 +52,22 @@ function listen() {
   const listeners = {
     "adt_tree.map": ({ detail }) => {
       live = detail.id;
-      mapFor(detail.node, detail.workflow)?.receive(detail);
+      const run = seen(live) ?? new Run(detail);
+      run.append(detail.first, detail.rounds);
+      remember(run); // for the same node after "undo", say, or in a workflow that is opened again meanwhile
+      mapAt(homeOf(detail.prompt, detail.node, detail.workflow))?.receive(run, detail.part);
     },
     executed: ({ detail }) => {
       const saved = parts(detail.output);
       if (!saved.length) return;
       const last = saved.find(({ id }) => id === live); // a result from the cache may be of another workflow
-      mapFor(detail.node, last ? last.workflow : started)?.finish(saved, { prompt: detail.prompt_id, node: String(detail.node) });
+      const home = homeOf(detail.prompt_id, detail.display_node ?? detail.node, last ? last.workflow : started);
+      const reference = { prompt: detail.prompt_id, node: String(detail.node) };
+      const map = mapAt(home);
+      if (map) map.finish(saved, reference);
+      else if (home) keep(home, saved, reference);
     },
-    b_preview_with_metadata: ({ detail }) => maps.get(nodeAt(detail.nodeId))?.preview(detail.blob),
+    b_preview_with_metadata: ({ detail }) => mapAt(homeOf(detail.jobId, detail.displayNodeId ?? detail.nodeId))?.preview(detail.blob),
     execution_start: () => {
       [live, started] = [null, openWorkflow()];
       stop();
@@ -55,7 +86,8 @@ function addStyles() {
   document.head.append(link);
 }
 
-listen(); // before ComfyUI connects: it logs messages that nobody knows, as of a run that goes on while the page is loaded again
+listen(); // before ComfyUI connects: it logs messages that nobody listens to, and a run may go on while the page is loaded again
+noteQueued();
 
 app.registerExtension({
   name: "adttree.acceptance_map",
@@ -77,13 +109,17 @@ app.registerExtension({
   afterConfigureGraph() {
     loading?.done();
     loading = null;
+    for (const node of maps.keys()) if (!isOpen(node)) maps.delete(node); // nodes in subgraphs go without a word
   },
 
   nodeCreated(node) {
     if (!SAMPLERS.has(node.comfyClass)) return;
     const map = new NodeMap(node);
-    maps.set(node, map);
-    const { onConfigure, onRemoved, onWidgetChanged } = node;
+    const { onAdded, onConfigure, onDrawBackground, onRemoved, onWidgetChanged } = node;
+    node.onAdded = function (...args) {
+      onAdded?.apply(this, args);
+      maps.set(node, map); // not before: a node that is copied is made to be written down, and never added
+    };
     node.onConfigure = function (...args) {
       onConfigure?.apply(this, args);
       map.fit();
@@ -97,7 +133,9 @@ app.registerExtension({
       onWidgetChanged?.apply(this, args);
       map.panel.redraw();
     };
-    node.onDrawBackground = () => {}; // would add ComfyUI's own live preview below the map, which shows it already
+    node.onDrawBackground = function (...args) {
+      if (map.widget.hidden) onDrawBackground?.apply(this, args); // adds ComfyUI's own live preview, which the map shows already
+    };
   },
 
   getNodeMenuItems(node) {

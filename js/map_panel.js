@@ -63,7 +63,7 @@ export class MapPanel {
     this.line = make("div", { className: "adt-map-line" });
     this.sentence = make("summary", { title: words.numbers });
     this.table = make("table", { "aria-label": words.numbers });
-    this.details = make("details", { className: "adt-map-details" }, this.sentence, make("div", {}, this.table));
+    this.details = make("details", { className: "adt-map-details" }, this.sentence, make("div", { tabindex: 0, dataset: { captureWheel: "true" } }, this.table));
     const figures = make("div", { className: "adt-map-figures", role: "group", "aria-label": words.colourBy }, ...this.buttons);
     this.element = make(
       "div",

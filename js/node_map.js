@@ -1,12 +1,11 @@
 /** The map of one node: its runs, and the widget that shows them. */
 
 import { app } from "../../scripts/app.js";
-import { Run } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
-import { latest, load, noteShown, recall, remember, seen } from "./runs.js";
+import { latest, load, noteShown, recall } from "./runs.js";
 import { sound } from "./saved_map.js";
 import { methodName, words } from "./words.js";
 
@@ -16,14 +15,14 @@ const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
 const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's first run and from then on
 
-/** node -> NodeMap, of the open workflow */
+/** node -> NodeMap, of the open workflow and its subgraphs */
 export const maps = new Map();
 const baselines = new Map(); // what is comparable -> the last run of plain decoding that was measured on this page
 
 export class NodeMap {
   constructor(node) {
     this.node = node;
-    this.tag = newTag(); // the same in every earlier state of the node in its workflow, and in no other node and no other workflow
+    this.tag = newTag(); // the same in every earlier state of the node in its workflow, and in no other node of it
     this.parts = []; // the runs that a node makes side by side: one, or A and B
     this.previous = null;
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
@@ -59,13 +58,14 @@ export class NodeMap {
     return this.parts[0] ?? null;
   }
 
-  /** Take a message of a run that goes on. */
-  receive(message) {
-    const { part } = message;
-    if (message.id !== this.parts[part]?.id) this.#start(seen(message.id) ?? new Run(message), part);
-    const run = this.parts[part];
-    run.append(message.first, message.rounds);
-    remember(run); // for the same node after "undo", say
+  /** Where its runs belong, whatever else is open when they end: a copy of the workflow has nodes of the same tags. */
+  get home() {
+    return `${(app.rootGraph ?? app.graph)?.id} ${this.tag}`;
+  }
+
+  /** Show a run that goes on. */
+  receive(run, part) {
+    if (run !== this.parts[part]) this.#start(run, part);
     this.panel.show(this.run);
   }
 
@@ -81,7 +81,8 @@ export class NodeMap {
       if (run.plain) baselines.set(comparable(run), run);
     }
     this.changed();
-    noteShown(this.tag, this.#references);
+    keepOutOfUndo(this.node);
+    noteShown(this.home, this.#references);
     maps.forEach((map) => map.panel.refresh()); // another node may be measured by this one
     this.panel.show(this.run);
   }
@@ -106,7 +107,10 @@ export class NodeMap {
     else if (!this.parts[part]) this.panel.other = BESIDE; // until the user chooses something else
     const first = !this.run;
     this.parts[part] = run;
-    if (first && !this.widget.hidden) this.fit();
+    if (first && !this.widget.hidden) {
+      this.fit();
+      keepOutOfUndo(this.node);
+    }
   }
 
   get #references() {
@@ -129,13 +133,13 @@ export class NodeMap {
     this.changed();
     this.panel.refresh();
     await loading?.ready;
-    const found = loading?.travelled ? await this.#unpack(loading.travelled) : await recall(latest(tag, runs.filter(({ id }) => id)));
+    const found = loading?.travelled ? await this.#unpack(loading.travelled) : await recall(latest(this.home, runs.filter(({ id }) => id)));
     this.#saved = null;
     if (this.run !== before || !found.length) return; // a new run has begun meanwhile
     const [run, previous] = found.filter(({ reference }) => !reference?.part);
     for (const one of found) if (one !== previous) this.#start(one, one.reference?.part ?? 0);
     this.previous = previous && previous !== run ? previous : null;
-    noteShown(this.tag, this.#references);
+    noteShown(this.home, this.#references);
     this.panel.show(this.run);
   }
 
@@ -174,13 +178,13 @@ export class NodeMap {
     return [
       ...(beside ? [{ id: BESIDE, label: words.beside(methodName(beside.method)) }] : []),
       ...(this.previous ? [{ id: "previous", label: words.previous(methodName(this.previous.method)) }] : []),
-      ...others.map(({ node, run }) => ({ id: `node ${node.id}`, label: `${node.title} #${node.id} (${methodName(run.method)})` })),
+      ...others.map(({ tag, node, run }) => ({ id: tag, label: `${node.title} #${node.id} (${methodName(run.method)})` })),
     ];
   }
 
   choose(id) {
     if (id === BESIDE) return this.parts[1] ?? null;
-    return id === "previous" ? this.previous : ([...maps.values()].find(({ node }) => id === `node ${node.id}`)?.run ?? null);
+    return id === "previous" ? this.previous : ([...maps.values()].find(({ tag }) => id === tag)?.run ?? null);
   }
 
   plain(run) {
@@ -210,7 +214,25 @@ export function nodeAt(id) {
   return graph?.getNodeById(last) ?? null;
 }
 
+/** Whether a node is in the open workflow or one of its subgraphs. */
+export function isOpen(node) {
+  const root = app.rootGraph ?? app.graph;
+  return node.graph?.getNodeById(node.id) === node && (node.graph === root || root.subgraphs?.get(node.graph.id) === node.graph);
+}
+
+/**
+ * Enter the runs and the size of a node into the state that ComfyUI compares with to see what the user changed: a run that ends is
+ * nothing to undo.
+ */
+function keepOutOfUndo(node) {
+  const state = app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.activeState;
+  const graphs = [state, ...(state?.definitions?.subgraphs ?? [])];
+  const { tag } = node.properties[PROPERTY];
+  const saved = graphs.flatMap((graph) => graph?.nodes ?? []).find(({ properties }) => properties?.[PROPERTY]?.tag === tag);
+  if (saved) [saved.properties[PROPERTY], saved.size] = [structuredClone(node.properties[PROPERTY]), [...node.size]];
+}
+
 /** The execution ids of a node: one, but for a node of a subgraph that is used several times. */
-function numbersOf(node, graph = app.rootGraph ?? app.graph, path = "") {
+export function numbersOf(node, graph = app.rootGraph ?? app.graph, path = "") {
   return graph.nodes.flatMap((one) => [...(one === node ? [path + one.id] : []), ...(one.subgraph ? numbersOf(node, one.subgraph, `${path}${one.id}:`) : [])]);
 }

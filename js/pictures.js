@@ -22,14 +22,13 @@ function fetched(run, address, redraw) {
   const pictures = of(run);
   if (!pictures.has(address)) {
     const element = new Image();
-    pictures.set(address, null);
-    element.onload = () => {
-      pictures.set(address, element);
-      redraw();
-    };
+    pictures.set(address, element);
     element.src = address;
   }
-  return pictures.get(address);
+  const element = pictures.get(address);
+  if (element.complete) return element.naturalWidth ? element : null;
+  element.addEventListener("load", redraw, { once: true });
+  return null;
 }
 
 /** A live preview: the first image of the batch of each of `abreast` runs, side by side; not all `runs` need be known yet. */

@@ -3,7 +3,7 @@
 /** In Nodes 2.0 such events reach the canvas by themselves; there a press on a control must not start to drag the node. */
 export function forwardWheelAndPan(element, app) {
   const vue = () => Boolean(element.closest("[data-node-id]"));
-  element.addEventListener("wheel", (event) => vue() || app.canvas.processMouseWheel(event));
+  element.addEventListener("wheel", (event) => vue() || scrolls(event) || app.canvas.processMouseWheel(event));
   const middle = { pointerdown: "processMouseDown", pointermove: "processMouseMove", pointerup: "processMouseUp" };
   for (const [type, handler] of Object.entries(middle)) {
     element.addEventListener(type, (event) => {
@@ -12,4 +12,10 @@ export function forwardWheelAndPan(element, app) {
       if (vue() && !pressed && type === "pointerdown") event.stopPropagation();
     });
   }
+}
+
+/** Whether the wheel turns over a part of the widget that has more to show than fits. */
+function scrolls({ target }) {
+  const box = target.closest("[data-capture-wheel]");
+  return box !== null && box.scrollHeight > box.clientHeight;
 }

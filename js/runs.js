@@ -10,7 +10,8 @@ import { unpack } from "./saved_map.js";
 
 const KEPT = 32; // runs in memory
 const STORED = 12; // runs in the tab's storage, a few tens of kilobytes each
-const STORAGE = "adt_tree.maps"; // { maps: { id: { saved, reference } }, shown: { tag: [references, ...] } }, oldest first
+const QUEUED = 64; // prompts of which it is known where their maps belong
+const STORAGE = "adt_tree.maps"; // what `stored` describes, oldest first
 const SHOWN = 8; // of each node
 
 const known = new Map(); // id -> run, oldest first
@@ -64,31 +65,47 @@ export function parts(output) {
   return found;
 }
 
-/** Note what the node of this tag shows now. */
-export function noteShown(tag, references) {
+/** Note with a prompt that was queued where the maps of its nodes belong. @param {Record<string, string>} homes by execution id */
+export function noteHomes(prompt, homes) {
+  if (!prompt || !Object.keys(homes).length) return;
+  store(({ queued }) => {
+    queued[prompt] = homes;
+    for (const old of Object.keys(queued).slice(0, -QUEUED)) delete queued[old];
+  });
+}
+
+/** What was noted with a prompt; undefined if this tab did not queue it. */
+export function homesOf(prompt) {
+  return stored().queued[prompt];
+}
+
+/** Note what the node of this home shows now. */
+export function noteShown(home, references) {
   if (!references.length) return;
   store(({ shown }) => {
-    const before = (shown[tag] ?? []).filter(([first]) => first.id !== references[0].id);
-    delete shown[tag]; // so that it becomes the newest
-    shown[tag] = [...before, references].slice(-SHOWN);
+    const before = (shown[home] ?? []).filter(([first]) => first.id !== references[0].id);
+    delete shown[home]; // so that it becomes the newest
+    shown[home] = [...before, references].slice(-SHOWN);
     for (const old of Object.keys(shown).slice(0, -KEPT)) delete shown[old];
   });
 }
 
-/** What the node of this tag showed last on this page, and the run before that, if `references` are no later than that; else `references`. */
-export function latest(tag, references) {
-  const shown = stored().shown[tag];
+/** What the node of this home showed last in this tab, and the run before that, if `references` are no later than that; else `references`. */
+export function latest(home, references) {
+  const shown = stored().shown[home];
   const earlier = !references.length || shown?.some((one) => one.some(({ id }) => id === references[0].id));
   if (!shown || !earlier) return references;
   const [previous] = shown.at(-2) ?? [];
   return [...shown.at(-1), ...(previous ? [previous] : [])];
 }
 
+/** maps: id -> { saved, reference }. shown: home -> [references, ...]. queued: prompt -> homes by execution id. */
 function stored() {
+  const none = { maps: {}, shown: {}, queued: {} };
   try {
-    return { maps: {}, shown: {}, ...JSON.parse(sessionStorage.getItem(STORAGE)) };
+    return { ...none, ...JSON.parse(sessionStorage.getItem(STORAGE)) };
   } catch {
-    return { maps: {}, shown: {} };
+    return none;
   }
 }
 

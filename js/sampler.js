@@ -76,35 +76,43 @@ function add(type, beside, [dx, dy]) {
 
 /** Give a node the values of another, and what is linked to it. */
 function take(node, from) {
-  for (const name of SHARED) if (widget(node, name) && widget(from, name)) widget(node, name).value = widget(from, name).value;
-  for (const name of [...LINKED, "positive", "negative"]) {
-    const to = node.inputs.findIndex((one) => one.name === (name === "settings" && node.comfyClass === "ADTTreeCompare" ? "settings_a" : name));
-    const link = linkOf(from, name);
-    if (to >= 0 && link) from.graph.getNodeById(link.origin_id)?.connect(link.origin_slot, node, to);
-  }
-  widget(node, "seed") && (widget(node, "control_after_generate").value = "fixed");
+  for (const name of SHARED) if (widget(from, name)) widget(node, name).value = widget(from, name).value;
+  for (const name of [...SHARED, ...LINKED]) join(from, name, node);
+  widget(node, "control_after_generate").value = "fixed";
   tidy(node);
+}
+
+/** Link an input of a node to what another node's input is linked to. */
+function join(from, name, node, own = name) {
+  const link = linkOf(from, name);
+  const slot = node.inputs.findIndex((one) => one.name === own);
+  if (link && slot >= 0) from.graph.getNodeById(link.origin_id)?.connect(link.origin_slot, node, slot);
 }
 
 function compareWithPlain(sampler) {
   const compare = add("ADTTreeCompare", sampler, [0, sampler.size[1] + GAP]);
   take(compare, sampler);
+  for (const name of ["positive", "negative"]) join(sampler, name, compare);
+  join(sampler, "settings", compare, "settings_a");
   const preview = add("PreviewImage", sampler, [compare.size[0] + GAP, sampler.size[1] + GAP]);
   compare.connect(0, preview, 0);
 }
 
-/** The text of the sampler's positive prompt, where it comes straight from a text node. */
-function promptOf(sampler) {
-  const origin = sampler.graph.getNodeById(linkOf(sampler, "positive")?.origin_id);
-  return (origin && widget(origin, "text")?.value) || "";
+/** Give a node the text of one of the sampler's prompts, where it comes from a text node: what is typed there, or linked to it. */
+function takeText(sampler, name, node, own) {
+  const origin = sampler.graph.getNodeById(linkOf(sampler, name)?.origin_id);
+  const text = origin && widget(origin, "text")?.value;
+  if (text) widget(node, own).value = text.replace(/\s*\n\s*/g, " "); // each line would be a prompt of its own
+  if (origin) join(origin, "text", node, own);
 }
 
 function openBatch(sampler) {
   const top = sampler.size[1] + GAP;
   const prompts = add("ADTTreePrompts", sampler, [0, top]);
-  widget(prompts, "text").value = promptOf(sampler);
+  takeText(sampler, "positive", prompts, "text");
   const batch = add("ADTTreeBatchSampler", sampler, [prompts.size[0] + GAP, top]);
   take(batch, sampler);
+  takeText(sampler, "negative", batch, "negative");
   const collector = add("ADTTreeCollector", sampler, [prompts.size[0] + batch.size[0] + 2 * GAP, top]);
   for (const [slot, name] of [[0, "prompts"], [1, "ids"]]) prompts.connect(slot, batch, batch.inputs.findIndex((one) => one.name === name));
   batch.connect(2, collector, 0);

@@ -94,7 +94,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         single = {name: _one(name, values) for name, values in lists.items()}
         model, chunk_size, rule = single.pop("model"), single.pop("chunk_size"), single.pop("seed_of_each", SAME)
-        prompts = [prompt.strip() for prompt in prompts]
+        prompts = [_text(prompt).strip() for prompt in prompts]
         ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
         job, drafter = _job(model=model, **single)
         notes = _check(prompts=prompts, ids=ids, seeds=seeds, job=job)
@@ -140,6 +140,14 @@ def _items(prompts: list[str], ids: list[str], seeds: list[int] | None, seed: in
     return [_Item(*item) for item in zip(prompts, each, places(ids))]
 
 
+def _text(prompt: Any) -> str:
+    if not isinstance(prompt, str):
+        raise AdtError(
+            f"prompts: {shown(prompt)} is among them, and texts were expected; connect a node that gives texts."
+        )
+    return prompt
+
+
 def _one(name: str, values: Sequence) -> Any:
     """The value of an input that is no list: a node that takes lists gets it as a list of one."""
     if len(values) != 1:
@@ -155,6 +163,8 @@ def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> lis
     """What is to be said of the prompts. Raises AdtError, naming the input, for what would otherwise be found after an
     hour."""
     notes: list[str] = []
+    if not prompts:
+        raise AdtError("prompts: none arrived, and at least one was expected; look at the node that gives them.")
     for name, values in (("ids", ids), ("seeds", seeds)):
         if values is not None and len(values) != len(prompts):
             raise AdtError(

@@ -12,7 +12,7 @@ from ..adt_core.app.jobs import rounds, warm_up
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.verify import Lantern
-from .drafting import choose_way
+from .drafting import AUTO, choose_way, speed_input
 from .live_map import LiveMap
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
@@ -52,6 +52,7 @@ class ADTTreeCompare(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 *sampling_inputs(),
                 preset_input(),
+                speed_input(),
             ],
             outputs=[
                 io.Image.Output(display_name="image_a"),
@@ -74,6 +75,7 @@ class ADTTreeCompare(io.ComfyNode):
         settings_b: dict | None = None,
         lantern: Lantern | None = None,
         preset: str = CUSTOM,
+        speed: str = AUTO,
         **sampling,
     ) -> io.NodeOutput:
         row, opposite = read_rows(model, positive, negative, preset)
@@ -83,7 +85,7 @@ class ADTTreeCompare(io.ComfyNode):
             "check": check_cancelled,
         }
         ways = [
-            choose_way(model, drafter, settings_a, lantern),
+            choose_way(model, drafter, settings_a, lantern, speed),
             choose_way(model, drafter, settings_b or {"method": PLAIN}),
         ]
         both, trial = ([Decoding(model.target, [row], **common, **way.options) for way in ways] for _ in range(2))

@@ -101,7 +101,7 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 def fingerprint(path: str) -> str:
     """Another string when the checkpoint's files have changed, so that a replaced checkpoint is loaded again."""
     if path == AUTO:  # it depends on what lies in the folders
-        return repr([*models(), *drafters()])
+        return repr([*models(), *((name, fingerprint(path)) for name, path in drafters().items() if path != AUTO)])
     if path == BUNDLED or path in DRAFTERS:
         return path
     if os.path.isfile(path):

@@ -41,7 +41,9 @@ class LiveMap:
     _INTERVAL = 0.1
 
     def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
-        self._trace, self._model, self._node = trace, model, hidden.unique_id
+        server = PromptServer.instance
+        self._trace, self._model = trace, model
+        self._prompt, self._node = server.last_prompt_id, server.last_node_id  # as the page knows it, in a loop too
         self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
         self._id = secrets.token_hex(8)
         self._workflow = ((hidden.extra_pnginfo or {}).get("workflow") or {}).get("id")
@@ -85,6 +87,7 @@ class LiveMap:
         precision, guided = settings["weights"] or settings["dtype"], settings["sampling"]["guidance"] != 1
         return {
             "id": self._id,
+            "prompt": self._prompt,
             "node": self._node,
             "part": self._part,
             "parts": self._parts,
