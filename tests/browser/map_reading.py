@@ -4,11 +4,17 @@ import json
 import time
 
 
+def idle(comfy) -> bool:
+    """Wait until a server has made all that is queued; False if it goes on for half a minute."""
+    deadline = time.monotonic() + 30
+    while (busy := any(comfy.get("/queue").values())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not busy
+
+
 def trace_of(comfy) -> dict:
     """The trace of the last prompt, as the probe node showed it. The history has it when the whole prompt has ended."""
-    deadline = time.monotonic() + 30
-    while any(comfy.get("/queue").values()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    idle(comfy)
     (entry,) = comfy.get("/history", max_items=1).values()
     return json.loads(
         next(
