@@ -1,4 +1,4 @@
-"""ADT-Tree for ComfyUI: visual autoregressive models, several times faster, the same image.
+"""Visual autoregressive image models in ComfyUI, sooner and with the same image: lossless tree speculation (ADT-Tree).
 
 ComfyUI imports this file when it starts and calls :func:`comfy_entrypoint`. Nothing is done before that
 call, so the package can also be imported where there is no ComfyUI.

@@ -335,7 +335,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(defaults: Mapping[str, object]) -> argparse.ArgumentParser:
     """The whole parser. defaults: some of ``generate``."""
-    said = "Visual autoregressive image models, several times faster, the same image."
+    said = "Visual autoregressive image models, sooner and with the same image: lossless tree speculation (ADT-Tree)."
     parser = _Parser(prog="python -m adt_core", description=said)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

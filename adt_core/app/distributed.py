@@ -57,10 +57,7 @@ def check(options: argparse.Namespace) -> None:
             "--workers and --ray-address spread a list of prompts over engines; give a file of them with --prompts."
         )
     if wanted(options) and importlib.util.find_spec("ray") is None:
-        raise AdtError(
-            "--workers and --ray-address need Ray, which is not installed; "
-            'pip install "adt-tree[ray]", or pip install ray.'
-        )
+        raise AdtError("--workers and --ray-address need Ray, which is not installed; run pip install ray.")
 
 
 @contextmanager
