@@ -1,5 +1,5 @@
 /**
- * The colour scale of the map, the same as in adt_core/colours.py: a curve from dark blue over green to light yellow through OKLab
+ * The colour scale of the map, the same as in nodes/colours.py: a curve from dark blue over green to light yellow through OKLab
  * (B. Ottosson, 2020), in steps of equal length. Lightness rises all the way, so that the order survives colour blindness and greyscale.
  */
 

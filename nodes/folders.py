@@ -21,7 +21,8 @@ from ..adt_core.models.load import find_published, is_target_file, names_target,
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 AUTO = "auto"
-"""The drafter that suits the model: its own, else the published one that lies beside it, else one without files."""
+"""The drafter that suits the model: the published one, else the first network in the folders that was made for it, else
+one without files."""
 NOT_INSTALLED = " (not installed)"
 """Behind the names of published models in the Model Loader's list."""
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already

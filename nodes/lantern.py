@@ -15,8 +15,9 @@ class ADTTreeLantern(io.ComfyNode):
         return schema(
             "ADTTreeLantern",
             "ADT-Tree LANTERN",
-            description="Lets a guess pass for a token that looks like it: faster still, and no longer exactly the "
-            "image of the seed. How many tokens were replaced is in the trace; the cap here is never exceeded.",
+            description="Lets a guess pass for a token that looks like it: this may be faster still, and the image is "
+            "no longer exactly that of the seed. How many tokens were replaced is in the trace; the cap here is never "
+            "exceeded.",
             search_aliases=["relaxed acceptance", "speculative decoding"],
             inputs=[
                 io.Combo.Input("rule", options=[LANTERN, LANTERN_PLUS], default=LANTERN),

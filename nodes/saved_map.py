@@ -2,8 +2,8 @@
 
 A saved map is the map's header with ``data`` in place of the rounds: base64 of zlib of varints, column by column (see
 :func:`pack`). js/saved_map.js reads it. In a workflow, ``extra.adt_tree_maps`` holds by node what the image was made
-with: ``{"12:5": {"parts": [saved map, ...]}}``. It is there, if only empty, in every workflow that went through this
-server, so a page knows that nothing else belongs to such a workflow.
+with: ``{"12:5": {"parts": [saved map, ...]}}``. It is there, if only empty, in every workflow with such a node that was
+queued here, so a page knows that nothing else belongs to such a workflow.
 """
 
 import base64

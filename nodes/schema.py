@@ -38,7 +38,10 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
 
 @cache
 def _tooltips(node_id: str) -> dict[str, dict[str, str]]:
-    """Title of a section of the page -> its rows, by name. Read once: ComfyUI asks for schemas again and again."""
-    page = (_PAGES / node_id / "en.md").read_text(encoding="utf-8")
+    """Title of a section of the page -> its rows, by name, without the page's asterisks: tooltips are plain text.
+
+    Read once: ComfyUI asks for schemas again and again.
+    """
+    page = (_PAGES / node_id / "en.md").read_text(encoding="utf-8").replace("*", "")
     sections = (section.split("\n", 1) for section in page.split("\n## ")[1:])
     return {title: dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.M)) for title, text in sections}
