@@ -136,7 +136,7 @@ def chinese(tab):
 def test_a_template_is_in_the_language_of_the_page(chinese):
     """What is saved of it is in that language alone."""
     chinese.open_template("2 Compare with plain")
-    assert chinese.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿器"
+    assert chinese.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿模型"
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
     assert note.startswith("**草稿解码与普通解码的对比**")
     chinese.screenshot("template_chinese")
