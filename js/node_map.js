@@ -40,7 +40,12 @@ export class NodeMap {
   /** Show the map on its node, or hide it. */
   show(on) {
     this.widget.hidden = !on; // the canvas reads this
-    this.widget.options.hidden = !on; // Nodes 2.0 reads this
+    this.widget.options.hidden = !on; // Nodes 2.0 reads this, once the list of widgets changes
+    const { widgets } = this.node;
+    const place = widgets.indexOf(this.widget);
+    widgets.splice(place, 1);
+    widgets.splice(place, 0, this.widget);
+    this.node.setDirtyCanvas?.(true, true);
     if (on) this.fit();
   }
 

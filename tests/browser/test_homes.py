@@ -90,6 +90,14 @@ def test_results_from_the_cache_go_to_the_workflow_that_was_queued(tab, comfy, s
     tab.finished(sampler)
 
 
+def test_the_copies_that_a_loop_makes_of_a_sampler_are_shown_on_it(tab, small):
+    loop = small.add("ProbeLoop", [("samples", "LATENT")], [], [900, 900], [4242])
+    small.link(small.sampler, 0, loop, 0, "LATENT")
+    tab.load(small.data)
+    tab.run()
+    tab.wait(small.sampler, "run?.state === 'done' && run.seed === '4242'")
+
+
 def test_a_run_is_nothing_to_undo(tab, small):
     tracker = f"{WORKFLOWS}.activeWorkflow.changeTracker"
     tab.load(small.data)

@@ -87,11 +87,21 @@ def menu(tab, name: str) -> None:
     of(tab, f"({extension}.getNodeMenuItems(node).find((item) => item?.content.includes('{name}')).callback(), 0)")
 
 
+def link(tab, kind: str, name: str, target: str = "node") -> None:
+    """Link an input of the sampler, or of another node, to a new node."""
+    slot = f"to.inputs.findIndex((one) => one.name === '{name}')"
+    made = f"LiteGraph.createNode('{kind}')"
+    of(tab, f"((from, to) => (app.graph.add(from), from.connect(0, to, {slot}), 0))({made}, {target})")
+
+
 def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
     tab.load(own)
+    choose(tab, "speed", "Relaxed (LANTERN)")
+    link(tab, "PrimitiveInt", "seed")
     menu(tab, "compare with plain")
     ours, made = sent(tab), sent(tab, "ADTTreeCompare")
-    same = ("model", "positive", "negative", "drafter", "seed", "preset")
+    same = ("model", "positive", "negative", "drafter", "seed", "preset", "speed")
+    assert isinstance(ours["seed"], list)
     assert {name: made[name] for name in same} == {name: ours[name] for name in same}
     assert made["settings_a"] == ours["settings"] and "settings_b" not in made
 
@@ -103,6 +113,36 @@ def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
     assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "speed"))
     assert sent(tab, "ADTTreePrompts")["text"].startswith("A red house") and made["ids"][1] == 1
     assert sent(tab, "ADTTreeCollector")["results"][1] == 2
+
+
+TEXT = "app.graph.getNodeById(app.graph.links.get(node.inputs.find((one) => one.name === '{0}').link).origin_id)"
+
+
+def test_open_as_a_batch_takes_over_both_prompts(tab, own):
+    """A prompt of two lines is one prompt of the batch; a text that comes from another node is linked."""
+    tab.load(own)
+    link(tab, "CLIPTextEncode", "negative")
+    for name, text in (("positive", "a fox\nin the snow"), ("negative", "night")):
+        of(tab, f"({TEXT.format(name)}.widgets[0].value = {text!r}, 0)")
+    menu(tab, "open as a batch")
+    assert sent(tab, "ADTTreePrompts")["text"] == "a fox in the snow"
+    assert sent(tab, "ADTTreeBatchSampler")["negative"] == "night"
+    tab.load(own)
+    link(tab, "PrimitiveStringMultiline", "text", TEXT.format("positive"))
+    menu(tab, "open as a batch")
+    assert sent(tab, "ADTTreePrompts")["text"] == sent(tab, "CLIPTextEncode")["text"]
+
+
+def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, prefer):
+    sampler = workflow.batch(64).sampler
+    tab.load(workflow.data)
+    prefer("ADTTree.Map.Show", False)
+    tab.run()
+    if tab.vue:
+        tab.page.locator(f"[data-node-id='{sampler}'] img").first.wait_for()
+    else:
+        tab.page.wait_for_function("(id) => app.graph.getNodeById(id).imgs?.length", arg=sampler)
+    tab.page.evaluate("app.api.interrupt()")
 
 
 @pytest.fixture
@@ -122,9 +162,13 @@ def prefer(tab):
 def test_preferences(tab, own, prefer):
     """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""
     tab.load(own)
+    line = tab.page.get_by_text("Run the workflow: the map")
+    line.wait_for()
     prefer("ADTTree.Map.Show", False)
+    line.wait_for(state="hidden")
     assert shown(tab) == SHOWN[:-1]
     prefer("ADTTree.Map.Show", True)
+    line.wait_for()
     assert shown(tab) == SHOWN
     prefer("ADTTree.Sampler.Speed", "Plain")
     prefer("ADTTree.Map.Opacity", 25)

@@ -220,25 +220,25 @@ def test_bad_values_are_refused_before_the_run(comfy, batch, node, values, words
         ("ADTTreeBatchSampler", {"negative": "a red house " * 500}, "negative: prompt is"),
         ("ADTTreeBatchSampler", {"seed": ["lengths", 0]}, "seed: 10 values arrived"),
         ("ADTTreeBatchSampler", {"seeds": ["other", 3]}, "seeds: 1 seeds arrived for 10 prompts"),
+        ("ADTTreeBatchSampler", {"prompts": ["none", 0], "ids": None, "seeds": None}, "prompts: none arrived"),
+        ("ADTTreeBatchSampler", {"prompts": ["null", 0], "ids": None, "seeds": None}, "prompts: None is among them"),
     ],
 )
 def test_bad_lists_fail_at_once_and_write_nothing(comfy, batch, node, change, words):
     other = batch.add(
         "ADTTreePrompts", **{**batch.inputs("ADTTreePrompts"), "file": "(the text below)", "text": "a red house " * 500}
     )[0]
-    lengths = batch.add("StringLength", string=batch.link("ADTTreePrompts"))[0]  # as a whole number that is a list
+    others = {
+        "other": other,
+        "lengths": batch.add("StringLength", string=batch.link("ADTTreePrompts"))[0],  # numbers in a list
+        "none": batch.add("ProbeValues", text="[]")[0],
+        "null": batch.add("ProbeValues", text='["a fox", null]')[0],
+    }
     for name, value in change.items():
         if value is None:
             batch.drop(node, name)
         else:
-            batch.set(
-                node,
-                **{
-                    name: [{"other": other, "lengths": lengths}[value[0]], value[1]]
-                    if isinstance(value, list)
-                    else value
-                },
-            )
+            batch.set(node, **{name: [others[value[0]], value[1]] if isinstance(value, list) else value})
     assert words in failed(comfy, batch, node)
 
 

@@ -134,13 +134,13 @@ def compare(comfy, graph, **changes) -> tuple[list[np.ndarray], str]:
 
 def test_compare_shows_no_difference_and_both_times(comfy, graph, reference):
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1)
-    (a, b, difference), report = compare(comfy, graph)
+    (a, b, difference), report = compare(comfy, graph, speed="Exact ADT-Tree")
     np.testing.assert_array_equal(a, reference(prompt=PROMPT, sampling={"seed": 2**64 - 1})["images"][0])
     np.testing.assert_array_equal(a, b)
     assert not difference.any()
     first, second, verdict = report.splitlines()
     assert (
-        first.startswith("A: auto, ")
+        first.startswith("A: adt-tree, ")
         and second.startswith("B: autoregressive, ")
         and all(" s, " in line for line in (first, second))
     )

@@ -13,6 +13,7 @@ import psutil
 import torch
 from aiohttp import web
 from comfy.model_patcher import ModelPatcher
+from comfy_execution.graph_utils import GraphBuilder
 from server import PromptServer
 
 from . import costs, device  # noqa: F401
@@ -138,6 +139,60 @@ class Watch:
         return {}
 
 
+class AnyKind(str):
+    """A socket that fits every other."""
+
+    def __ne__(self, other):
+        return False
+
+
+class Values:
+    """A list of whatever JSON says, as from a list node whose filter left something else than was hoped for."""
+
+    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_IS_LIST = "probe", "read", (AnyKind("*"),), (True,)
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"text": ("STRING", {})}}
+
+    def read(self, text):
+        return (json.loads(text),)
+
+
+class Loop:
+    """Runs another node again with another seed, as loops do: the copy is shown as the node that it is a copy of."""
+
+    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "loop", (), True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {"samples": ("LATENT", {"rawLink": True}), "seed": ("INT", {})},
+            "hidden": {"dynprompt": "DYNPROMPT"},
+        }
+
+    def loop(self, samples, seed, dynprompt):
+        original = dynprompt.get_node(samples[0])
+        graph = GraphBuilder()
+        again = graph.node(original["class_type"], **{**original["inputs"], "seed": seed})
+        again.set_override_display_id(samples[0])
+        graph.node("ProbeLatentSink", samples=again.out(0))
+        return {"result": (), "expand": graph.finalize()}
+
+
+class LatentSink:
+    """Asks for a LATENT."""
+
+    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "take", (), True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",)}}
+
+    def take(self, samples):
+        return {}
+
+
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
     """What is left of what was watched, and instances of the pack's classes by name."""
@@ -166,8 +221,11 @@ async def trim(request):
 NODE_CLASS_MAPPINGS = {
     "ProbeDiffusionModel": DiffusionModel,
     "ProbeEmbedding": Embedding,
+    "ProbeLatentSink": LatentSink,
+    "ProbeLoop": Loop,
     "ProbePressure": Pressure,
     "ProbeReadTrace": ReadTrace,
+    "ProbeValues": Values,
     "ProbeWatch": Watch,
     **device.NODES,
 }
