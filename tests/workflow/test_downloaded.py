@@ -73,10 +73,11 @@ def test_the_published_drafter_is_taken_where_it_is_installed(downloaded):
     """'auto' takes it. Where it is damaged, that is said, and 'jacobi' draws, as it does without it."""
     drafter = downloaded.base / "models" / "ar_image_drafters" / DRAFTER
     graph = graph_of(downloaded, "Lumina-mGPT").set("SaveImage", filename_prefix="damaged")
-    loader = graph.add("ADTTreeDrafterLoader", model=graph.link("ADTTreeModelLoader"), drafter="auto")
-    downloaded.run({**graph.prompt, "sink": {"class_type": "PreviewAny", "inputs": {"source": loader}}})
+    alone = Graph({"1": graph.prompt[graph.id("ADTTreeModelLoader")]})
+    alone.add("PreviewAny", source=alone.add("ADTTreeDrafterLoader", model=["1", 0], drafter="auto"))
+    downloaded.run(alone.prompt)
     (drafter / "model.safetensors").write_bytes(b"nothing")
-    downloaded.run({**graph.prompt, "sink": {"class_type": "PreviewAny", "inputs": {"source": loader}}})
+    downloaded.run(alone.prompt)
     assert f"'{DRAFTER}' is damaged" in downloaded.log.read_text(), "the loader does not keep what it had"
     assert images(downloaded, downloaded.run(graph.prompt))
     assert f"'{DRAFTER}' is damaged or was made for another model, so 'jacobi' drafts" in downloaded.log.read_text()
