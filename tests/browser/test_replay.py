@@ -103,6 +103,11 @@ def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     told = tab.map(sampler, "Array.from(panel.table.rows, (row) => row.textContent)")
     assert f"passes of the model{tab.map(sampler, 'run.rounds.length')}" in told
     assert any(row.startswith("The middle") for row in told) and any(row.startswith("seed") for row in told)
+    scale = tab.page.evaluate("app.canvas.ds.scale")
+    tab.widget(sampler).locator("table").click(position={"x": 20, "y": 5})  # Nodes 2.0 asks for the focus
+    tab.page.mouse.wheel(0, 60)
+    tab.wait(sampler, "panel.table.parentElement.scrollTop > 0")
+    assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel turns over what has more to show"
 
 
 def test_the_map_can_be_enlarged_and_moved(tab, workflow):
