@@ -91,7 +91,8 @@ def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int], asks: Se
         codes = plain_round(lanes)[:, None]
         return (torch.cat([codes, _as_whole(worths(lanes, asks))], 1) if asks else codes), None
 
-    report, _ = lanes.graphs(("plain", tuple(asks), lanes.roots.columns), launch, lanes.state)
+    drafter = lanes.proposer is not None  # a graph with one must not be replayed once its memory is free
+    report, _ = lanes.graphs(("plain", drafter, tuple(asks), lanes.roots.columns), launch, lanes.state)
     lanes.prepare_noise()
     found, rows = [], report.tolist()
     _note_worths(lanes, asks, [_from_whole(row[1:]) for row in rows])

@@ -9,10 +9,12 @@ import torch
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import sources
 from adt_core.engine import graphs, kept, measuring
+from adt_core.engine.lanes import Lanes
 from adt_core.engine.rounds import run_round
 from adt_core.engine.task import Task
+from adt_core.policies.auto import Auto
 from adt_core.rules.verify import Lantern
-from tests.drafted import METHODS, run, write_drafter
+from tests.drafted import METHODS, costs, run, write_drafter
 from tests.tape import Tape, counted
 from tests.tiny import write_tiny_checkpoint
 
@@ -125,6 +127,28 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
     expected = shares()
     as_on_a_gpu(Tape())
     assert shares() == expected and not graphs.refused
+
+
+def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on_a_gpu, monkeypatch):
+    """Plain rounds come before the first drafts, and after drafting has ended: then the drafter's memory is free."""
+    ended = []
+
+    def stop(lanes):
+        ended.append((lanes.proposer, [part.clone() for part in lanes.proposer.state()]))
+        stop_drafting(lanes)
+
+    def observe_and_give_up(policy, round):
+        observe(policy, round)
+        policy.drafts = round.index < 2
+
+    stop_drafting, observe = Lanes.stop_drafting, Auto.observe
+    monkeypatch.setattr(Lanes, "stop_drafting", stop)
+    monkeypatch.setattr(Auto, "observe", observe_and_give_up)
+    as_on_a_gpu(Tape())
+    found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
+    assert [share.depth > 0 for round in found.trace.rounds[:4] for share in round.images] == [False, True, True, False]
+    ((proposer, before),) = ended
+    assert all(map(torch.equal, proposer.state(), before)) and not graphs.refused
 
 
 # ---- one launch, one wait ------------------------------------------------------------------------
