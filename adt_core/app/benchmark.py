@@ -183,6 +183,8 @@ class Benchmark:
             "device": torch.cuda.get_device_name() if decoder.embedding.is_cuda else cpu,
             "threads": torch.get_num_threads(),
             "dtype": str(decoder.dtype).removeprefix("torch."),
+            "weights": decoder.weights,
+            "exact": decoder.tile > 0,
         }
 
 

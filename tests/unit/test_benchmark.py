@@ -107,9 +107,13 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
     assert run(methods="eagle2")[0] == 0 and (tmp_path / "out" / "runs.jsonl").read_text().splitlines() == after
 
 
-def test_runs_of_other_settings_are_never_mixed(run):
-    assert run(methods="eagle2")[0] == 0
-    code, _, err = run("--seed", "4", methods="eagle2")
+@pytest.mark.parametrize(
+    "first, then", [("--seed=3", "--seed=4"), ("--exact=on", "--exact=off"), ("", "--weights=int8")]
+)
+def test_runs_of_other_settings_are_never_mixed(run, first, then):
+    common = "--dtype=bfloat16", "--count=1"
+    assert run(*common, *filter(None, [first]), methods="eagle2")[0] == 0
+    code, _, err = run(*common, then, methods="eagle2")
     assert code == 1 and "--output" in err and "other settings" in err
 
 
