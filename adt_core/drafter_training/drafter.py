@@ -257,7 +257,8 @@ class Trainer:
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
         batches = [batch.tolist() for batch in torch.arange(self.options.held_out).split(self.options.batch)]
-        found = [acceptance(drafter, self._read(batch), self.options.passes) for batch in batches]
+        readings = (self._read(batch).paired(drafter.pairing) for batch in batches)
+        found = [acceptance(drafter, reading, self.options.passes) for reading in readings]
         sums = {name: sum(len(batch) * one[name] for batch, one in zip(batches, found)) for name in found[0]}
         return {name: round(value / self.options.held_out, 4) for name, value in sums.items()}
 

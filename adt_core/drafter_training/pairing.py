@@ -9,7 +9,6 @@ child is most often the target's token is recorded beside the drafter.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from itertools import product, starmap
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from ..app.generation import choose_device, default_drafter, open_target, sampling_of, suffix_of
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import is_network
-from ..drafters.eagle import EagleDrafter, Pairing, paired_ids
+from ..drafters.eagle import EagleDrafter, Pairing
 from ..drafters.eagle_files import PAIRING_FILE, load_eagle
 from ..errors import AdtError
 from ..files import write_json
@@ -71,11 +70,8 @@ def measure(
     numbers = list(range(len(prompts)))
     codes = draw(target, prompts, numbers, sampling)
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
-    first = torch.tensor([[prompt[0]] for prompt in reading.prompts], device=reading.ids.device)
-    every, shares = torch.cat([first, reading.ids], 1), {}
-    drafter = drafter.to(reading.features.dtype)
+    drafter, shares = drafter.to(reading.features.dtype), {}
     for pairing in starmap(Pairing, product((False, True), repeat=2)):
-        fed = replace(reading, ids=paired_ids(pairing, every, target.decoder.image_ids))
-        found = acceptance(drafter, fed, passes=1)
+        found = acceptance(drafter, reading.paired(pairing), passes=1)
         shares[pairing] = [found[f"depth 1 of {count}"] for count in CHILDREN]
     return shares

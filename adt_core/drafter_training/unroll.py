@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..drafters.eagle import EagleDrafter
+from ..drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ..models.cache import KVCache
 from ..models.rotary import rope_tables
 from ..models.rows import Roots, Rows, Step
@@ -56,6 +56,12 @@ class Reading:
     def first(self) -> int:
         """Element of the stream at the first root, the first image token."""
         return self.ids.shape[1] - self.z.shape[1]
+
+    def paired(self, pairing: Pairing) -> Reading:
+        """The same with other ids: those that a drafter of this pairing is fed with."""
+        first = torch.tensor([[prompt[0]] for prompt in self.prompts], device=self.ids.device)
+        every = torch.cat([first, self.ids], 1)
+        return replace(self, ids=paired_ids(pairing, every, self.target.decoder.image_ids))
 
     def draft_logits(self, out: Tensor, positions: Tensor) -> Tensor:
         """Outputs [R, m, h] at raster ``positions`` [m] -> the logits [B, m, V] that rank drafts, without noise."""

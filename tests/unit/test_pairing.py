@@ -124,6 +124,19 @@ def test_the_pairing_is_followed_beside_a_window_too(counter, tmp_path, planted)
     assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
 
 
+@pytest.mark.parametrize("planted", PAIRINGS)
+def test_a_drafter_is_compared_as_it_was_trained(counter, tmp_path, capsys, planted):
+    """``train-drafter --compare`` feeds it by its record, as drafting does."""
+    drafter, prompts = plant(counter, tmp_path / "drafter", planted), tmp_path / "prompts.txt"
+    (drafter / "pairing.json").write_text(json.dumps(planted._asdict()))
+    prompts.write_text("one\ntwo\nthree")
+    options = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter, "steps": 1}
+    options |= {"held-out": 2, "batch": 1, "passes": 1, "temperature": 0, "cfg": 1, "device": "cpu"}
+    assert cli.main(["train-drafter", *(f"--{name}={value}" for name, value in options.items())]) == 0
+    compared = capsys.readouterr().out.splitlines()[-1]
+    assert f"gives {1.933 if planted.late else 2:.3f} tokens" in compared
+
+
 def test_a_random_drafter_is_not_made_to_fit(tiny, capsys, tmp_path):
     """Without a record, inference is EAGLE's; the bundled drafter is left as it is."""
     target = load_target(tiny / "target")
