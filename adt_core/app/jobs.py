@@ -187,7 +187,7 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
 
     What rounds cost here is measured if it is not known.
     """
-    with closing(rounds(decoding)) as running:
+    with closing(iter(decoding)) as running:
         for _ in islice(running, None if decoding.is_replayed else count):
             pass
     decoding.learn_costs()
