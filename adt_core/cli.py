@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from .app.prompts import CAPTIONS
-from .errors import AdtError, one_line
+from .errors import AdtError, is_out_of_memory, one_line
 from .policies import DEFAULT, POLICIES
 from .policies import options as drafting_options
 from .version import VERSION
@@ -60,7 +60,7 @@ def _sentence(error: Exception) -> str:
     said = one_line(str(error))
     if isinstance(error, AdtError):
         return said
-    if isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said:
+    if is_out_of_memory(error):
         return "too little memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."

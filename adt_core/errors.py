@@ -26,6 +26,12 @@ def _again(sentence: str) -> AdtError:
     return AdtError(sentence)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Does an error say that there is too little memory? Python, torch and drivers each say so in their own words."""
+    words = "out of memory", "can't allocate memory", "not enough memory"
+    return isinstance(error, MemoryError) or any(said in str(error) for said in words)
+
+
 def one_line(text: str) -> str:
     """A text without line breaks, cut if it is long, that every log can print: half of a surrogate pair is spelled."""
     return " ".join(text.split())[:LONGEST].encode("utf-8", "backslashreplace").decode()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
 from ..drafters import Drafter
-from ..errors import AdtError, Check
+from ..errors import AdtError, Check, is_out_of_memory
 from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
 from ..policies.costs import built_in
@@ -118,20 +117,25 @@ class Decoding:
     def learn_costs(self) -> None:
         """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
 
-        It takes a second or two, so images are drawn first.
+        It takes a second or two, so images are drawn first. A lack of memory leaves it undone.
         """
         if not self.drafting.policy.many_sources or self.start == self.length or self._given is not None:
             return
         known = profiles.find(name_of(self._task), self.at_once)
         if known is not None and not profiles.doubted(known, self._readings if known == self.profile else ()):
             return
-        kept.release(self.target.decoder)  # else there may be too little memory for two more sets of lanes
-        with at_most(self._threads), suppress(torch.cuda.OutOfMemoryError):
-            profiles.keep(measure(self._task, self.at_once, self.codes.clamp_min(0)))
+        kept.release(self.target.decoder)  # else there may be too little memory for more sets of lanes
+        try:
+            with at_most(self._threads):
+                profiles.keep(measure(self._task, self.at_once, self.codes.clamp_min(0)))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logging.getLogger(__name__).info("What drafts cost here is not measured: %s", error)
 
     # ---- the loop --------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Generator[Round, None, None]:
         if self.start == self.length:
             return
         self._settle_conditions()

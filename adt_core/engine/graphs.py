@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..errors import is_out_of_memory
+
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "0" switches graphs off."""
 
@@ -107,11 +109,6 @@ def _refuse_to_wait(mode: int | str) -> None:
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all: libraries keep memory for every stream that they have met."""
     return torch.cuda.Stream(device)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """The driver says so in other words than torch's allocator."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def recorder_for(device: torch.device) -> Recorder | None:

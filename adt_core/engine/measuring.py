@@ -21,6 +21,7 @@ from ..policies.auto import WIDTH, shape_of, sizes_of
 from ..policies.costs import Curve, rounded
 from .lanes import Lanes
 from .queue import ImageQueue
+from .room import lack_of_room
 from .rounds import run_round
 from .task import Task
 
@@ -28,6 +29,8 @@ CHAINS, TREES = (0, 4, 16, 32), (0, 8, 24, 64)
 """Numbers of drafts that are timed; costs of others lie on lines between them."""
 READINGS = 9
 """Of every size, at most."""
+SETS = 3
+"""Sets of lanes that are there together: of plain steps, of a source, and of images that are begun anew."""
 ENOUGH_SECONDS = 0.7
 """Of a source: after these no further readings are begun, but each size has one in any case."""
 
@@ -55,10 +58,12 @@ def name_of(task: Task) -> str:
 def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     """The costs of this task's rounds with so many images together. codes: tokens [B, T], best those that it has drawn.
 
-    The lower half of these images is drawn again and again; nothing is kept of it.
+    The lower half of these images is drawn again and again; nothing is kept of it. MemoryError if there is no room.
     """
     began = time.perf_counter()
     task = replace(task, kept=codes[:, : max(task.start, task.target.length // 2)])
+    if said := lack_of_room(task, SETS * images):
+        raise MemoryError(said)
     plain, costs = _Rounds(task, None, images), {}
     for number, drafter in enumerate(task.drafters):
         costs[drafter.source] = _curve(plain, _Rounds(task, number, images))

@@ -3,13 +3,17 @@
 import copy
 import json
 from contextlib import closing
+from types import SimpleNamespace
+from unittest import mock
 
+import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting
+from adt_core import AdtError, Decoding, Drafting
 from adt_core.app.jobs import Job, decode, rounds, warm_up
 from adt_core.engine import measuring, profiles
+from adt_core.engine.room import MEMORY_SHARE
 from adt_core.policies import CostProfile
 from adt_core.policies.costs import built_in, rounded
 from tests.drafted import run
@@ -196,6 +200,15 @@ def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(model
     assert decode(job.decoding(["a cat"])).profile != built_in("cpu", 1)
 
 
+def test_a_warm_up_that_draws_the_whole_image_measures_once(models, cache, monkeypatch):
+    """As on a GPU. Measured twice, a lack of memory would come twice, and a doubt would count twice."""
+    learn = mock.Mock()
+    monkeypatch.setattr(Decoding, "learn_costs", learn)
+    monkeypatch.setattr(Decoding, "is_replayed", True)
+    warm_up(Job(models[0], drafting=Drafting("auto"), drafter=models[1]).decoding(["a cat"]))
+    assert learn.call_count == 1
+
+
 def test_a_decoding_that_is_left_measures_nothing(models, cache):
     job = Job(models[0], drafting=Drafting("auto"), drafter=models[1])
     with closing(rounds(job.decoding(["a cat"]))) as running:
@@ -209,6 +222,37 @@ def test_measuring_changes_neither_the_image_nor_the_state_of_random_numbers(mod
     codes, state = decoding.codes.clone(), torch.get_rng_state()
     decoding.learn_costs()
     assert torch.equal(decoding.codes, codes) and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.cuda.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
+    ],
+)
+def test_a_lack_of_memory_does_not_take_away_what_is_drawn(models, cache, monkeypatch, error):
+    monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=error))
+    assert learned(*models).codes.min() >= 0 and not cache.exists()
+
+
+def test_a_mistake_is_no_lack_of_memory(models, cache, monkeypatch):
+    monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=RuntimeError("a shape is wrong")))
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        learned(*models)
+
+
+def test_nothing_is_measured_without_room_for_it(models, cache, monkeypatch):
+    """Some systems kill a process that takes more memory than there is. So the room is looked at first."""
+    target, drafter = models
+    decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
+    weights = sum(part.numel() * part.element_size() for part in target.decoder.parameters())
+    total = (weights + decoding.memory_required()) / MEMORY_SHARE  # enough for the image
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=AssertionError("it was measured")))
+    decoding.learn_costs()
+    assert not cache.exists()
 
 
 def test_the_name_says_what_was_measured_and_not_whose_machine_it_is(models):
