@@ -299,6 +299,8 @@ def plan(options: argparse.Namespace) -> Benchmark:
     """The benchmark that the options ask for, without its metrics. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
+    if not 0 <= options.sample_seed < 2**64:
+        raise AdtError(f"--sample-seed is {options.sample_seed}; it must be a whole number from 0 to 2**64 - 1.")
     distributed.check(options)
     drafter = options.drafter or default_drafter(options.model)
     methods = options.methods or (COMPARED if drafter != JACOBI else COMPARED_WITHOUT_NETWORK)

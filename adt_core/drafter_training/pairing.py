@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
     if options.count < 1:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
+    sampling_of(options)  # what is given makes sense, whatever the model
     prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, options.seed)
     target = open_target(options, choose_device(options.device))
     sampling = sampling_of(options, target.published)

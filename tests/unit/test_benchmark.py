@@ -129,6 +129,8 @@ def test_a_sample_of_the_prompts(run, tmp_path):
         ([], {"methods": "autoregressive+lantern"}, "--methods"),
         ([], {"prompts": "nowhere.txt"}, "--prompts"),
         (["--count", "0"], {}, "--count"),
+        (["--count", "1", "--sample-seed", "-1"], {}, "--sample-seed is -1"),
+        (["--count", "1", "--sample-seed", str(2**64)], {}, "--sample-seed is 18446744073709551616"),
         (["--lantern-lambda", "2"], {}, "--lantern-lambda"),
         (["--temperature", "nan"], {}, "temperature"),
     ],

@@ -145,7 +145,11 @@ def test_a_random_drafter_is_not_made_to_fit(tiny, capsys, tmp_path):
 
 @pytest.mark.parametrize(
     "given, sentence",
-    [(["--drafter", "jacobi"], "--drafter: 'jacobi' is no network"), (["--count", "0"], "--count is 0")],
+    [
+        (["--drafter", "jacobi"], "--drafter: 'jacobi' is no network"),
+        (["--count", "0"], "--count is 0"),
+        (["--seed", "-1"], "seed is -1; it must be a whole number from 0 to 2**64 - 1."),
+    ],
 )
 def test_bad_input(tiny, capsys, given, sentence):
     options = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), *given]
