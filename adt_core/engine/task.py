@@ -236,8 +236,9 @@ def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
     """The tokens [B, n] of the codes that are kept, ends of whole rows included. Raises AdtError for a wrong prefix."""
     if prefix is None:
         return torch.empty(images, 0, dtype=torch.long)
-    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > target.length:
-        shape, room = list(prefix.shape), target.length
+    room = target.grid[0] * target.grid[1]
+    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > room:
+        shape = list(prefix.shape)
         raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {room} codes].")
     if prefix.numel():
         low, high = int(prefix.min()), int(prefix.max())

@@ -59,6 +59,13 @@ def test_every_row_ends_with_the_forced_token_and_only_there(target):
     assert target.codec.decode(decoding.grid_codes()).shape == (2, 3, 64, 96)
 
 
+def test_what_is_kept_is_counted_in_cells(target):
+    """28 tokens are 24 cells; 26 cells are those of a larger image."""
+    assert run(target, prefix=torch.zeros(2, 24, dtype=torch.long)).grid_codes().eq(0).all()
+    with pytest.raises(AdtError, match=r"prefix has the shape \[2, 26\]; it must be \[2 images, at most 24 codes\]"):
+        run(target, prefix=torch.zeros(2, 26, dtype=torch.long))
+
+
 def test_relaxed_acceptance_never_touches_a_row_end(folder, target):
     drafter = load_drafter(str(folder / "network"), target)
     decoding = run(target, drafter, drafting=Drafting("adt-tree"), lantern=Lantern(neighbours=39, delta=1.0))
