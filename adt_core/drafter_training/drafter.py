@@ -37,7 +37,7 @@ from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
 
-FIXED = "model weights size prompts images pictures held_out passes batch accumulate learning_rate".split()
+FIXED = "model dtype exact weights size prompts images pictures held_out passes batch accumulate learning_rate".split()
 """Options that can't change when a run is resumed, besides those of sampling."""
 WARM_UP = 0.15
 """Share of the budget in which the drafter sees the target's features only."""
@@ -135,8 +135,8 @@ def _check_output(plan: Plan) -> None:
     except AdtError as error:
         raise AdtError(f"--output: '{known}' is damaged; name another folder, or delete this one.") from error
     for name, now in plan.settings.items():
-        if before.get(name) != now:
-            what = "other captions" if name == "captions" else f"{name} {before.get(name)}, and now it is {now}"
+        if before.get(name, now) != now:  # an earlier version wrote down fewer options
+            what = "other captions" if name == "captions" else f"{name} {before[name]}, and now it is {now}"
             raise AdtError(
                 f"--output: '{folder}' was begun with {what}; give the same options to go on with it, "
                 "or name another folder."

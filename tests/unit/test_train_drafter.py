@@ -239,6 +239,15 @@ def test_a_finished_run_says_its_figures_again(train):
     assert first[0] == second[0] == 0 and first[1] == second[1]
 
 
+def test_a_run_that_an_earlier_version_began_goes_on(train, tmp_path):
+    """It did not write down all that is now."""
+    assert train()[0] == 0
+    path = tmp_path / "out" / "training" / "settings.json"
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}))
+    assert train()[0] == 0
+
+
 def test_kept_features_change_nothing(train, tmp_path):
     """A run that finds its features on disk, and one that makes them every time."""
     for name, room in (("kept", 1), ("made", 0)):
@@ -313,6 +322,8 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
         "or name another folder."
         in err
     )
+    assert "was begun with dtype float32, and now it is bfloat16" in train(dtype="bfloat16")[2]
+    assert "was begun with exact on, and now it is off" in train(exact="off")[2]
     assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
