@@ -198,6 +198,9 @@ class Trainer:
         optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
         path = plan.folder / "checkpoint.pt"
         self.run = Run(path, self.drafter, optimisers, options.minutes, 0.98, options.steps, scaled)
+        self._shipped = make_drafter(target)
+        self._shipped.embedding = self.drafter.embedding
+        self._shipped.load_state_dict(self.run.average, assign=True)  # the averages themselves, which training changes
         self.log: list[dict] = list(self.run.state.get("log", []))
 
     def train(self) -> None:
@@ -216,8 +219,7 @@ class Trainer:
 
     def _save(self, losses: list[Tensor]) -> None:
         """Measure the averaged weights; write the checkpoint, the drafter and the log. losses: since the last time."""
-        folder, shipped, loss = self.options.output, make_drafter(self.target), torch.stack(losses).mean().item()
-        shipped.load_state_dict(self.run.average)
+        folder, shipped, loss = self.options.output, self._shipped, torch.stack(losses).mean().item()
         row = {"step": self.run.step, "seconds": round(self.run.elapsed, 1), "loss": round(loss, 5)}
         self.log.append({**row, **self.measure(shipped)})
         self.run.save(log=self.log)

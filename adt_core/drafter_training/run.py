@@ -35,7 +35,9 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                if "momentum" not in self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+                buffer = self.state[p]["momentum"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalise(p.grad.lerp(buffer, group["momentum"]).flatten(1))
                 inputs, outputs = p.shape if p.ndim == 2 else update.shape[::-1]
