@@ -226,7 +226,7 @@ class JacobiProposer(Proposer):
 
     def worths(self, roots: Roots, sizes: Sequence[int], network: bool = False) -> Tensor:
         """network: a drafter network will make the guesses anew where it is right more often."""
-        depth = spine_length(sizes[-1], self.width)
+        depth = min(spine_length(sizes[-1], self.width), self.session.largest.depth)
         window = self._window(roots, depth, (self.length - 2 - roots.at).clamp(0, depth))
         classes = window.staleness()
         rate = self.calibration.hit_rate(classes)

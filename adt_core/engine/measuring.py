@@ -101,7 +101,7 @@ class _Rounds:
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
         lanes = self._ready()
-        shapes = [shape_of(size, self.width)] * len(lanes)
+        shapes = [self._task.cut(shape_of(size, self.width))] * len(lanes)
         with torch.inference_mode():
             started = time.perf_counter()
             run_round(lanes, shapes, [0] * len(lanes), sizes_of(self.width))

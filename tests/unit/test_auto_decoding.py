@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from adt_core import Drafting, Lantern, load_drafter, load_target
+from adt_core.engine import measuring
+from adt_core.engine.task import Task
 from adt_core.policies import POLICIES, CostProfile
 from adt_core.policies.auto import WIDTH, Auto
 from tests.drafted import costs, run
@@ -63,6 +65,30 @@ def test_traces_say_which_profile_it_was_with_its_numbers(models):
     settings = run(target, network, PROMPTS, drafting=AUTO, profile=profile).trace.settings
     assert CostProfile.from_json(settings["profile"]) == profile and settings["profile"]["digest"] == profile.digest
     assert run(target, network, PROMPTS, drafting=Drafting("eagle2")).trace.settings["profile"] is None
+
+
+def test_no_deeper_tree_is_valued_or_measured_than_is_drafted(models, monkeypatch, tmp_path):
+    """The exact mode on a GPU cuts trees: what is drafted of 16 is then what is drafted of 8."""
+    told, depths, run_round = [], [], measuring.run_round
+
+    class Watched(Auto):
+        def choose(self, lanes):
+            told.extend(lane.worths for lane in lanes)
+            return super().choose(lanes)
+
+    def watched(lanes, shapes, *more):
+        depths.extend(shape.depth for shape in shapes)
+        return run_round(lanes, shapes, *more)
+
+    monkeypatch.setattr(Task, "near", 5)
+    monkeypatch.setitem(POLICIES, "auto", Watched)
+    monkeypatch.setattr(measuring, "run_round", watched)
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    target, network = models
+    run(target, network, PROMPTS, drafting=AUTO, profile=costs("chain"))
+    assert any(told) and all(worths[4] <= worths[8] == worths[16] for worths in told if worths)
+    run(target, network, PROMPTS[:1], drafting=AUTO).learn_costs()
+    assert max(depths) == 5
 
 
 # ---- it ends -------------------------------------------------------------------------------------
