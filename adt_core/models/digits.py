@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..errors import is_out_of_memory
+
 _DIGITS = {torch.bfloat16: 2, torch.float16: 3}
 """Digits of float8_e4m3fn, of 4 bits each, that hold an activation's significant bits: 8 of bfloat16, 11 of float16."""
 _NEEDED = {torch.int8: (8, (7, 5)), torch.float8_e4m3fn: (16, (8, 9))}
@@ -53,6 +55,8 @@ def _work_here(device: torch.device, dtype: torch.dtype, stored: torch.dtype) ->
             return True
         reason = "what was tried on small matrices was wrong"
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise  # it passes, and what is found here is remembered
         reason = str(error).split("\n")[0].rstrip(".")
     kind = str(stored).removeprefix("torch.")
     logging.getLogger(__name__).warning(

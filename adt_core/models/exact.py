@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import is_out_of_memory
+
 HALF = (torch.bfloat16, torch.float16)
 TILE = {"cuda": 64, "cpu": 16}
 """Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once."""
@@ -39,7 +41,9 @@ def near_on(device: torch.device) -> int | None:
     q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
     try:
         far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise  # it passes, and what is found here is remembered
         return None
     return NEAR
 

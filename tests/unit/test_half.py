@@ -1,12 +1,14 @@
 """Half precision, which GPUs use: drafting leaves every image as it is, to the last token."""
 
 from functools import cache
+from unittest import mock
 
 import pytest
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import sources
+from adt_core.models import exact
 from tests.drafted import METHODS, run
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
@@ -109,3 +111,14 @@ def test_the_trace_says_whether_it_is_exact(half, monkeypatch):
     assert run(target).trace.settings["exact"] is True
     monkeypatch.setattr(target.decoder, "exact", False)
     assert run(target).trace.settings["exact"] is False
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(monkeypatch):
+    """Tried again, there is one, and else all keys would be added in float64 for the rest of the process."""
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(exact, "far_attention", mock.Mock(side_effect=[full, None]))
+    exact.near_on.cache_clear()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        exact.near_on(torch.device("cpu"))
+    assert exact.near_on(torch.device("cpu")) == exact.NEAR
+    exact.near_on.cache_clear()

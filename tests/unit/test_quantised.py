@@ -1,5 +1,7 @@
 """Weight-only int8 and fp8: how far the logits move, and that drafting is lossless on the quantised model."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.torch_version import TorchVersion
@@ -205,3 +207,13 @@ def test_digits_are_tried_before_they_are_used(monkeypatch, caplog, kind, dtype)
     digits._work_here.cache_clear()
     first, second = (record.getMessage() for record in caplog.records)
     assert "CUBLAS_STATUS_NOT_SUPPORTED." in first and "More" not in first and "wrong" in second
+
+
+def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(monkeypatch, caplog):
+    """Tried again, it may work, and else every product would be slow for the rest of the process."""
+    arguments = torch.device("cpu"), torch.bfloat16, torch.int8
+    digits._work_here.cache_clear()
+    with monkeypatch.context() as patch, pytest.raises(torch.cuda.OutOfMemoryError):
+        patch.setattr(digits, "int8_digits", mock.Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory.")))
+        digits._work_here(*arguments)
+    assert digits._work_here(*arguments) and not caplog.records
