@@ -53,7 +53,8 @@ class Recorder(Protocol):
 class CudaRecorder:
     """CUDA's own graphs. They share one pool of memory, since they never run at once.
 
-    Other threads may use the device meanwhile.
+    Other threads may launch work meanwhile. But while a round is captured, torch raises an error in every thread that
+    waits for a device.
     """
 
     def __init__(self, device: torch.device):
