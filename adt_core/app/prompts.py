@@ -64,7 +64,7 @@ def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 def typed(text: str) -> list[Prompt]:
     """One prompt per line, under the number of the line. Blank lines are left out."""
-    return _numbered(text.splitlines())
+    return _numbered(_lines(text))
 
 
 def select(
@@ -124,6 +124,11 @@ def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
     return [prompts[i] for i in order[:count]]
 
 
+def _lines(text: str) -> list[str]:
+    """The lines of a text. ``splitlines`` ends them at characters, too, that may stand in a prompt, such as U+2028."""
+    return re.split(r"\r\n?|\n", text)
+
+
 def _numbered(texts: Iterable[str]) -> list[Prompt]:
     """Prompts under their numbers, from 1; blank ones count and are left out."""
     return _present(Prompt(str(number), text) for number, text in enumerate(texts, start=1))
@@ -149,7 +154,7 @@ def _json(text: str, caption: str) -> list[Prompt]:
 
 def _json_lines(text: str) -> list[Prompt]:
     prompts = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_lines(text), start=1):
         if line.strip():
             value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
@@ -159,7 +164,7 @@ def _json_lines(text: str) -> list[Prompt]:
 
 
 def _table(text: str) -> list[Prompt]:
-    rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows = csv.DictReader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
     if "Prompt" not in (rows.fieldnames or []):
         raise ValueError("no column Prompt")
     return _present(Prompt(str(number), row["Prompt"], _seed(row.get("Seed"))) for number, row in enumerate(rows, 1))

@@ -41,6 +41,22 @@ def test_json_lines_and_lists(tmp_path):
     assert read_prompts(tmp_path / "p.json") == ["a cat", "a dog"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"], ids=ascii)
+def test_only_ends_of_lines_end_lines(tmp_path, inside, end):
+    """JSON and tables may hold these characters as they are."""
+    cat = f"a cat{inside}on a mat"
+    texts = {
+        "p.jsonl": [f'"{cat}"', '"a dog"'],
+        "p.tsv": ["Prompt\tNote", f"{cat}\t", "a dog\t"],
+        "p.txt": [cat, "a dog"],
+    }
+    for name, lines in texts.items():
+        (tmp_path / name).write_bytes(end.join([*lines, ""]).encode())
+        assert read_prompts(tmp_path / name) == [cat, "a dog"]
+    assert [prompt.text for prompt in typed(end.join(texts["p.txt"]))] == [cat, "a dog"]
+
+
 @pytest.mark.parametrize(
     "name, text",
     [
