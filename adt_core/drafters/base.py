@@ -260,5 +260,8 @@ class Drafter:
         return 0
 
     def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        """Bytes of memory that a proposer keeps. itemsize: bytes of a number of the model's dtype."""
+        """Bytes of a proposer's KV cache and of its tables of features. What else it keeps is small beside them.
+
+        itemsize: bytes of a number of the model's dtype.
+        """
         return 0

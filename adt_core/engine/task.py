@@ -202,14 +202,15 @@ class Task:
         replayed = self.fixed if device is None else device.type != "cpu"
         slots = self.slots + (0 if self.fixed == replayed else PROMPT_STEP)
         config, itemsize = decoder.config, decoder.embedding.element_size()
+        wide = max(itemsize, 4)  # of a number in ``wide_dtype``
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
         drafting = (drafter.cache_bytes(self.groups * held, slots, itemsize) for drafter in self.drafters)
         caches = KVCache.num_bytes(config, rows, slots, itemsize) + max(drafting, default=0)
-        noise = Noise.num_bytes(held, target.length, target.num_tokens, self.noise_ahead, 4)
+        noise = Noise.num_bytes(held, target.length, target.num_tokens, self.noise_ahead, wide)
         tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
         matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
-        forward = 4 * rows * tokens * numbers + 6 * matrix + rows * self._near_bytes(slots)
+        forward = wide * rows * tokens * numbers + 6 * matrix + rows * self._near_bytes(slots)
         if replayed:
             forward *= 2  # graphs have activations of their own
         return caches + noise + forward

@@ -286,6 +286,19 @@ def test_too_little_memory_for_one_image_is_said(models, monkeypatch):
         run(target)
 
 
+@pytest.mark.parametrize("drafting", [Drafting("autoregressive"), Drafting("auto")], ids=lambda d: d.method)
+def test_numbers_of_twice_the_size_take_twice_the_memory(tiny, drafting):
+    """But those of the codec, which is in float32 whatever the decoder is in."""
+
+    def lanes_bytes(dtype):
+        target = load_target(tiny / "target", dtype=dtype)
+        drafter = load_drafter(tiny / "drafter", target)
+        decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=drafting, drafter=drafter)
+        return decoding.memory_required() - target.codec.working_bytes(32 * 32)
+
+    assert lanes_bytes(torch.float64) == 2 * lanes_bytes(torch.float32)
+
+
 def test_bad_requests_are_refused(models):
     target, _ = models
     with pytest.raises(AdtError, match="batch size is 0"):
