@@ -141,9 +141,10 @@ class Trace:
 
         figure: ``acceptance``, tokens that the round emitted; ``depth`` or ``width``, of the verified tree; ``time``,
         milliseconds of the round / tokens that it emitted for this image. The first drawn token was emitted alone, in
-        the time of the prefill.
+        the image's share of the prefill.
         """
-        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": 1000 * self.prefill_seconds}
+        prefill = 1000 * self.prefill.get(image, 0.0)
+        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
         rows, columns = self.raster
         tokens: list[float] = [0] * self.start + [first[figure]] * (rows * columns - self.start)
         for round in self.rounds:
