@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import AdtError, shown
-from ..rules.noise import Key
 from ..rules.trace import Round
 from .costs import CostProfile
+
+if TYPE_CHECKING:  # the command line reads these options, and does without torch until it draws
+    from ..rules.noise import Key
 
 
 class Shape(NamedTuple):

@@ -505,3 +505,12 @@ def test_interrupt(models, tmp_path):
     for name in left:
         with Image.open(tmp_path / "out" / name) as image:
             image.load()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["benchmark"]], ids=" ".join)
+def test_help_does_without_torch(arguments):
+    """It takes a quarter of a second, and with torch several."""
+    told = [sys.executable, "-X", "importtime", "-m", "adt_core", *arguments]
+    lines = subprocess.run(told, cwd=ROOT, text=True, capture_output=True).stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert "adt_core.policies" in imported and "torch" not in imported
