@@ -1,7 +1,9 @@
 """ADT-Tree: lossless tree speculation for visual autoregressive image models.
 
-Public API, loaded on first use so that importing the package costs nothing:
-``load_target``, ``load_drafter``, ``Sampling``, ``Drafting``, ``Lantern``, ``Decoding``, ``Trace``, ``AdtError``.
+Public API, loaded on first use so that importing the package costs nothing. ``load_target`` gives a ``Target``, whose
+``encode_prompt`` gives a ``Prompt``; ``load_drafter`` gives a drafter. Images are made by a ``Decoding`` of these, with
+``Sampling``, ``Drafting`` and perhaps ``Lantern``: iterated, it yields a ``Round`` at a time, and it keeps a ``Trace``
+of them. An ``AdtError`` says what is wrong with an input.
 """
 
 from importlib import import_module
@@ -18,7 +20,6 @@ _HOME = {
     "Target": "models.target",
     "Prompt": "models.target",
     "load_drafter": "drafters",
-    "EagleDrafter": "drafters.eagle",
 }
 __all__ = [*_HOME]
 

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adt_core import Decoding, Drafting, EagleDrafter, Lantern, Sampling, Target, load_drafter, load_target
+from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.benchmark import PRESETS, RELAXED, sources
 from adt_core.app.jobs import Job
 from adt_core.drafters import Drafter
+from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import grid_of_pairs
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import adt_core
 from adt_core.version import VERSION
 
 tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -35,6 +36,16 @@ def test_requirements(dev):
 def test_version():
     assert VERSION == PROJECT["version"]
     assert f'VERSION = "{VERSION}"' in (ROOT / "js" / "preferences.js").read_text(encoding="utf-8")
+
+
+def test_the_public_names():
+    """The docstring says what each is for; the command line's page names those that a program begins with."""
+    said = set(re.findall(r"``(\w+)``", adt_core.__doc__)) - {"encode_prompt"}
+    assert said == set(adt_core.__all__) and all(hasattr(adt_core, name) for name in said)
+    (page,) = re.findall(
+        r"`adt_core` exports ([^;]*);", (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    )
+    assert set(re.findall(r"`(\w+)`", page)) <= said
 
 
 def test_changes_are_told_of_this_version():
