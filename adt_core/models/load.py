@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from ..errors import AdtError, shown
 from . import mistaken
 from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, home_of, name_of, resolve
-from .downloads import PLACE, Published
+from .downloads import Published
 from .families import chameleon, emu3, janus, llamagen, lumina
 from .family import Family
 from .quantised import quantise
@@ -91,41 +90,6 @@ def find_published(name: str) -> Published | None:
 def published() -> list[Published]:
     """The published checkpoints that can be loaded, family by family."""
     return [row for family in FAMILIES for row in family.published]
-
-
-def models_table() -> str:
-    """The table of docs/models.md, in Markdown."""
-    head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8")
-    return _table(head, map(_row, published()))
-
-
-def _row(row: Published) -> tuple[str, ...]:
-    if not row.downloads:
-        return row.name, "comes with the pack", "", "", row.pixels, row.memory
-    own, *others = row.downloads
-    files = f" ({', '.join(f'`{file}`' for file in own.files)})" if own.files else ""
-    more = [f"`{one.repository}`{' (`tokenizer.json`)' if 'tokenizer.json' in one.files[:1] else ''}" for one in others]
-    source = ", ".join([f"`{own.repository}`{files}", *more])
-    return f"`{row.name}`", source, own.size, own.licence, row.pixels, row.memory
-
-
-def commands_list() -> str:
-    """What downloads each model, for docs/models.md."""
-    rows = [row for row in published() if row.downloads]
-    blocks = [[f"# {row.name}", *(one.command(PLACE) for one in row.downloads)] for row in rows]
-    return "\n".join(f"    {line}" for block in blocks for line in block)
-
-
-def sampling_table() -> str:
-    """The table of what the authors draw with, in docs/models.md."""
-    head = ("family", "guidance", "temperature", "top-k", "top-p", "behind every prompt", "from")
-    rows = [(f.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in f.sampling)) for f in FAMILIES]
-    return _table(head, rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 @torch.inference_mode(False)

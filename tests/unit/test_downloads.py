@@ -14,6 +14,7 @@ from adt_core.app.inspect import inspect
 from adt_core.models import load
 from adt_core.models.checkpoint import Checkpoint
 from adt_core.models.rotary import rope_tables
+from tests import model_tables
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
@@ -61,9 +62,9 @@ def test_every_family_can_be_downloaded():
 
 
 def test_the_docs_have_the_commands():
-    """If it fails, put what ``load.commands_list()`` returns into docs/models.md."""
+    """If it fails, put what ``model_tables.commands_list()`` returns into docs/models.md."""
     docs = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    assert load.commands_list() in docs
+    assert model_tables.commands_list() in docs
     drafters = {row.drafter for row in TO_GET if row.drafter is not None}
     assert all(f"| `{one.repository}` |" in docs and f"| {one.size} | {one.licence} |" in docs for one in drafters)
 

@@ -6,6 +6,7 @@ import pytest
 
 from adt_core.models import load
 from adt_core.models.downloads import Download, Published
+from tests import model_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,12 +45,12 @@ def test_a_new_family_is_one_line(monkeypatch):
     assert not load.names_target({"new": 1})
     monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
     assert load.names_target({"new": 1}) and load.published()[-1] == row
-    assert load.models_table().endswith("| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 / 1.0 GiB |")
+    assert model_tables.models_table().endswith("| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 / 1.0 GiB |")
 
 
 def test_the_docs_have_the_table():
-    """If it fails, put what ``load.models_table()`` returns into docs/models.md."""
-    assert load.models_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    """If it fails, put what ``model_tables.models_table()`` returns into docs/models.md."""
+    assert model_tables.models_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def test_every_family_says_what_people_look_for():

@@ -17,6 +17,7 @@ from adt_core.drafter_training import drafter
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
+from tests import model_tables
 from tests.layouts.emu3 import write_emu3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,8 +71,8 @@ def test_a_target_brings_its_own_along(tiny):
 
 
 def test_the_docs_have_the_table_of_settings():
-    """If it fails, put what ``load.sampling_table()`` returns into docs/models.md."""
-    assert load.sampling_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    """If it fails, put what ``model_tables.sampling_table()`` returns into docs/models.md."""
+    assert model_tables.sampling_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def test_what_is_not_given_is_the_models_own(draw):

@@ -1,0 +1,43 @@
+"""The tables of docs/models.md: what they say stands in the families of models. Tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from adt_core.models.downloads import PLACE, Published
+from adt_core.models.load import FAMILIES, published
+
+
+def models_table() -> str:
+    """The table of docs/models.md, in Markdown."""
+    head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8")
+    return _table(head, map(_row, published()))
+
+
+def _row(row: Published) -> tuple[str, ...]:
+    if not row.downloads:
+        return row.name, "comes with the pack", "", "", row.pixels, row.memory
+    own, *others = row.downloads
+    files = f" ({', '.join(f'`{file}`' for file in own.files)})" if own.files else ""
+    more = [f"`{one.repository}`{' (`tokenizer.json`)' if 'tokenizer.json' in one.files[:1] else ''}" for one in others]
+    source = ", ".join([f"`{own.repository}`{files}", *more])
+    return f"`{row.name}`", source, own.size, own.licence, row.pixels, row.memory
+
+
+def commands_list() -> str:
+    """What downloads each model, for docs/models.md."""
+    rows = [row for row in published() if row.downloads]
+    blocks = [[f"# {row.name}", *(one.command(PLACE) for one in row.downloads)] for row in rows]
+    return "\n".join(f"    {line}" for block in blocks for line in block)
+
+
+def sampling_table() -> str:
+    """The table of what the authors draw with, in docs/models.md."""
+    head = ("family", "guidance", "temperature", "top-k", "top-p", "behind every prompt", "from")
+    rows = [(f.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in f.sampling)) for f in FAMILIES]
+    return _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
