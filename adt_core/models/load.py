@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from ..errors import AdtError, shown
+from ..errors import AdtError, Check, shown
 from . import mistaken
-from .checkpoint import BUNDLED, Check, Checkpoint, check_entries, fill, home_of, name_of, resolve
+from .checkpoint import BUNDLED, Checkpoint, check_entries, fill, home_of, name_of, resolve
 from .downloads import Published
 from .families import chameleon, emu3, janus, llamagen, lumina
 from .family import Family

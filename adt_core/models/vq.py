@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import Check
 from ..rules.verify import Neighbours
-from .checkpoint import Check, Entry, whole
+from .checkpoint import Entry, whole
 from .fields import Source, switch, whole_number, whole_numbers
 
 
