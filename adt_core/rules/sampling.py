@@ -14,10 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import AdtError, Check
-from .noise import keyed_gumbel
-
-_POSITIONS_AT_ONCE = 64  # are made in float64 before they go into the table
+from ..errors import AdtError
+from .noise import Noise
 
 
 @dataclass(frozen=True)
@@ -53,20 +51,14 @@ def noise_table(
     length: int,
     vocabulary: int,
     like: Tensor,
-    check: Check | None = None,
 ) -> Tensor | None:
     """Noise of whole images, [B, length, vocabulary] in ``like``'s dtype and device; None at temperature 0."""
     if sampling.temperature == 0:
         return None
-    table = like.new_empty(len(image_indices), length, vocabulary)
-    for noise, index in zip(table, image_indices):
-        for first in range(0, length, _POSITIONS_AT_ONCE):
-            if check is not None:
-                check()
-            positions = range(first, min(first + _POSITIONS_AT_ONCE, length))
-            gumbel = keyed_gumbel(sampling.seed, index, positions, vocabulary)
-            noise[first : positions.stop].copy_(torch.from_numpy(gumbel))
-    return table
+    keys = [(sampling.seed, index) for index in image_indices]
+    noise = Noise(keys, length, vocabulary, ahead=length, like=like)
+    noise.prepare([0] * len(keys))
+    return noise.ring
 
 
 def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:

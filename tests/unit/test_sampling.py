@@ -55,6 +55,14 @@ def test_temperature_zero_has_no_noise():
     assert noise_table(Sampling(temperature=0.0), [0], 4, 4, torch.empty(0)) is None
 
 
+@pytest.mark.parametrize("length, vocabulary", [(1, 4), (9, 4), (7, 2**14), (3, 2**15 + 1)])
+def test_the_noise_of_whole_images_is_that_which_they_are_drawn_with(length, vocabulary):
+    """Position by position, whether they are made one by one or many at a time."""
+    table = noise_table(Sampling(seed=5), [2, 7], length, vocabulary, torch.empty(0, dtype=torch.float64))
+    for noise, index in zip(table, (2, 7)):
+        assert np.array_equal(noise.numpy(), keyed_gumbel(5, index, range(length), vocabulary))
+
+
 def test_global_generators_are_left_alone():
     torch.manual_seed(1)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
