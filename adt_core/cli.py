@@ -181,7 +181,7 @@ CONTINUATION = (
 )
 TARGET = (
     Flag("--model PATH", "folder or weights file of the target", str, "bundled"),
-    Flag("--dtype", "of the computation; float32 and float64 keep the image", DTYPES, "float32"),
+    Flag("--dtype", "of the computation; all keep the image, bfloat16 and float16 if --exact is on", DTYPES, "float32"),
     Flag("--exact", "on: in half precision, too, drafts do not change the image; off is faster", ("on", "off"), "on"),
     Flag("--weights", "store the transformer's matrices in a byte per number (default: as --dtype)", ("int8", "fp8")),
     Flag("--size WxH", "pixels of an image, for models that draw several sizes (default: the model's own)", _size),

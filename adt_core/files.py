@@ -60,7 +60,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all: under another name in the same folder, which is then changed.
+    """Write a file whole or not at all. It is written under another name in the same folder, and then renamed.
 
     Where the path is a link, the file that it leads to is written, and the link stays. Raises as :func:`writing`.
     """

@@ -57,10 +57,10 @@ class Prefill:
 
 
 class Shapes:
-    """The shapes of a round, one for each image, and the largest of them in each direction.
+    """The shapes of a round, one for each image, and the largest depth, width and number of nodes among them.
 
-    branches: drafts beyond the longest path, of the image that has most of them. fixed: the sizes of the work depend on
-    the largest alone. How shapes differ is a matter of numbers.
+    branches: an image's drafts that are not on its longest path; the largest number of any image. fixed: the sizes of
+    tensors depend on these largest numbers alone. What one image may have is then said by tensors, such as ``depths``.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
@@ -231,9 +231,9 @@ class Drafter:
     """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
 
     defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. roomy:
-    those of them that are others where drafts are nearly free, as on a GPU. source: what kind of drafts these are, for
-    the profile of what they cost. most_candidates: how many candidates at a position it can use; with one it makes
-    chains.
+    other values of some of these options, for a device on which drafts cost nearly nothing, such as a GPU. source: what
+    kind of drafts these are, for the profile of what they cost. most_candidates: how many candidates at a position it
+    can use; with one it makes chains.
     """
 
     defaults: Mapping[str, Any] = {}

@@ -81,7 +81,8 @@ class Lanes:
             self.proposer.keep(index, self.rows, self.noise)
 
     def retire(self, lanes: list[int]) -> None:
-        """Let these lanes run along, because others than so many lanes would be launched anew."""
+        """The images of these lanes are finished. The lanes stay and run along: with fewer lanes, rounds would have
+        other sizes, and would have to be captured anew."""
         for lane in lanes:
             self.at_work[lane] = False
 

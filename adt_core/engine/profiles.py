@@ -23,8 +23,10 @@ FOLDER = "ADT_TREE_CACHE"
 LARGEST_FILE = 2**16
 """Bytes. What is larger is no profile."""
 DOUBTS, DOUBTFUL, FEWEST = 8, 1.3, 8
-"""A profile is measured anew when so many decodings in a row found the dear rounds dearer or cheaper than it says, next
-to the cheap ones, by this factor; a decoding with fewer of either than this says nothing."""
+"""When a profile is measured anew. By what it says of a decoding's rounds, they are split into cheap and dear ones. The
+decoding doubts the profile if the dear ones took longer or shorter than it says, next to the cheap ones, by the factor
+DOUBTFUL. With fewer than FEWEST rounds of either kind, a decoding says nothing. After DOUBTS decodings in a row that
+doubt the profile, it is measured anew."""
 _unwritten: dict[Path, CostProfile] = {}  # where the folder can't be written, for the rest of the process
 _doubts: Counter[str] = Counter()  # decodings in a row that disagreed, by the digest of the profile
 

@@ -173,7 +173,10 @@ class Checkpoint:
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
 
     def beside(self, patterns: tuple[str, ...]) -> Path | None:
-        """The first file or folder that one of ``patterns`` finds in the checkpoint's folder, then in the one above."""
+        """A file or folder with a name of one of ``patterns``; None if there is none.
+
+        It is looked for in the checkpoint's folder, then in the folder above, then in ``home``.
+        """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         found = (match for folder in folders for pattern in patterns for match in sorted(folder.glob(pattern)))
         return next(found, None)
