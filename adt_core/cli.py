@@ -189,7 +189,7 @@ TARGET = (
 DRAFTER = Flag(
     "--drafter PATH",
     "folder of a network; jacobi, which needs no files; or PATH+jacobi, both in one tree "
-    "(default: bundled for the bundled model, else jacobi)",
+    "(default: bundled for the bundled model; else the published one beside the model; else jacobi)",
 )
 DEVICE = Flag("--device", "auto takes CUDA where there is any", ("auto", "cpu", "cuda"), "auto")
 LANTERN = (

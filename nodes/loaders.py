@@ -104,7 +104,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
             "ADTTreeDrafterLoader",
             "ADT-Tree Drafter Loader",
             description="Loads what guesses the next image tokens: a small network, or nothing but the model's own "
-            "passes. The model checks every guess, so a drafter changes the speed and not the image.",
+            "passes. The model checks every guess, so without LANTERN a drafter changes the speed and not the image.",
             search_aliases=["eagle", "draft model", "speculative decoding"],
             inputs=[
                 ModelSocket.Input("model"),

@@ -25,7 +25,7 @@ class ADTTreeSettings(io.ComfyNode):
             "ADTTreeSettings",
             "ADT-Tree Settings",
             description="How the sampler drafts: which tree of guesses it builds, and how the tree follows the image. "
-            "None of this changes the image, only the time that it takes.",
+            "Without LANTERN none of this changes the image, only the time that it takes.",
             search_aliases=["draft tree", "speculative decoding"],
             inputs=[
                 io.Combo.Input("method", options=list(POLICIES), default=DEFAULT),

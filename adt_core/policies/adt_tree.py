@@ -66,7 +66,7 @@ class AdtTree(Policy):
     """
 
     settings_type = AdtTreeSettings
-    help = "the tree of the ADT-Tree paper, deeper where the image is easy and wider where it is hard"
+    help = "a tree by the rule of the ADT-Tree paper, deeper where the image is easy and wider where it is hard"
 
     def __init__(self, settings: AdtTreeSettings, scene: Scene):
         super().__init__(settings, scene)
