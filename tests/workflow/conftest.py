@@ -14,6 +14,11 @@ sys.path.insert(0, str(HERE))
 from comfy_server import FLOOR, NEWEST, PACKS, Comfy  # noqa: E402
 from convert import Graph, to_prompt  # noqa: E402
 from reference import draw  # noqa: E402
+from small import SMALL, with_small_models, write_small  # noqa: E402
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "small_models: graph and reference are of the small models, see small.py")
 
 
 @pytest.fixture(scope="session", params=[NEWEST, FLOOR], ids=lambda release: f"comfyui-{release.version}")
@@ -25,6 +30,7 @@ def release(request):
 def comfy(release, tmp_path_factory):
     """A server that sends previews. The test fails, and is not skipped, if there cannot be one."""
     base = tmp_path_factory.mktemp(f"comfyui-{release.version}")
+    write_small(base / "models")
     with Comfy(release, base, PACKS, ("--preview-method", "auto")) as server:
         yield server
 
@@ -40,18 +46,19 @@ def workflow():
 
 
 @pytest.fixture
-def graph(workflow, object_info):
+def graph(request, workflow, object_info):
     """The shipped workflow as a prompt whose nodes can be reached by type. Tests may set its sampling's numbers.
 
     It saves under a new name, because the older version does not name the files of an output that it has cached.
     """
     prompt = Graph(to_prompt(workflow, object_info)).set("ADTTreeSampler", preset="custom")
-    return prompt.set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    prompt.set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    return with_small_models(prompt) if request.node.get_closest_marker("small_models") else prompt
 
 
 @pytest.fixture(scope="session")
-def reference():
-    """A function: what the engine alone gives for a request (see reference.py), each request worked out once."""
+def drawn():
+    """What the engine alone gives for a request (see reference.py), each request worked out once."""
     known = {}
 
     def ask(**request) -> dict[str, np.ndarray]:
@@ -61,3 +68,13 @@ def reference():
         return known[key]
 
     return ask
+
+
+@pytest.fixture
+def reference(request, drawn, comfy):
+    """The same for the models of the graph."""
+    if not request.node.get_closest_marker("small_models"):
+        return drawn
+    folders = {"model": "ar_image", "network": "ar_image_drafters"}
+    places = {name: str(comfy.base / "models" / folder / SMALL) for name, folder in folders.items()}
+    return lambda **asked: drawn(**places, **asked)

@@ -1,4 +1,4 @@
-"""What the engine gives without ComfyUI, on the bundled model."""
+"""What the engine gives without ComfyUI."""
 
 from functools import cache
 
@@ -9,10 +9,10 @@ import adt_core
 
 
 @cache
-def _models() -> tuple:
+def _models(model: str, network: str) -> tuple:
     """The target and its drafter."""
-    target = adt_core.load_target()
-    return target, adt_core.load_drafter("bundled", target)
+    target = adt_core.load_target(model)
+    return target, adt_core.load_drafter(network, target)
 
 
 def draw(
@@ -22,16 +22,20 @@ def draw(
     drafting: dict | None = None,
     lantern: dict | None = None,
     count: int = 1,
+    model: str = "bundled",
+    network: str = "bundled",
 ) -> dict[str, np.ndarray]:
-    """The codebook vectors (``samples``, [B, C, h, w]) and the pixels as uint8 (``images``, [B, H, W, 3])."""
-    target, drafter = _models()
+    """The codebook vectors (``samples``, [B, C, h, w]) and the pixels as uint8 (``images``, [B, H, W, 3]).
+
+    Without ``drafting`` they are of plain decoding."""
+    target, drafter = _models(model, network)
     with torch.inference_mode():
         decoding = adt_core.Decoding(
             target,
             [target.encode_prompt(prompt)] * count,
             negatives=[target.encode_prompt(negative)] * count if negative else None,
             sampling=adt_core.Sampling(**sampling or {}),
-            drafting=adt_core.Drafting.of(drafting or {}),
+            drafting=adt_core.Drafting.of(drafting or {"method": "autoregressive"}),
             drafter=drafter,
             lantern=adt_core.Lantern(**lantern) if lantern else None,
             image_indices=list(range(count)),

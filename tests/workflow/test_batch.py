@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from adt_tree_pack.nodes.contact_sheet import COLUMNS
 from comfy_server import ROOT, Failed
 from convert import Graph, to_prompt
 from PIL import Image
+from small import SMALL, with_small_models
 from test_cancel import LIMIT, interrupt_and_time
 from test_errors import failed, refused
 
@@ -40,9 +42,10 @@ def coco(comfy):
 
 @pytest.fixture
 def batch(comfy, coco):
-    """The shipped batch workflow for these captions."""
+    """The shipped batch workflow for these captions, with small models."""
     workflow = json.loads((ROOT / "workflows" / "6 Batch of captions.json").read_text(encoding="utf-8"))
-    return Graph(to_prompt(workflow, comfy.get("/object_info"))).set("ADTTreePrompts", file=coco[0], count=COUNT)
+    graph = with_small_models(Graph(to_prompt(workflow, comfy.get("/object_info"))))
+    return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
 def images(comfy, outputs, node) -> list[np.ndarray]:
@@ -53,6 +56,7 @@ def ours(message, node: str) -> bool:
     return message.data["node"] == node
 
 
+@pytest.mark.small_models
 def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     """No image is lost or made twice; they are the sampler's own; table, figures and sheet are complete."""
     captions, seed = coco[1], 41
@@ -105,7 +109,7 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
         float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
     )
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert [image["drafter"] for image in report["images"]].count("bundled") == len(kept) and report["summary"][
+    assert [Path(image["drafter"]).name for image in report["images"]].count(SMALL) == len(kept) and report["summary"][
         "images"
     ] == COUNT
     assert all(line["file"].startswith(f"{n:02}-{line['id']}-") for n, line in enumerate(table, start=1)), (
@@ -123,6 +127,7 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
 
     # The first was made before, the last after. Both are those of the ordinary sampler, in ComfyUI's loop over a list.
     texts = list(captions.values())
+    graph.set("ADTTreeSampler", preset="model's own")
     looped = loop(graph, text=f"{texts[0]}\n\n{texts[-1]}", seed=seed)
     outputs = comfy.run(graph.prompt)
     alone = np.asarray(images(comfy, outputs, looped), dtype=int)

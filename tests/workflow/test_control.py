@@ -28,12 +28,14 @@ def second_sampler(graph, latent, **changes) -> None:
             node["inputs"]["samples"] = link
 
 
+@pytest.mark.small_models
 def test_an_image_continued_from_its_own_beginning_is_that_image(graph, saved):
     whole = saved()
     second_sampler(graph, graph.link("ADTTreeSampler"), keep=0.4)
     np.testing.assert_array_equal(saved(), whole)
 
 
+@pytest.mark.small_models
 def test_another_seed_or_prompt_changes_what_is_not_kept(graph, saved):
     whole = saved()
     rows = whole.shape[2]
@@ -50,6 +52,7 @@ def test_another_seed_or_prompt_changes_what_is_not_kept(graph, saved):
     np.testing.assert_array_equal(saved(), whole)
 
 
+@pytest.mark.small_models
 def test_the_latent_decides_the_batch_and_batch_size_multiplies_it(graph, saved):
     graph.set("ADTTreeSampler", batch_size=2)
     pair, first = saved(), graph.link("ADTTreeSampler")
@@ -94,6 +97,7 @@ def test_a_picture_is_continued_through_vae_encode(comfy, graph, saved):
     assert top < 20 < bottom, (top, bottom)
 
 
+@pytest.mark.small_models
 def test_latents_that_do_not_fit(comfy, graph):
     stranger = graph.add("EmptyLatentImage", width=128, height=128, batch_size=1)
     message = failed(comfy, graph.set("ADTTreeSampler", latent_image=stranger), "ADTTreeSampler")
@@ -132,6 +136,7 @@ def compare(comfy, graph, **changes) -> tuple[list[np.ndarray], str]:
     return [images(comfy, {key: outputs[key]})[0] for key in shown], outputs[text]["text"][0]
 
 
+@pytest.mark.small_models
 def test_compare_shows_no_difference_and_both_times(comfy, graph, reference):
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=2**64 - 1)
     (a, b, difference), report = compare(comfy, graph, speed="Exact ADT-Tree")
@@ -147,13 +152,14 @@ def test_compare_shows_no_difference_and_both_times(comfy, graph, reference):
     assert "times as fast as B; every token is the same" in verdict
 
 
+@pytest.mark.small_models
 def test_compare_shows_what_lantern_changes(comfy, graph, reference):
-    values = {"rule": "delta (LANTERN)", "neighbours": 50, "delta": 0.4, "factor": 2.0, "max_substitution": 1.0}
+    values = {"rule": "delta (LANTERN)", "neighbours": 10, "delta": 0.4, "factor": 2.0, "max_substitution": 1.0}
     drafting, methods = graph.inputs("ADTTreeSettings"), {"settings_a": "adt-tree", "settings_b": "eagle2"}
     ways = {name: graph.add("ADTTreeSettings", **{**drafting, "method": one}) for name, one in methods.items()}
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5)
     (a, b, difference), report = compare(comfy, graph, lantern=graph.add("ADTTreeLantern", **values), **ways)
-    relaxed = {"drafting": {"method": "adt-tree"}, "lantern": {"neighbours": 50, "delta": 0.4}}
+    relaxed = {"drafting": {"method": "adt-tree"}, "lantern": {"neighbours": 10, "delta": 0.4}}
     np.testing.assert_array_equal(a, reference(prompt=PROMPT, sampling={"seed": 5}, **relaxed)["images"][0])
     np.testing.assert_array_equal(b, reference(prompt=PROMPT, sampling={"seed": 5})["images"][0])
     assert np.abs(difference.astype(int) - np.abs(a.astype(int) - b)).max() <= 1 and difference.any()
@@ -168,5 +174,6 @@ def test_compare_without_a_drafter(comfy, graph, reference):
     }
     node, _ = graph.add("ADTTreeCompare", **inputs)
     graph.set("SaveImage", images=[node, 0])
-    expected = reference(prompt=graph.inputs("CLIPTextEncode")["text"])["images"][0]
+    numbers = {name: sampler[name] for name in ("seed", "guidance")}
+    expected = reference(prompt=graph.inputs("CLIPTextEncode")["text"], sampling=numbers)["images"][0]
     np.testing.assert_array_equal(images(comfy, comfy.run(graph.prompt))[0], expected)

@@ -221,6 +221,7 @@ def test_latent_of_a_stranger(comfy, graph):
     assert message.startswith("samples: ") and "[1, 4, 16, 16]" in message
 
 
+@pytest.mark.small_models
 def test_our_latent_in_a_stock_sampler(comfy, graph):
     theirs = graph.add("ProbeEmbedding")
     graph.set(
@@ -230,6 +231,7 @@ def test_our_latent_in_a_stock_sampler(comfy, graph):
     assert "channels" in failed(comfy, graph, "KSampler")
 
 
+@pytest.mark.small_models
 def test_stock_node_that_asks_too_much_of_the_vae(comfy, graph):
     graph.add("VAESave", vae=graph.link("ADTTreeModelLoader", 2), filename_prefix="vae")
     assert "works with the VAE Decode" in failed(comfy, graph, "VAESave")
@@ -260,6 +262,7 @@ def test_stock_node_for_another_text_encoder(comfy, graph):
 
 
 @pytest.mark.parametrize("node", ["ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSampler"])
+@pytest.mark.small_models
 def test_an_input_that_no_log_can_print(comfy, graph, node):
     """Half of a surrogate pair as its name. ComfyUI's worker would end for everybody where an exception quotes it."""
     link = graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)

@@ -1,12 +1,14 @@
 """Models of every family, small and random in their published layouts, through the nodes: loader, size, training-free
 drafter, sampler, VAE Decode."""
 
+import io
 import sys
 
 import numpy as np
 import pytest
 from comfy_server import PACKS, ROOT, Comfy
 from convert import Graph, to_prompt
+from PIL import Image
 from test_run import images
 
 # What ComfyUI's own folder shows, the size of its images, and the size to ask for.
@@ -20,7 +22,8 @@ FAMILIES = {
 
 @pytest.fixture(scope="session")
 def families(release, tmp_path_factory):
-    """A server whose models/ar_image holds one model of each family, with what belongs beside it."""
+    """A server whose models/ar_image holds one model of each family, with what belongs beside it. It writes no metadata
+    into images."""
     base = tmp_path_factory.mktemp(f"families-{release.version}")
     folder = base / "models" / "ar_image"
     folder.mkdir(parents=True)
@@ -37,7 +40,7 @@ def families(release, tmp_path_factory):
         write_emu3(folder / "emu3-tiny", max_positions=9000)
     finally:
         sys.path.remove(str(ROOT))
-    with Comfy(release, base, PACKS) as server:
+    with Comfy(release, base, PACKS, ("--disable-metadata",)) as server:
         yield server
 
 
@@ -77,6 +80,14 @@ def test_an_image_with_drafts_is_the_image_without(families, family_graph, name)
         found.append(image)
     assert found[0].shape == (height, width, 3)
     np.testing.assert_array_equal(*found)
+
+
+def test_without_metadata_no_map_is_saved(families, family_graph):
+    family_graph.set("ADTTreeModelLoader", model="janus-tiny").set("ADTTreeSampler", seed=614)
+    family_graph.set("ADTTreeSettings", method="adt-tree")
+    outputs = families.run(family_graph.prompt, extra_pnginfo={"workflow": {"id": "a workflow", "nodes": []}})
+    (png,) = families.files(outputs)
+    assert Image.open(io.BytesIO(png)).text == {}
 
 
 def test_a_size_that_a_model_cannot_draw_is_refused_in_a_sentence(families, family_graph):

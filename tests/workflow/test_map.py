@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from comfy_server import PACKS, Comfy
 from PIL import Image
 from saved import travelled, unpack
 
 EVENT = "adt_tree.map"
+pytestmark = pytest.mark.small_models
 
 
 def read(outputs: dict) -> dict:
@@ -124,15 +124,7 @@ def test_images_of_a_list_bring_no_map_rather_than_that_of_the_last(comfy, trace
     assert maps[traced.id("ADTTreeSampler")]["parts"] == []
 
 
-def test_without_metadata_no_map_is_saved(release, tmp_path, traced):
-    traced.set("ADTTreeSampler", seed=614)
-    with Comfy(release, tmp_path, PACKS, ("--disable-metadata",)) as private:
-        outputs = private.run(traced.prompt, extra_pnginfo={"workflow": {"id": "a workflow", "nodes": []}})
-        (png,) = private.files({0: outputs[traced.id("SaveImage")]})
-    assert Image.open(io.BytesIO(png)).text == {}
-
-
-@pytest.mark.parametrize("seed, show", enumerate(["acceptance", "depth", "width", "time"], start=603))
+@pytest.mark.parametrize("seed, show", list(enumerate(["acceptance", "depth", "width", "time"], start=603)))
 def test_the_map_as_image_and_mask(comfy, traced, seed, show):
     """The mask is the figure of each token on the scale, and over an image the colours let it shine through."""
     traced.set(

@@ -90,6 +90,7 @@ CONSTANTS |= {"Settings", "FixedSettings", "AdtTreeSettings", "Download", "Publi
 """Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""
 
 
+@pytest.mark.small_models
 def test_nothing_stays_when_memory_is_freed(comfy, everything):
     comfy.run(everything.prompt, preview_method="auto")
     held = memory(comfy)

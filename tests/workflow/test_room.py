@@ -54,6 +54,7 @@ def card(comfy, size: int):
         comfy.get("/probe/card", bytes=0)
 
 
+@pytest.mark.small_models
 def test_switching_models_takes_the_memory_of_one(comfy, plain, large, checkpoints):
     size = (checkpoints[0] / "model.safetensors").stat().st_size
     comfy.run(plain.prompt)
@@ -124,6 +125,7 @@ def test_memory_that_runs_out_while_sampling(comfy, plain):
     assert comfy.files(comfy.run(plain.prompt)), "and the next run has what that one had"
 
 
+@pytest.mark.small_models
 def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
     """It stays from run to run, and counts as room that is there; Unload Models and pressure free it first."""
     keep = {"model": plain.link("ADTTreeModelLoader"), "squeeze": 0}

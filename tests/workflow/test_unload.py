@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from comfy_server import FLOOR, NEWEST, PACKS, Comfy
 from convert import Graph, to_prompt
+from small import with_small_models, write_small
 from test_errors import benchmark
 from test_run import images
 from test_workflows import NAMES, read, write_upscaler
@@ -19,21 +20,17 @@ ON_OLDER = ("6 Batch of captions",)
 """Workflows for the oldest supported ComfyUI: one whose nodes read weights in several places."""
 SIZES = {"Lumina-mGPT": (96, 64), "Emu3": (48, 40)}
 """In pixels, for models that draw several: these are quick."""
-SMALL = "small"
-"""A random model and its network, as large in pixels as the bundled ones."""
 
 
 @pytest.fixture(scope="module")
 def moving(release, tmp_path_factory):
     """A server on which all workflows find what they need, made small: other models are random and have their names."""
     from tests.layouts.published import write_published
-    from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
     base = tmp_path_factory.mktemp(f"moving-{release.version}")
     folder = base / "models" / "ar_image"
     write_published(folder)
-    write_tiny_checkpoint(folder / SMALL, scale=3.0, resolution=128, max_positions=512)
-    write_tiny_drafter(base / "models" / "ar_image_drafters" / SMALL, folder / SMALL)
+    write_small(base / "models")
     write_upscaler(base / "models" / "upscale_models")
     with Comfy(release, base, MOVING, ("--preview-method", "auto")) as server:
         yield server
@@ -70,13 +67,6 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     outputs = server.run(graph.prompt, preview_method="auto")
     assert moves(server)["loaded"] > before
     return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
-
-
-def with_small_models(graph: Graph) -> Graph:
-    """With SMALL in place of the bundled model and network."""
-    for node in graph.prompt.values():
-        node["inputs"] |= {name: SMALL for name in ("model", "drafter") if node["inputs"].get(name) == "bundled"}
-    return graph
 
 
 @pytest.mark.parametrize(
