@@ -22,7 +22,7 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-_SIZE = {"width": 1280, "height": 800}
+SIZE = {"width": 1280, "height": 800}
 # In the page, `maps(type)` are the maps of all nodes of the open workflow and its subgraphs, by execution id.
 _HELPERS = """
 window.adtTest = {
@@ -67,7 +67,8 @@ class ComfyPage:
         self.address, self.artefacts, self.vue = address, artefacts, vue
         self.said: list[str] = []
         self.frames: list[tuple[float, dict]] = []  # our messages, as they arrive
-        self.context = browser.new_context(viewport=_SIZE, device_scale_factor=1)
+        # Drawing ComfyUI's animations without a GPU takes more time than all that the tests are about.
+        self.context = browser.new_context(viewport=SIZE, device_scale_factor=1, reduced_motion="reduce")
         self.context.set_default_timeout(90_000)  # machines that run tests may be slow
         self.page = self.context.new_page()
         self.page.on("console", self._hear)
@@ -122,7 +123,7 @@ class ComfyPage:
 
     def _choose_template(self, name: str) -> None:
         """A person would open the browser again if it did not answer."""
-        for patience in (20_000, 90_000):
+        for patience in (4_000, 20_000, 90_000):
             self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
             dialog = self.page.get_by_role("dialog")
             try:

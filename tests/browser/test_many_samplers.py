@@ -1,6 +1,6 @@
 """A page of twenty samplers in Nodes 2.0 moves as if their maps were not there."""
 
-from statistics import median
+from collections.abc import Callable
 
 import pytest
 from comfy_page import ComfyPage
@@ -72,11 +72,17 @@ def test_a_map_without_a_run_is_not_laid_out_with_each_frame_and_has_no_layer(cr
 
 @pytest.mark.alone
 def test_twenty_maps_cost_a_frame_hardly_anything(crowd):
-    ratios = [crowd()["TaskDuration"] / crowd(hidden=True)["TaskDuration"] for _ in range(3)]
-    assert median(ratios) < 1.15, ratios
+    assert_median_below(1.15, 3, lambda: crowd()["TaskDuration"] / crowd(hidden=True)["TaskDuration"])
 
 
 @pytest.mark.alone
 def test_twenty_samplers_move_like_stock_samplers(crowd):
-    ratios = [crowd(OURS)["TaskDuration"] / crowd(STOCK)["TaskDuration"] for _ in range(5)]
-    assert median(ratios) < 1.25, ratios
+    assert_median_below(1.25, 5, lambda: crowd(OURS)["TaskDuration"] / crowd(STOCK)["TaskDuration"])
+
+
+def assert_median_below(limit: float, count: int, ratio: Callable[[], float]) -> None:
+    """The median of so many ratios; none is measured once more than half of them are below the limit."""
+    ratios: list[float] = []
+    while len(ratios) < count and sum(one < limit for one in ratios) <= count // 2:
+        ratios.append(ratio())
+    assert sum(one < limit for one in ratios) > count // 2, ratios

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from comfy_page import SIZE
 from comfy_server import ROOT
 
 RUNNABLE = [
@@ -62,10 +63,17 @@ def nodes_of(name: str) -> list[dict]:
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
 
 
+@pytest.fixture
+def screen(tab):
+    """A function: the tab on a screen of a size, for the time of a test."""
+    yield lambda width, height: tab.page.set_viewport_size({"width": width, "height": height})
+    tab.page.set_viewport_size(SIZE)
+
+
 @pytest.mark.parametrize("size", [(1280, 800), (1920, 1080)], ids=str)
-def test_the_first_workflow_fits_the_screen(tab, size):
+def test_the_first_workflow_fits_the_screen(tab, screen, size):
     """At a zoom below 0.57 ComfyUI's canvas draws no text."""
-    tab.page.set_viewport_size({"width": size[0], "height": size[1]})
+    screen(*size)
     tab.open_template(RUNNABLE[0])
     tab.page.evaluate("app.extensionManager.command.execute('Comfy.Canvas.FitView')")
     tab.page.wait_for_timeout(500)
@@ -109,8 +117,15 @@ def test_a_workflow_from_the_template_browser(tab, name):
     tab.screenshot(f"template_{name}")
 
 
+@pytest.fixture(scope="module")
+def without_errors_after(tab):
+    """What says that runs failed is gone after these tests."""
+    yield
+    tab.open()
+
+
 @pytest.mark.parametrize("name", ["Anole 7B", "Lumina-mGPT", "LlamaGen", "Janus-Pro", "Emu3"])
-def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
+def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_after, name):
     """Its note has the commands; pressing Run shows them under the loader, too, as its first node."""
     nodes = nodes_of(name)
     tab.open_template(name)
@@ -122,7 +137,7 @@ def test_a_template_without_its_model_tells_how_to_get_it(tab, name):
     said = re.compile(f"is not installed; to get it, run `?{own} ")  # Nodes 2.0 renders it as Markdown
     tab.page.get_by_text(said).first.wait_for(state="attached")
     tab.screenshot(f"missing_{name}")
-    tab.open()
+    tab.page.keyboard.press("Escape")
 
 
 @pytest.fixture(scope="module")

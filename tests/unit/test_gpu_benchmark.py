@@ -89,7 +89,7 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
 
 
 def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
-    found = parts(0.8, slow="time.sleep(300)", fine="pass")
+    found = parts(0.5, slow="time.sleep(300)", fine="pass")
     assert found["slow"]["status"] == command.CUT and found["fine"]["status"] == command.ENDED
     assert [row["figure"] for row in found["slow"]["rows"]] == [1]
     assert found["slow"]["errors"][0]["what"] == "bad"
@@ -97,10 +97,10 @@ def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
 
 
 def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
-    monkeypatch.setattr(command, "LEAST_SILENCE", 20.0)
+    monkeypatch.setattr(command, "LEAST_SILENCE", 12.0)
     found = parts(1, hangs="time.sleep(300)")["hangs"]
     assert found["status"] == command.FAILED
-    assert found["errors"] == [{"what": "bad", "error": "ended after 20 s without a word"}]
+    assert found["errors"] == [{"what": "bad", "error": "ended after 12 s without a word"}]
     assert [row["figure"] for row in found["rows"]] == [1, 2]
 
 

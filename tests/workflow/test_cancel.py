@@ -63,8 +63,8 @@ def test_while_weights_are_loaded(comfy, graph, loader):
 
 def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     values = {
-        "prompts": "a cat\na dog\na cow",
-        "count": 3,
+        "prompts": "a cat\na dog",
+        "count": 2,
         "methods": "jacobi",
         "seed": 904,
         "guidance": 3.0,
@@ -82,7 +82,7 @@ def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     assert len(before) == 2
     comfy.run(prompt)
     after = runs.read_text().splitlines()
-    assert after[:2] == before and len(after) == 4
+    assert after[:2] == before and len(after) == 3
     works(comfy, graph)
 
 
