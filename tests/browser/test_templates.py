@@ -94,7 +94,8 @@ def test_a_workflow_from_the_template_browser(tab, name):
         """(seed) => {
           const widgets = app.graph.nodes.flatMap((n) => n.widgets ?? []);
           widgets.filter((w) => w.name === 'seed').forEach((w) => { w.value = seed; });
-          widgets.filter((w) => w.name === 'count').forEach((w) => { w.value = 3; }); // of a batch's prompts
+          for (const many of ['count', 'batch_size']) // of a batch's prompts, and of images at once
+            widgets.filter((w) => w.name === many && w.value > 2).forEach((w) => { w.value = 2; });
         }""",
         next(SEEDS),
     )
