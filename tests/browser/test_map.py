@@ -339,18 +339,6 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
 
 
-def test_the_map_speaks_the_language_of_the_page(tab, workflow):
-    tab.speak("zh")
-    try:
-        sampler = done(tab, workflow)
-        tab.wait(sampler, "panel.line.textContent.includes('144 个 token，用时')")
-        assert tab.widget(sampler).locator("button[data-figure=depth]").text_content() == "深度"
-        assert tab.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the node as well"
-        tab.screenshot("chinese")
-    finally:
-        tab.speak("en")
-
-
 @pytest.mark.alone
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
     sampler = workflow.method("autoregressive").sampler

@@ -42,7 +42,7 @@ def run_again(tab, sampler, change: str) -> None:
     tab.wait(sampler, f"run.id !== '{before}' && run.state === 'done'")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stranger(browser, tmp_path_factory):
     """A server that never made an image, without the model."""
     with Comfy(NEWEST, tmp_path_factory.mktemp("stranger"), PACKS) as server:

@@ -1,0 +1,58 @@
+"""A page in Chinese: templates, lines of progress and maps speak it."""
+
+import itertools
+import json
+
+import pytest
+from map_reading import done
+from test_templates import RUN
+
+SEEDS = itertools.count(9050)
+"""That no other batch has, so that none of its images was made before."""
+
+
+@pytest.fixture(scope="module")
+def chinese(tab):
+    """The page in Chinese, loaded once for these tests."""
+    tab.speak("zh")
+    yield tab
+    tab.speak("en")
+
+
+def test_a_template_is_in_the_language_of_the_page(chinese):
+    """What is saved of it is in that language alone."""
+    chinese.open_template("2 Compare with plain")
+    assert chinese.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿模型"
+    note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
+    assert note.startswith("**草稿解码与普通解码的对比**")
+    chinese.screenshot("template_chinese")
+    saved = json.dumps(chinese.page.evaluate("app.graph.serialize()"), ensure_ascii=False)
+    assert "Drafting against plain decoding" not in saved and '"zh"' not in saved
+
+
+READ = """([seed, count]) => {
+  const find = (name) => app.graph.nodes.flatMap((node) => node.widgets ?? []).find((widget) => widget.name === name);
+  for (const [name, value] of Object.entries({ seed, count })) find(name).value = value;
+  adtTest.lines = [];
+  const read = () => adtTest.lines.push(find('$$node-text-preview').value);
+  app.api.addEventListener('progress_text', () => setTimeout(read));
+}"""
+"""Sets a batch, and notes the lines of text as people see them."""
+
+
+def test_progress_is_in_the_language_of_the_page(chinese):
+    chinese.open_template("6 Batch of captions")
+    chinese.page.evaluate(READ, [next(SEEDS), 2])
+    assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
+    last = "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"
+    chinese.page.get_by_text(last).first.wait_for(state="attached")
+    said = chinese.page.evaluate("adtTest.lines")
+    assert said[0].startswith("2 张图像中的 0 张") and not any(" of " in line for line in said)
+
+
+def test_the_map_speaks_the_language_of_the_page(chinese, workflow):
+    sampler = done(chinese, workflow)
+    chinese.wait(sampler, "panel.line.textContent.includes('144 个 token，用时')")
+    assert chinese.widget(sampler).locator("button[data-figure=depth]").text_content() == "深度"
+    assert chinese.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the node as well"
+    chinese.screenshot("chinese")
