@@ -45,6 +45,12 @@ def pytest_xdist_make_scheduler(config, log):
             release = re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
             return f"{shared[1]} {release[1] if release else ''}" if shared else nodeid
 
+        def _assign_work_unit(self, node):
+            """One process begins with the longest tests that need no ComfyUI, while another may be installing it."""
+            if (first := "unit/test_distributed ") in self.workqueue:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
+
     return BySharing(config, log)
 
 

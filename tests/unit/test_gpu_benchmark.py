@@ -98,6 +98,7 @@ def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
 
 def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
     monkeypatch.setattr(command, "LEAST_SILENCE", 12.0)
+    monkeypatch.setattr(command, "MOST_SILENCE", 0.0)
     found = parts(1, hangs="time.sleep(300)")["hangs"]
     assert found["status"] == command.FAILED
     assert found["errors"] == [{"what": "bad", "error": "ended after 12 s without a word"}]
