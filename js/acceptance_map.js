@@ -5,7 +5,7 @@ import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
 import { isOpen, maps, nodeAt, NodeMap, numbersOf } from "./node_map.js";
 import { onPreference } from "./preferences.js";
-import { homesOf, load, noteHomes, noteShown, parts, remember, seen } from "./runs.js";
+import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
 import { speak, words } from "./words.js";
 
 const SAMPLERS = new Set(["ADTTreeSampler", "ADTTreeCompare"]);
@@ -40,12 +40,6 @@ function mapAt(home) {
   return [...maps.values()].find((map) => map.home === home);
 }
 
-/** Keep the finished maps of a node whose workflow is not open now, for when it is. */
-async function keep(home, saved, reference) {
-  const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
-  noteShown(home, runs.map((run) => run.reference));
-}
-
 function listen() {
   const stop = () => maps.forEach((map) => map.stop());
   let live, started; // of the prompt: the run last told of, and the workflow that was open when it began
@@ -65,7 +59,7 @@ function listen() {
       const reference = { prompt: detail.prompt_id, node: String(detail.node) };
       const map = mapAt(home);
       if (map) map.finish(saved, reference);
-      else if (home) keep(home, saved, reference);
+      else if (home) keep(home, saved, reference); // for when its workflow is opened
     },
     b_preview_with_metadata: ({ detail }) => mapAt(homeOf(detail.jobId, detail.displayNodeId ?? detail.nodeId))?.preview(detail.blob),
     execution_start: () => {
@@ -74,7 +68,7 @@ function listen() {
     },
     execution_interrupted: stop,
     execution_error: stop,
-    graphChanged: () => maps.forEach((map) => map.panel.redraw()), // a value may be another than that which made the map
+    graphChanged: () => maps.forEach((map) => map.graphChanged()),
   };
   for (const [event, listener] of Object.entries(listeners)) api.addEventListener(event, listener);
 }
@@ -109,7 +103,7 @@ app.registerExtension({
   afterConfigureGraph() {
     loading?.done();
     loading = null;
-    for (const node of maps.keys()) if (!isOpen(node)) maps.delete(node); // nodes in subgraphs go without a word
+    for (const node of maps.keys()) if (!isOpen(node)) maps.delete(node); // onRemoved is not called for nodes in subgraphs
   },
 
   nodeCreated(node) {
@@ -118,7 +112,7 @@ app.registerExtension({
     const { onAdded, onConfigure, onDrawBackground, onRemoved, onWidgetChanged } = node;
     node.onAdded = function (...args) {
       onAdded?.apply(this, args);
-      maps.set(node, map); // not before: a node that is copied is made to be written down, and never added
+      maps.set(node, map); // not before: "copy" makes a node only to serialise it, and never adds it
     };
     node.onConfigure = function (...args) {
       onConfigure?.apply(this, args);

@@ -5,7 +5,7 @@ import { MapPanel } from "./map_panel.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
-import { latest, load, noteShown, recall } from "./runs.js";
+import { keep, latest, load, noteShown, recall } from "./runs.js";
 import { sound } from "./saved_map.js";
 import { methodName, words } from "./words.js";
 
@@ -27,6 +27,7 @@ export class NodeMap {
     this.previous = null;
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     forwardWheelAndPan(this.panel.element, app);
+    for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
     const getMinHeight = () => (this.run ? MIN_HEIGHT : IDLE_HEIGHT);
     const options = { serialize: false, hideOnZoom: false, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
@@ -70,14 +71,18 @@ export class NodeMap {
 
   /** Show a run that goes on. */
   receive(run, part) {
-    if (run !== this.parts[part]) this.#start(run, part);
+    if (run !== this.parts[part]) {
+      this.#start(run, part);
+      this.keepOutOfUndo();
+    }
     this.panel.show(this.run);
   }
 
   /** Take the finished maps; ComfyUI sends them again whenever the node's output is reused. */
   async finish(saved, reference) {
     if (saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done")) return;
-    const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
+    const runs = await keep(this.home, saved, reference);
+    if (!isOpen(this.node)) return;
     for (const [part, run] of runs.entries()) {
       const live = this.parts[part];
       if (run.id !== live?.id) this.#start(run, part);
@@ -86,8 +91,7 @@ export class NodeMap {
       if (run.plain) baselines.set(comparable(run), run);
     }
     this.changed();
-    keepOutOfUndo(this.node);
-    noteShown(this.home, this.#references);
+    this.keepOutOfUndo();
     maps.forEach((map) => map.panel.refresh()); // another node may be measured by this one
     this.panel.show(this.run);
   }
@@ -97,6 +101,12 @@ export class NodeMap {
     const running = this.parts.filter(({ state }) => state === "running");
     for (const run of running) run.state = "stopped";
     if (running.length) this.panel.refresh();
+  }
+
+  /** After a change of the workflow, also by "undo". */
+  graphChanged() {
+    this.keepOutOfUndo(); // a run that "undo" brought back may have made the node larger
+    this.panel.redraw(); // a value may be another than that which made the map
   }
 
   preview(blob) {
@@ -112,10 +122,7 @@ export class NodeMap {
     else if (!this.parts[part]) this.panel.other = BESIDE; // until the user chooses something else
     const first = !this.run;
     this.parts[part] = run;
-    if (first && !this.widget.hidden) {
-      this.fit();
-      keepOutOfUndo(this.node);
-    }
+    if (first && !this.widget.hidden) this.fit();
   }
 
   get #references() {
@@ -138,13 +145,14 @@ export class NodeMap {
     this.changed();
     this.panel.refresh();
     await loading?.ready;
-    const found = loading?.travelled ? await this.#unpack(loading.travelled) : await recall(latest(this.home, runs.filter(({ id }) => id)));
+    const { home } = this; // while history is read, another workflow may be opened
+    const found = loading?.travelled ? await this.#unpack(loading.travelled) : await recall(latest(home, runs.filter(({ id }) => id)));
     this.#saved = null;
-    if (this.run !== before || !found.length) return; // a new run has begun meanwhile
+    if (this.run !== before || !found.length || !isOpen(this.node)) return; // a new run has begun meanwhile
     const [run, previous] = found.filter(({ reference }) => !reference?.part);
     for (const one of found) if (one !== previous) this.#start(one, one.reference?.part ?? 0);
     this.previous = previous && previous !== run ? previous : null;
-    noteShown(this.home, this.#references);
+    noteShown(home, this.#references);
     this.panel.show(this.run);
   }
 
@@ -162,12 +170,30 @@ export class NodeMap {
     return this.run !== null && picture(this.run, this.panel.image, this.panel.redraw) !== null;
   }
 
+  /** ComfyUI looks at a workflow when the mouse goes up, before a click has changed a setting. */
+  #lookForChanges() {
+    app.canvas.emitBeforeChange();
+    app.canvas.emitAfterChange();
+  }
+
   // ---- what the panel asks ---------------------------------------------------------------
 
   /** Remember settings and runs in the node, small: the runs themselves are elsewhere, see runs.js. */
   changed() {
     const runs = this.#saved ?? [...this.parts, this.previous].map((run) => run?.reference).filter(Boolean);
     this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
+  }
+
+  /**
+   * Enter the node's runs and size into the state that ComfyUI compares with to see what the user changed: a run is nothing to undo. While a
+   * workflow is being opened that state is still of another.
+   */
+  keepOutOfUndo() {
+    const state = app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.activeState;
+    if (!state || (state.id && state.id !== (app.rootGraph ?? app.graph).id)) return;
+    const nodes = [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
+    const saved = nodes.find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
+    if (saved) [saved.properties[PROPERTY].runs, saved.size] = [structuredClone(this.node.properties[PROPERTY].runs), [...this.node.size]];
   }
 
   /** The node's own values that are others than those that made the run, [[input, value]]. */
@@ -223,18 +249,6 @@ export function nodeAt(id) {
 export function isOpen(node) {
   const root = app.rootGraph ?? app.graph;
   return node.graph?.getNodeById(node.id) === node && (node.graph === root || root.subgraphs?.get(node.graph.id) === node.graph);
-}
-
-/**
- * Enter the runs and the size of a node into the state that ComfyUI compares with to see what the user changed: a run that ends is
- * nothing to undo.
- */
-function keepOutOfUndo(node) {
-  const state = app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.activeState;
-  const graphs = [state, ...(state?.definitions?.subgraphs ?? [])];
-  const { tag } = node.properties[PROPERTY];
-  const saved = graphs.flatMap((graph) => graph?.nodes ?? []).find(({ properties }) => properties?.[PROPERTY]?.tag === tag);
-  if (saved) [saved.properties[PROPERTY], saved.size] = [structuredClone(node.properties[PROPERTY]), [...node.size]];
 }
 
 /** The execution ids of a node: one, but for a node of a subgraph that is used several times. */

@@ -15,6 +15,7 @@ const STORAGE = "adt_tree.maps"; // what `stored` describes, oldest first
 const SHOWN = 8; // of each node
 
 const known = new Map(); // id -> run, oldest first
+const homesKnown = new Map(); // prompt -> homes by execution id, or null
 
 /** Keep a run that is going on or finished, for other nodes and for a workflow that is loaded again. */
 export function remember(run) {
@@ -39,6 +40,13 @@ export async function load(saved, reference) {
     for (const id of Object.keys(maps).slice(0, -STORED)) delete maps[id];
   });
   return run;
+}
+
+/** Note that a node of this home shows these finished maps, whether its workflow is open or not. Returns their runs. */
+export async function keep(home, saved, reference) {
+  const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
+  noteShown(home, runs.map((run) => run.reference));
+  return runs;
 }
 
 /** The runs that are meant, as far as they can still be found; never another. @param {{id: string, prompt?: string, node?: string, part?: number}[]} references */
@@ -67,16 +75,18 @@ export function parts(output) {
 
 /** Note with a prompt that was queued where the maps of its nodes belong. @param {Record<string, string>} homes by execution id */
 export function noteHomes(prompt, homes) {
-  if (!prompt || !Object.keys(homes).length) return;
+  if (!prompt) return;
+  homesKnown.set(prompt, homes);
   store(({ queued }) => {
     queued[prompt] = homes;
     for (const old of Object.keys(queued).slice(0, -QUEUED)) delete queued[old];
   });
 }
 
-/** What was noted with a prompt; undefined if this tab did not queue it. */
+/** What was noted with a prompt; null if this tab did not queue it. Asked with every message, so the storage is read once. */
 export function homesOf(prompt) {
-  return stored().queued[prompt];
+  if (!homesKnown.has(prompt)) homesKnown.set(prompt, stored().queued[prompt] ?? null);
+  return homesKnown.get(prompt);
 }
 
 /** Note what the node of this home shows now. */

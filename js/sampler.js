@@ -48,12 +48,13 @@ function sendWhatCounts(node) {
   }
 }
 
-/** A workflow that was saved before there were presets has numbers that its user chose. */
+/** A workflow that was saved before there were presets has numbers that its user chose; one from before speeds was drawn with "Auto". */
 function keepOldNumbers(node, saved) {
-  const place = node.widgets.filter((one) => one.serialize !== false).findIndex(({ name }) => name === "preset");
-  if (!Array.isArray(saved?.widgets_values) || saved.widgets_values.length > place) return;
-  widget(node, "preset").value = CUSTOM;
-  if (widget(node, "speed")) widget(node, "speed").value = "Auto";
+  if (!Array.isArray(saved?.widgets_values)) return;
+  const names = node.widgets.filter((one) => one.serialize !== false).map(({ name }) => name);
+  for (const [name, before] of [["preset", CUSTOM], ["speed", "Auto"]]) {
+    if (names.indexOf(name) >= saved.widgets_values.length) widget(node, name).value = before;
+  }
 }
 
 function wrap(node, name, after) {
@@ -102,7 +103,7 @@ function compareWithPlain(sampler) {
 function takeText(sampler, name, node, own) {
   const origin = sampler.graph.getNodeById(linkOf(sampler, name)?.origin_id);
   const text = origin && widget(origin, "text")?.value;
-  if (text) widget(node, own).value = text.replace(/\s*\n\s*/g, " "); // each line would be a prompt of its own
+  if (text) widget(node, own).value = own === "text" ? text.replace(/\s*\n\s*/g, " ") : text; // in a list each line is a prompt
   if (origin) join(origin, "text", node, own);
 }
 

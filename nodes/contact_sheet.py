@@ -58,9 +58,8 @@ def write_report(
     picture = io.BytesIO()
     sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
-    write(
-        paths[0], table.getvalue().encode("utf-8-sig")
-    )  # with the byte order mark by which spreadsheets recognise UTF-8
+    # With the byte order mark by which spreadsheets recognise UTF-8.
+    write(paths[0], table.getvalue().encode("utf-8-sig"))
     write_json(paths[1], {"settings": settings, "summary": summary(rows), "images": list(rows)})
     write(paths[2], picture.getvalue())
     return paths

@@ -3,6 +3,7 @@
 import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -87,6 +88,9 @@ class ADTTreeWeights(torch.nn.Module):
         super().__init__()
         self.module, self.title, self.remedy = module, title, remedy
         self.decoder = [decoder]  # in a list, so that its weights don't count as this module's
+        # What the engine keeps holds the weights, so those that ComfyUI drops would stay on the card until Python looks
+        # for cycles.
+        weakref.finalize(self, release, decoder).atexit = False
 
 
 class WeightsPatcher(ModelPatcher):
@@ -135,9 +139,9 @@ def drop_unused_results() -> None:
     """Let ComfyUI's cache forget what earlier prompts made and this one has no use for, such as another model.
 
     So there is no time at which RAM holds both the old model and the new one, and the old one is not copied there from
-    the card to make room. Older versions of ComfyUI, and newer ones
-    with ``--cache-classic``, do this by themselves before a prompt begins. Newer ones do it after every node, which is
-    late for a node that loads a model. What the prompt can still ask for stays.
+    the card to make room. Older versions of ComfyUI, and newer ones with ``--cache-classic``, forget such results
+    before a prompt begins. Newer ones forget them after every node, which is late for a node that loads a model. What
+    the prompt can still ask for stays.
     """
     forget = getattr(comfy.memory_management, "extra_ram_release", None)
     if forget is not None:
@@ -152,8 +156,8 @@ def loaded(
     """Bring weights to the device on which they run, and keep to them while they are read.
 
     memory_required: bytes to make room for beside them. least: how many of these bytes it can't do without, all of them
-    unless told. Yields the device. Raises AdtError, in the words of the first patcher, if
-    the device is too small, if its memory runs out, or if ComfyUI left weights behind, as it does under ``--novram``.
+    unless told. Yields the device. Raises AdtError, in the words of the first patcher, if the device is too small, if
+    its memory runs out, or if ComfyUI left weights behind, as it does under ``--novram``.
     """
     device = patchers[0].load_device
     needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
@@ -167,6 +171,8 @@ def loaded(
         yield device
     except torch.cuda.OutOfMemoryError as error:
         mm.unload_all_models()  # as ComfyUI does where such an error reaches it
+        for patcher in patchers:
+            patcher.detach()  # ComfyUI forgot those that were on the card when loading another failed
         words = "ran out of its {total:.1f} GB; close other programs that use it, or {remedy}"
         raise _too_large(patchers[0], needed, words) from error
 

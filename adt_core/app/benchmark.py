@@ -189,10 +189,13 @@ class Benchmark:
 
 
 def _commit() -> str | None:
-    """The commit of this pack, if it lies in a git checkout."""
+    """The commit of this pack, if it is a git checkout itself, and not only lies in one."""
+    pack = Path(__file__).parents[2]
+    if not (pack / ".git").exists():
+        return None
     try:
         return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+            ["git", "-C", str(pack), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -143,7 +143,7 @@ class _Worker:
 
     @cached_property
     def _engine(self) -> Engine:
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
         with suppress(OSError):  # another machine may lack the folder, which only relative paths need
             os.chdir(self._folder)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import AdtError
 from ..files import add_line, parse_json
@@ -35,7 +35,7 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
         )
     found: dict[int, dict] = {}
     for record in records:
-        if _is_record(record, settings):
+        if _is_record(record, settings, folder):
             found.setdefault(record["prompt"], record)
     return list(found.values())
 
@@ -62,16 +62,17 @@ def _object(line: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_record(record: dict, settings: dict) -> bool:
-    """Is it of a prompt and of all methods of these settings, with pictures inside the folder?"""
+def _is_record(record: dict, settings: dict, folder: Path) -> bool:
+    """Is it of a prompt and of all methods of these settings, with pictures that are in the folder?"""
     number, runs, prompts = record.get("prompt"), record.get("runs"), settings["prompts"]
     if type(number) is not int or not 0 <= number < len(prompts) or record.get("text") != prompts[number]:
         return False
     if not isinstance(runs, dict) or set(runs) != set(settings["methods"]):
         return False
-    return all(isinstance(run, dict) and _is_inside(run.get("picture")) for run in runs.values())
+    pictures = [run.get("picture") for run in runs.values() if isinstance(run, dict)]
+    return len(pictures) == len(runs) and all(_is_inside(one) and (folder / one).is_file() for one in pictures)
 
 
-def _is_inside(picture: object) -> bool:
+def _is_inside(picture: object) -> TypeGuard[str]:
     path = PurePosixPath(picture) if isinstance(picture, str) else PurePosixPath("..")
     return not path.is_absolute() and ".." not in path.parts

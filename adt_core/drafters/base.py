@@ -59,7 +59,7 @@ class Prefill:
 class Shapes:
     """The shapes of a round, one for each image, and the largest depth, width and number of nodes among them.
 
-    branches: an image's drafts that are not on its longest path; the largest number of any image. fixed: the sizes of
+    branches: drafts that are not on the longest path, of the image that has most of them. fixed: the sizes of
     tensors depend on these largest numbers alone. What one image may have is then said by tensors, such as ``depths``.
     """
 

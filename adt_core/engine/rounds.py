@@ -91,7 +91,7 @@ def _plain(lanes: Lanes, shapes: Sequence[Shape], moves: Sequence[int], asks: Se
         codes = plain_round(lanes)[:, None]
         return (torch.cat([codes, _as_whole(worths(lanes, asks))], 1) if asks else codes), None
 
-    drafter = lanes.proposer is not None  # a graph with one must not be replayed once its memory is free
+    drafter = lanes.proposer is not None  # a graph captured with a drafter reads memory that is freed with it
     report, _ = lanes.graphs(("plain", drafter, tuple(asks), lanes.roots.columns), launch, lanes.state)
     lanes.prepare_noise()
     found, rows = [], report.tolist()

@@ -1,11 +1,12 @@
 """Everything that is to be known of a GPU, in one run that nobody has to watch.
 
-    python -m benchmarks.gpu [--minutes 25] [--output docs] [--rehearse]
+    python -m benchmarks.gpu [--minutes 25] [--only PART ...] [--output docs] [--rehearse]
 
 Needs CUDA, PyTorch and this project's requirements, and no network. Every part runs in a process of its own within its
 share of the minutes; what one leaves over goes to those after it. A part or a case that fails is reported, and the next
-one runs. ``gpu.json`` and ``gpu.md`` are written anew into ``--output`` after each part. ``--rehearse`` runs all parts
-on small random models, also without CUDA: to see that they run, not how fast.
+one runs. ``gpu.json`` and ``gpu.md`` are written anew into ``--output`` after each part. ``--only`` runs some of the
+parts, where a machine is lent for a few minutes at a time. ``--rehearse`` runs on small random models, also without
+CUDA: to see that the parts run, not how fast.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -36,7 +38,8 @@ PARTS = {
 """The parts in their order: module, and share of the time."""
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SILENCE, MOST_SILENCE = 60.0, 1 / 3
-"""A case that writes nothing for so many seconds, or for this share of its part's time, hangs; the next one begins."""
+"""A case hangs that writes nothing for so many seconds, or for this share of its part's time if that is longer. Then
+the next one begins."""
 ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
 
 
@@ -124,8 +127,8 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def measure(minutes: float, output: Path, rehearse: bool) -> dict:
-    """Run all parts, and write what is known after each."""
+def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] | None = None) -> dict:
+    """Run the parts of these names, all unless told, and write what is known after each."""
     end, results = time.monotonic() + 60 * minutes, {
         "rehearsal": rehearse,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -134,8 +137,9 @@ def measure(minutes: float, output: Path, rehearse: bool) -> dict:
         "parts": {},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        left = sum(share for _, share in PARTS.values())
-        for name, (module, share) in PARTS.items():
+        parts = {name: part for name, part in PARTS.items() if only is None or name in only}
+        left = sum(share for _, share in parts.values())
+        for name, (module, share) in parts.items():
             seconds = max(1.0, (end - time.monotonic()) * share / left)
             left -= share
             print(f"{name}, at most {seconds:.0f} s ...", flush=True)
@@ -158,13 +162,14 @@ def has_cuda() -> bool:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--output", type=Path, default=ROOT / "docs")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args(arguments)
     if not args.rehearse and not has_cuda():
         print("PyTorch finds no CUDA device here; run this on a machine with one, or add --rehearse.", file=sys.stderr)
         return 2
-    results = measure(args.minutes, args.output, args.rehearse)
+    results = measure(args.minutes, args.output, args.rehearse, args.only)
     print(f"{args.output / 'gpu.md'} and gpu.json are written.")
     return int(any(part["status"] != ENDED or part["errors"] for part in results["parts"].values()))
 

@@ -2,8 +2,8 @@
 
 *Said* is ``Decoding.memory_required`` and the bytes of the weights. A few rounds are decoded from the top of an image;
 caches are whole from the beginning. The codec, which is at work after the last round, is not. Under a limit, *outcome*
-is what a user would be told; of weights that do not fit, the last line alone tells that, because the others are made on
-the device and not loaded.
+is what a user would be told. Only the last row loads a model. In the others the weights are made on the device, so they
+don't show what a loader says of weights that do not fit.
 """
 
 from __future__ import annotations

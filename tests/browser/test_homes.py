@@ -12,9 +12,9 @@ SEED = "map.node.widgets.find((w) => w.name === 'seed').value"
 
 def command(tab, name: str) -> str:
     """Run one of ComfyUI's commands that open another workflow; its id."""
-    before = tab.page.evaluate(OPEN)
+    before = tab.page.evaluate(f"{WORKFLOWS}.activeWorkflow.path")
     tab.page.evaluate("(name) => app.extensionManager.command.execute(name)", name)
-    tab.page.wait_for_function(f"{OPEN} !== '{before}'")
+    tab.page.wait_for_function(f"(before) => {WORKFLOWS}.activeWorkflow.path !== before", arg=before)
     tab.page.wait_for_timeout(500)
     return tab.page.evaluate(OPEN)
 
@@ -54,6 +54,17 @@ def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
     go_to(tab, twin)
     tab.finished(sampler)
     assert tab.map(sampler, "run.id") == theirs
+
+
+def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
+    tab.load(small.data)
+    first = tab.page.evaluate(OPEN)
+    twin = command(tab, "Comfy.DuplicateWorkflow")
+    theirs = run(tab, small.sampler, 78)
+    for workflow, shown in ((first, None), (twin, theirs), (first, None)):
+        go_to(tab, workflow)
+        tab.page.wait_for_timeout(500)
+        assert tab.map(small.sampler, "run?.id ?? null") == shown
 
 
 def test_a_run_that_ends_behind_another_workflow_is_there_when_its_own_is_opened(tab, small):
@@ -108,6 +119,15 @@ def test_a_run_is_nothing_to_undo(tab, small):
     tab.page.wait_for_timeout(500)
     tab.page.evaluate(f"{tracker}.captureCanvasState()")
     assert tab.page.evaluate(f"{tracker}.undoQueue.length") == steps
+    width = "map.node.size[0]"
+    before = tab.map(small.sampler, width)
+    tab.map(small.sampler, "map.node.setSize([700, map.node.size[1]])")
+    tab.page.wait_for_timeout(300)
+    tab.page.evaluate(f"{tracker}.captureCanvasState()")
+    for step, expected in (("undo", before), ("redo", 700)):
+        tab.page.evaluate(f"{tracker}.{step}()")
+        tab.page.wait_for_timeout(300)
+        assert tab.map(small.sampler, width) == expected
 
 
 def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):

@@ -285,7 +285,7 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     both = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
     assert measured == pytest.approx(both, rel=0.02)
     tab.widget(sampler).hover()
-    tab.widget(sampler).get_by_label("Compare").select_option(f"node {plain}")
+    tab.widget(sampler).get_by_label("Compare").select_option(tab.map(plain, "map.tag"))
     tab.wait(sampler, "panel.panes.length === 2")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     tab.wait(sampler, "map.pictureShown()")

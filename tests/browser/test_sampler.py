@@ -81,6 +81,17 @@ def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
     assert sent(tab)["preset"] == "custom" and sent(tab)["guidance"] == 7.25 and sent(tab)["speed"] == "Auto"
 
 
+def test_a_comparison_from_before_it_had_a_speed_keeps_to_auto(tab, own, prefer):
+    prefer("ADTTree.Sampler.Speed", "Plain")
+    tab.load(own)
+    tab.page.evaluate("app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
+    saved = tab.page.evaluate("app.graph.serialize()")
+    compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
+    compare["widgets_values"].pop()
+    tab.load(saved)
+    assert sent(tab, "ADTTreeCompare")["speed"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model's own"
+
+
 def menu(tab, name: str) -> None:
     """Choose from the sampler's context menu."""
     extension = "app.extensions.find((one) => one.name === 'adttree.sampler')"
@@ -122,11 +133,11 @@ def test_open_as_a_batch_takes_over_both_prompts(tab, own):
     """A prompt of two lines is one prompt of the batch; a text that comes from another node is linked."""
     tab.load(own)
     link(tab, "CLIPTextEncode", "negative")
-    for name, text in (("positive", "a fox\nin the snow"), ("negative", "night")):
+    for name, text in (("positive", "a fox\nin the snow"), ("negative", "night\nrain")):
         of(tab, f"({TEXT.format(name)}.widgets[0].value = {text!r}, 0)")
     menu(tab, "open as a batch")
     assert sent(tab, "ADTTreePrompts")["text"] == "a fox in the snow"
-    assert sent(tab, "ADTTreeBatchSampler")["negative"] == "night"
+    assert sent(tab, "ADTTreeBatchSampler")["negative"] == "night\nrain"
     tab.load(own)
     link(tab, "PrimitiveStringMultiline", "text", TEXT.format("positive"))
     menu(tab, "open as a batch")
