@@ -19,17 +19,28 @@ def record(number: int, **changes) -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    """With the records of the first two prompts."""
-    assert open_records(tmp_path, SETTINGS) == []
+    """With the pictures of all prompts, and the records of the first two; two folders above lies another picture."""
+    folder = tmp_path / "results" / "of today"
+    for number in range(3):
+        for run in record(number)["runs"].values():
+            (folder / run["picture"]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / run["picture"]).touch()
+    (tmp_path / "secret.png").touch()
+    assert open_records(folder, SETTINGS) == []
     for number in range(2):
-        append(tmp_path, record(number))
-    return tmp_path
+        append(folder, record(number))
+    return folder
 
 
 def test_records_come_back(folder):
     before = (folder / RUNS).read_bytes()
     assert open_records(folder, SETTINGS) == [record(0), record(1)]
     assert (folder / RUNS).read_bytes() == before
+
+
+def test_a_record_whose_picture_is_gone_is_left_out(folder):
+    (folder / record(0)["runs"]["eagle2"]["picture"]).unlink()
+    assert open_records(folder, SETTINGS) == [record(1)]
 
 
 def test_half_a_record_is_passed_over(folder):
