@@ -6,6 +6,7 @@ comparison, each find their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 import torch
@@ -24,7 +25,7 @@ def keep(decoder: nn.Module, lanes: Lanes) -> None:
     sets, device = _sets(decoder), lanes.rows.device
     sets.pop(lanes.plan, None)
     sets[lanes.plan] = lanes
-    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0  # else only one set
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
     while len(sets) > MOST_KEPT or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
         del sets[next(iter(sets))]
 
