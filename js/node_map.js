@@ -176,14 +176,6 @@ export class NodeMap {
     app.canvas.emitAfterChange();
   }
 
-  // ---- what the panel asks ---------------------------------------------------------------
-
-  /** Remember settings and runs in the node, small: the runs themselves are elsewhere, see runs.js. */
-  changed() {
-    const runs = this.#saved ?? [...this.parts, this.previous].map((run) => run?.reference).filter(Boolean);
-    this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
-  }
-
   /**
    * Enter the node's runs and size into the state that ComfyUI compares with to see what the user changed: a run is nothing to undo. While a
    * workflow is being opened that state is still of another.
@@ -194,6 +186,14 @@ export class NodeMap {
     const nodes = [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
     const saved = nodes.find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
     if (saved) [saved.properties[PROPERTY].runs, saved.size] = [structuredClone(this.node.properties[PROPERTY].runs), [...this.node.size]];
+  }
+
+  // ---- what the panel asks ---------------------------------------------------------------
+
+  /** Remember settings and runs in the node, small: the runs themselves are elsewhere, see runs.js. */
+  changed() {
+    const runs = this.#saved ?? [...this.parts, this.previous].map((run) => run?.reference).filter(Boolean);
+    this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
   }
 
   /** The node's own values that are others than those that made the run, [[input, value]]. */

@@ -77,6 +77,7 @@ export function parts(output) {
 export function noteHomes(prompt, homes) {
   if (!prompt) return;
   homesKnown.set(prompt, homes);
+  if (!Object.keys(homes).length) return; // of a workflow without maps
   store(({ queued }) => {
     queued[prompt] = homes;
     for (const old of Object.keys(queued).slice(0, -QUEUED)) delete queued[old];

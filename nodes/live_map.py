@@ -19,7 +19,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core.rules.trace import ImageRound, Round, Trace
-from .runtime import watched
+from .runtime import prompt_id, watched
 from .saved_map import pack
 
 EVENT = "adt_tree.map"
@@ -41,9 +41,11 @@ class LiveMap:
     _INTERVAL = 0.1
 
     def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
-        server = PromptServer.instance
         self._trace, self._model = trace, model
-        self._prompt, self._node = server.last_prompt_id, server.last_node_id  # as the page knows it, in a loop too
+        self._prompt, self._node = (
+            prompt_id(),
+            PromptServer.instance.last_node_id,
+        )  # as the page knows it, in a loop too
         self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
         self._id = secrets.token_hex(8)
         self._workflow = ((hidden.extra_pnginfo or {}).get("workflow") or {}).get("id")

@@ -66,6 +66,11 @@ def wants_previews() -> bool:
     return extra_data.get("preview_method") != LatentPreviewMethod.NoPreviews.value
 
 
+def prompt_id() -> str | None:
+    """Of the prompt that runs; None where ComfyUI's own loop does not run it."""
+    return getattr(PromptServer.instance, "last_prompt_id", None)
+
+
 def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     """Show images that are finished on a node that goes on, in the tab that queued the prompt.
 
@@ -73,8 +78,7 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     """
     tab = watched()
     if tab is not None:
-        prompt = getattr(PromptServer.instance, "last_prompt_id", None)
-        shown = {"node": node_id, "display_node": node_id, "output": {"images": list(saved)}, "prompt_id": prompt}
+        shown = {"node": node_id, "display_node": node_id, "output": {"images": list(saved)}, "prompt_id": prompt_id()}
         PromptServer.instance.send_sync("executed", shown, tab)
 
 

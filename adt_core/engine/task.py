@@ -202,7 +202,7 @@ class Task:
         replayed = self.fixed if device is None else device.type != "cpu"
         slots = self.slots + (0 if self.fixed == replayed else PROMPT_STEP)
         config, itemsize = decoder.config, decoder.embedding.element_size()
-        wide = max(itemsize, 4)  # of a number in ``wide_dtype``
+        wide = decoder.wide_dtype.itemsize
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
         drafting = (drafter.cache_bytes(self.groups * held, slots, itemsize) for drafter in self.drafters)
         caches = KVCache.num_bytes(config, rows, slots, itemsize) + max(drafting, default=0)

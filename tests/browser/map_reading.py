@@ -116,3 +116,12 @@ def done(tab, workflow) -> int:
     tab.run()
     tab.finished(workflow.sampler)
     return workflow.sampler
+
+
+def run_again(tab, node, change: str) -> str:
+    """Change a widget of a node, run, and wait for the new map; the id of its run."""
+    before = tab.map(node, "run?.id")
+    tab.map(node, f"map.node.widgets.{change}")
+    tab.run()
+    tab.wait(node, f"run?.state === 'done' && run.id !== '{before}'")
+    return tab.map(node, "run.id")

@@ -3,11 +3,11 @@
 import copy
 
 import pytest
-from map_reading import done, idle
+from map_reading import done, idle, run_again
 
 WORKFLOWS = "app.extensionManager.workflow"
 OPEN = "(app.rootGraph ?? app.graph).id"
-SEED = "map.node.widgets.find((w) => w.name === 'seed').value"
+SEED = "find((w) => w.name === 'seed').value = {}"
 
 
 def command(tab, name: str) -> str:
@@ -27,15 +27,6 @@ def go_to(tab, workflow: str) -> None:
     raise LookupError(workflow)
 
 
-def run(tab, node, seed: int) -> str:
-    """Run with this seed to the end; the id of the run."""
-    before = tab.map(node, "run?.id")
-    tab.map(node, f"{SEED} = {seed}")
-    tab.run()
-    tab.wait(node, f"run?.state === 'done' && run.id !== '{before}'")
-    return tab.map(node, "run.id")
-
-
 @pytest.fixture
 def small(workflow):
     """A workflow of its own, with an id as every saved one has."""
@@ -47,7 +38,7 @@ def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
     sampler = done(tab, small)
     first, own = tab.page.evaluate(OPEN), tab.map(sampler, "run.id")
     twin = command(tab, "Comfy.DuplicateWorkflow")
-    theirs = run(tab, sampler, 77)
+    theirs = run_again(tab, sampler, SEED.format(77))
     go_to(tab, first)
     tab.finished(sampler)
     assert tab.map(sampler, "run.id") == own
@@ -60,7 +51,7 @@ def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
     tab.load(small.data)
     first = tab.page.evaluate(OPEN)
     twin = command(tab, "Comfy.DuplicateWorkflow")
-    theirs = run(tab, small.sampler, 78)
+    theirs = run_again(tab, small.sampler, SEED.format(78))
     for workflow, shown in ((first, None), (twin, theirs), (first, None)):
         go_to(tab, workflow)
         tab.page.wait_for_timeout(500)

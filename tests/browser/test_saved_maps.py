@@ -5,7 +5,7 @@ import json
 import pytest
 from comfy_page import ComfyPage
 from comfy_server import NEWEST, PACKS, Comfy
-from map_reading import done, values
+from map_reading import done, run_again, values
 
 DROP = """([bytes, name]) => {
   const files = new DataTransfer();
@@ -32,14 +32,6 @@ def last_image(comfy, tab, sampler) -> bytes:
 
 def widget(tab, node, name: str):
     return tab.map(node, "map.node.widgets.find((w) => w.name === argument).value", name)
-
-
-def run_again(tab, sampler, change: str) -> None:
-    """Change a widget of the sampler, run, and wait for the new map."""
-    before = tab.map(sampler, "run.id")
-    tab.map(sampler, f"map.node.widgets.{change}")
-    tab.run()
-    tab.wait(sampler, f"run.id !== '{before}' && run.state === 'done'")
 
 
 @pytest.fixture(scope="session")

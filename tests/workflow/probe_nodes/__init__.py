@@ -176,21 +176,8 @@ class Loop:
         graph = GraphBuilder()
         again = graph.node(original["class_type"], **{**original["inputs"], "seed": seed})
         again.set_override_display_id(samples[0])
-        graph.node("ProbeLatentSink", samples=again.out(0))
+        graph.node("PreviewAny", source=again.out(0))
         return {"result": (), "expand": graph.finalize()}
-
-
-class LatentSink:
-    """Asks for a LATENT."""
-
-    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "take", (), True
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"samples": ("LATENT",)}}
-
-    def take(self, samples):
-        return {}
 
 
 @PromptServer.instance.routes.get("/probe/memory")
@@ -221,7 +208,6 @@ async def trim(request):
 NODE_CLASS_MAPPINGS = {
     "ProbeDiffusionModel": DiffusionModel,
     "ProbeEmbedding": Embedding,
-    "ProbeLatentSink": LatentSink,
     "ProbeLoop": Loop,
     "ProbePressure": Pressure,
     "ProbeReadTrace": ReadTrace,
