@@ -35,12 +35,12 @@ TREE = {
 }
 ACCEPTED = ("", "0", "01", "010", "0100")
 THUMBNAILS = {
-    "Anole 7B": "Anole 7B",
-    "Lumina-mGPT": "Lumina-mGPT 7B",
-    "Janus-Pro": "Janus-Pro 1B",
-    "Emu3": "Emu3-Gen",
-    "LlamaGen": "LlamaGen",
-    "5 Upscale with a model": "with an upscale model",
+    "ADT-Tree Anole 7B text to image": "Anole 7B",
+    "ADT-Tree Lumina-mGPT text to image": "Lumina-mGPT 7B",
+    "ADT-Tree Janus-Pro text to image": "Janus-Pro 1B",
+    "ADT-Tree Emu3 text to image": "Emu3-Gen",
+    "ADT-Tree LlamaGen text to image": "LlamaGen",
+    "ADT-Tree text to image and upscale with a model": "with an upscale model",
 }
 
 
@@ -82,12 +82,15 @@ class Painter:
         continued = [
             self.picture(self.decode(BEACH, seed, prefix=codes[:, : codes.shape[1] // 2])) for seed in (1, 4, 5)
         ]
-        large = {"1 Text to image": first, "4 Image and upscale": self.picture(self.decode(BALLOON, 1))}
+        large = {
+            "ADT-Tree text to image (start here)": first,
+            "ADT-Tree text to image and upscale": self.picture(self.decode(BALLOON, 1)),
+        }
         return {
             **{name: image.resize((512, 512), Image.Resampling.LANCZOS) for name, image in large.items()},
-            "2 Compare with plain": together(sea, sea, ImageChops.difference(sea, sea)),
-            "3 Continue an image": together(first, *continued),
-            "7 Relaxed acceptance": together(relaxed, first, ImageChops.difference(relaxed, first)),
+            "ADT-Tree compared with plain decoding": together(sea, sea, ImageChops.difference(sea, sea)),
+            "ADT-Tree continue a picture": together(first, *continued),
+            "ADT-Tree relaxed acceptance (LANTERN)": together(relaxed, first, ImageChops.difference(relaxed, first)),
         }
 
 

@@ -21,7 +21,7 @@ def chinese(tab):
 
 def test_a_template_is_in_the_language_of_the_page(chinese):
     """What is saved of it is in that language alone."""
-    chinese.open_template("2 Compare with plain")
+    chinese.open_template("ADT-Tree compared with plain decoding")
     assert chinese.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿模型"
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
     assert note.startswith("**草稿解码与普通解码的对比**")
@@ -41,7 +41,7 @@ READ = """([seed, count]) => {
 
 
 def test_progress_is_in_the_language_of_the_page(chinese):
-    chinese.open_template("6 Batch of captions")
+    chinese.open_template("ADT-Tree batch of prompts with report")
     chinese.page.evaluate(READ, [next(SEEDS), 2])
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
     last = "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"

@@ -24,7 +24,7 @@ def give(tab, node, name: str, value) -> None:
 
 def test_the_shipped_workflow_from_the_template_browser(tab):
     """Opened as a user opens it, it runs on the bundled model, and the finished map has its picture under it."""
-    tab.open_template("1 Text to image")
+    tab.open_template("ADT-Tree text to image (start here)")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     new_seed(tab, sampler)
     give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto drafts nothing where a busy machine makes drafts slow
@@ -298,7 +298,7 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
 
 def test_both_runs_of_a_comparison_form_side_by_side(tab):
     """The Compare node's A and B, each over its own picture: live, afterwards, and in a workflow that was saved."""
-    tab.open_template("2 Compare with plain")
+    tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
     tab.run()

@@ -11,12 +11,12 @@ from comfy_page import SIZE
 from comfy_server import ROOT
 
 RUNNABLE = [
-    "1 Text to image",
-    "2 Compare with plain",
-    "7 Relaxed acceptance",
-    "4 Image and upscale",
-    "3 Continue an image",
-    "6 Batch of captions",
+    "ADT-Tree text to image (start here)",
+    "ADT-Tree compared with plain decoding",
+    "ADT-Tree relaxed acceptance (LANTERN)",
+    "ADT-Tree text to image and upscale",
+    "ADT-Tree continue a picture",
+    "ADT-Tree batch of prompts with report",
 ]
 
 SEEDS = itertools.count(50)
@@ -125,7 +125,16 @@ def without_errors_after(tab):
     tab.open()
 
 
-@pytest.mark.parametrize("name", ["Anole 7B", "Lumina-mGPT", "LlamaGen", "Janus-Pro", "Emu3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ADT-Tree Anole 7B text to image",
+        "ADT-Tree Lumina-mGPT text to image",
+        "ADT-Tree LlamaGen text to image",
+        "ADT-Tree Janus-Pro text to image",
+        "ADT-Tree Emu3 text to image",
+    ],
+)
 def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_after, name):
     """Its note has the commands; pressing Run shows them under the loader, too, as its first node."""
     nodes = nodes_of(name)

@@ -202,7 +202,9 @@ class Batch(Case):
     def _prompt(self) -> dict:
         from convert import Graph, to_prompt
 
-        workflow = json.loads((ROOT / "workflows" / "6 Batch of captions.json").read_text(encoding="utf-8"))
+        workflow = json.loads(
+            (ROOT / "workflows" / "ADT-Tree batch of prompts with report.json").read_text(encoding="utf-8")
+        )
         graph = Graph(to_prompt(workflow, self._server.get("/object_info")))
         graph.set("ADTTreePrompts", file="(the text below)", text="\n".join(PROMPTS), start=0, count=len(PROMPTS))
         graph.set("ADTTreeModelLoader", model="tiny").set("ADTTreeDrafterLoader", drafter="jacobi")

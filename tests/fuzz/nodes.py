@@ -19,11 +19,11 @@ from .watch import LONGEST, Hung
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [
-    "1 Text to image",
-    "6 Batch of captions",
-    "2 Compare with plain",
-    "3 Continue an image",
-    "7 Relaxed acceptance",
+    "ADT-Tree text to image (start here)",
+    "ADT-Tree batch of prompts with report",
+    "ADT-Tree compared with plain decoding",
+    "ADT-Tree continue a picture",
+    "ADT-Tree relaxed acceptance (LANTERN)",
 ]
 PLACES = {"output", "temp", "user"}
 """Folders in which a server may write."""

@@ -43,7 +43,9 @@ def coco(comfy):
 @pytest.fixture
 def batch(comfy, coco):
     """The shipped batch workflow for these captions, with small models."""
-    workflow = json.loads((ROOT / "workflows" / "6 Batch of captions.json").read_text(encoding="utf-8"))
+    workflow = json.loads(
+        (ROOT / "workflows" / "ADT-Tree batch of prompts with report.json").read_text(encoding="utf-8")
+    )
     graph = with_small_models(Graph(to_prompt(workflow, comfy.get("/object_info"))))
     return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 

@@ -10,11 +10,11 @@ from test_workflows import TO_INSTALL, read
 
 # Template -> the size of its image, and the size to ask for where that is too many tokens for a test.
 TEMPLATES = {
-    "Anole 7B": ((32, 32), None),
-    "Lumina-mGPT": ((64, 96), (96, 64)),
-    "LlamaGen": ((256, 256), None),
-    "Janus-Pro": ((64, 64), None),
-    "Emu3": ((40, 48), (48, 40)),
+    "ADT-Tree Anole 7B text to image": ((32, 32), None),
+    "ADT-Tree Lumina-mGPT text to image": ((64, 96), (96, 64)),
+    "ADT-Tree LlamaGen text to image": ((256, 256), None),
+    "ADT-Tree Janus-Pro text to image": ((64, 64), None),
+    "ADT-Tree Emu3 text to image": ((40, 48), (48, 40)),
 }
 DRAFTER = "LANTERN-Lumina-mGPT-7B-768"
 
@@ -56,14 +56,16 @@ def test_a_template_runs_once_its_model_is_there(downloaded, name):
 
 
 def test_a_prompt_that_is_cut_is_said(downloaded):
-    graph = graph_of(downloaded, "LlamaGen").set("CLIPTextEncode", text="fox " * 40)
+    graph = graph_of(downloaded, "ADT-Tree LlamaGen text to image").set("CLIPTextEncode", text="fox " * 40)
     downloaded.run(graph.prompt)
     assert "The prompt is 160 tokens long, and LlamaGen-T2I-2 reads 120" in downloaded.log.read_text()
 
 
 def test_prompts_of_a_batch_that_are_cut_are_said(downloaded):
-    graph = Graph(to_prompt(read("6 Batch of captions"), downloaded.get("/object_info")))
-    graph.set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}").set("ADTTreeModelLoader", model=TO_INSTALL["LlamaGen"][2])
+    graph = Graph(to_prompt(read("ADT-Tree batch of prompts with report"), downloaded.get("/object_info")))
+    graph.set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}").set(
+        "ADTTreeModelLoader", model=TO_INSTALL["ADT-Tree LlamaGen text to image"][2]
+    )
     downloaded.run(graph.prompt)
     said = "1 of 2 prompts are not read to their ends. The first: '2': The prompt is 200 tokens long"
     assert said in downloaded.log.read_text()
@@ -72,7 +74,7 @@ def test_prompts_of_a_batch_that_are_cut_are_said(downloaded):
 def test_the_published_drafter_is_taken_where_it_is_installed(downloaded):
     """'auto' takes it. Where it is damaged, that is said, and 'jacobi' draws, as it does without it."""
     drafter = downloaded.base / "models" / "ar_image_drafters" / DRAFTER
-    graph = graph_of(downloaded, "Lumina-mGPT").set("SaveImage", filename_prefix="damaged")
+    graph = graph_of(downloaded, "ADT-Tree Lumina-mGPT text to image").set("SaveImage", filename_prefix="damaged")
     alone = Graph({"1": graph.prompt[graph.id("ADTTreeModelLoader")]})
     alone.add("PreviewAny", source=alone.add("ADTTreeDrafterLoader", model=["1", 0], drafter="auto"))
     downloaded.run(alone.prompt)

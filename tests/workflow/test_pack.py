@@ -57,14 +57,14 @@ def test_template_is_listed_and_served(comfy, workflow):
     assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {
         path.stem for path in (ROOT / "workflows").glob("*.json")
     }
-    assert comfy.get("/api/workflow_templates/ADT-Tree/1 Text to image.json") == json.loads(
-        (ROOT / "workflows" / "1 Text to image.json").read_text(encoding="utf-8")
+    assert comfy.get("/api/workflow_templates/ADT-Tree/ADT-Tree text to image (start here).json") == json.loads(
+        (ROOT / "workflows" / "ADT-Tree text to image (start here).json").read_text(encoding="utf-8")
     )
 
 
 WORKFLOWS = {
-    "1 Text to image": {"ADTTreeModelLoader", "ADTTreeSampler"},
-    "6 Batch of captions": {"ADTTreeModelLoader"} | BATCHES,
+    "ADT-Tree text to image (start here)": {"ADTTreeModelLoader", "ADTTreeSampler"},
+    "ADT-Tree batch of prompts with report": {"ADTTreeModelLoader"} | BATCHES,
 }
 """The nodes of each workflow that starts at the defaults."""
 

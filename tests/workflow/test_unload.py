@@ -16,9 +16,9 @@ from test_workflows import NAMES, read, write_upscaler
 
 MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
 """Packs of a server whose weights move as they do where there is a GPU."""
-ON_OLDER = ("6 Batch of captions",)
+ON_OLDER = ("ADT-Tree batch of prompts with report",)
 """Workflows for the oldest supported ComfyUI: one whose nodes read weights in several places."""
-SIZES = {"Lumina-mGPT": (96, 64), "Emu3": (48, 40)}
+SIZES = {"ADT-Tree Lumina-mGPT text to image": (96, 64), "ADT-Tree Emu3 text to image": (48, 40)}
 """In pixels, for models that draw several: these are quick."""
 
 
@@ -81,13 +81,13 @@ def test_unloading_between_runs_changes_nothing(moving, release, name):
     One workflow draws with the bundled models, the others with small ones.
     """
     graph = Graph(to_prompt(read(name), moving.get("/object_info")))
-    if name != "1 Text to image":
+    if name != "ADT-Tree text to image (start here)":
         with_small_models(graph)
     if name in SIZES:
         width, height = SIZES[name]
         small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
         graph.set("ADTTreeSampler", model=small)
-    if name == "6 Batch of captions":
+    if name == "ADT-Tree batch of prompts with report":
         graph.set("ADTTreePrompts", count=3)
     found, low = [], 10 * NAMES.index(name)  # workflows that are alike don't find each other's results in the cache
     for seed in (low, low + 1, low):

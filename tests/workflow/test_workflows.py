@@ -22,12 +22,16 @@ from adt_core.models.load import FAMILIES, find_published
 FOLDER = ROOT / "workflows"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 TO_INSTALL = {
-    "Anole 7B": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
-    "Lumina-mGPT": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
-    "LlamaGen": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
-    "Janus-Pro": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
-    "Emu3": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),
-    "5 Upscale with a model": ("UpscaleModelLoader", "model_name", "RealESRGAN_x4plus.safetensors"),
+    "ADT-Tree Anole 7B text to image": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
+    "ADT-Tree Lumina-mGPT text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
+    "ADT-Tree LlamaGen text to image": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
+    "ADT-Tree Janus-Pro text to image": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
+    "ADT-Tree Emu3 text to image": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),
+    "ADT-Tree text to image and upscale with a model": (
+        "UpscaleModelLoader",
+        "model_name",
+        "RealESRGAN_x4plus.safetensors",
+    ),
 }
 """Workflows that need a model which does not come with the pack: the node that loads it, its input, the value there."""
 
@@ -55,7 +59,7 @@ def write_upscaler(folder: Path) -> None:
     weights = {f"{name}.weight": 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
     weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()}
     weights |= {f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)}
-    save_file(weights, folder / TO_INSTALL["5 Upscale with a model"][2])
+    save_file(weights, folder / TO_INSTALL["ADT-Tree text to image and upscale with a model"][2])
 
 
 @pytest.fixture
@@ -121,7 +125,18 @@ def test_models_of_one_file_are_for_comfyuis_own_dialogue():
             for model in node["properties"].get("models", []):
                 found[name] = model
                 assert model["name"] in node["widgets_values"] and model["url"].endswith(model["name"])
-    assert {name: model["directory"] for name, model in found.items()} == {"5 Upscale with a model": "upscale_models"}
+    assert {name: model["directory"] for name, model in found.items()} == {
+        "ADT-Tree text to image and upscale with a model": "upscale_models"
+    }
+
+
+def test_titles_are_understood_alone():
+    """ComfyUI lists templates in no order, and searches nothing but their titles."""
+    (first,) = [name for name in NAMES if "start here" in name]
+    for text in ("README.md", "docs/nodes.md"):
+        assert first in (ROOT / text).read_text(encoding="utf-8")
+    for name in NAMES:
+        assert name.startswith("ADT-Tree ") and len(name.split()) > 3
 
 
 def boxes_of(workflow: dict) -> list[tuple]:
@@ -173,7 +188,7 @@ def previews(comfy, outputs, graph, which) -> np.ndarray:
 
 
 def test_compare_with_plain(comfy, graph_of):
-    graph = graph_of("2 Compare with plain")
+    graph = graph_of("ADT-Tree compared with plain decoding")
     outputs = comfy.run(graph.prompt)
     a, b, difference = (previews(comfy, outputs, graph, i) for i in range(3))
     np.testing.assert_array_equal(a, b)
@@ -183,7 +198,7 @@ def test_compare_with_plain(comfy, graph_of):
 
 
 def test_lantern(comfy, graph_of):
-    graph = graph_of("7 Relaxed acceptance")
+    graph = graph_of("ADT-Tree relaxed acceptance (LANTERN)")
     outputs = comfy.run(graph.prompt)
     exact, changed = (previews(comfy, outputs, graph, i) for i in range(2))
     saved = graph.id("SaveImage")
@@ -193,19 +208,19 @@ def test_lantern(comfy, graph_of):
 
 
 def test_upscale(comfy, graph_of):
-    (image,) = images(comfy, comfy.run(graph_of("4 Image and upscale").prompt))
+    (image,) = images(comfy, comfy.run(graph_of("ADT-Tree text to image and upscale").prompt))
     assert image.shape == (512, 512, 3) and image.std() > 20
 
 
 def test_upscale_with_model(comfy, graph_of):
     """The chain of stock nodes, with a small model in place of a real one."""
     write_upscaler(comfy.base / "models" / "upscale_models")
-    (image,) = images(comfy, comfy.run(graph_of("5 Upscale with a model").prompt))
+    (image,) = images(comfy, comfy.run(graph_of("ADT-Tree text to image and upscale with a model").prompt))
     assert image.shape == (512, 512, 3) and image.std() > 20
 
 
 def test_continue_image(comfy, graph_of):
-    graph = graph_of("3 Continue an image")
+    graph = graph_of("ADT-Tree continue a picture")
     outputs = comfy.run(graph.prompt)
     start, saved = previews(comfy, outputs, graph, 0).astype(float), graph.id("SaveImage")
     continued = [image.astype(float) for image in images(comfy, {saved: outputs[saved]})]
