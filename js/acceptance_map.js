@@ -6,6 +6,7 @@ import { Run } from "./map_model.js";
 import { isOpen, maps, nodeAt, NodeMap, numbersOf } from "./node_map.js";
 import { onPreference } from "./preferences.js";
 import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
+import { Room } from "./saved_map.js";
 import { speak, words } from "./words.js";
 
 const SAMPLERS = new Set(["ADTTreeSampler", "ADTTreeCompare"]);
@@ -93,11 +94,11 @@ app.registerExtension({
   },
 
   beforeConfigureGraph(workflow) {
-    const travelled = workflow.extra?.[TRAVELLED] ?? null;
-    if (travelled) delete workflow.extra[TRAVELLED]; // the page keeps them: they would be in every state that can be undone
+    const brought = workflow.extra?.[TRAVELLED];
+    if (brought !== undefined) delete workflow.extra[TRAVELLED]; // the page keeps them: they would be in every state that can be undone
     let done;
     const ready = new Promise((resolve) => (done = resolve));
-    loading = { travelled, ready, done };
+    loading = { travelled: brought === undefined ? null : Object(brought), room: new Room(), ready, done };
   },
 
   afterConfigureGraph() {

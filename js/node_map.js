@@ -1,12 +1,13 @@
 /** The map of one node: its runs, and the widget that shows them. */
 
 import { app } from "../../scripts/app.js";
+import { FIGURES } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
-import { sound } from "./saved_map.js";
+import { sound, soundProperty } from "./saved_map.js";
 import { methodName, words } from "./words.js";
 
 const WIDGET = "acceptance_map";
@@ -137,7 +138,7 @@ export class NodeMap {
    *   to, or what it showed since in this browser tab.
    */
   async restore(loading) {
-    const { runs = [], tag, ...settings } = this.node.properties[PROPERTY] ?? {};
+    const { settings, tag, runs } = soundProperty(this.node.properties[PROPERTY], this.panel.settings, FIGURES);
     Object.assign(this.panel.settings, settings);
     if (tag && loading && !loading.travelled) this.tag = tag;
     const before = this.run;
@@ -146,7 +147,7 @@ export class NodeMap {
     this.panel.refresh();
     await loading?.ready;
     const { home } = this; // while history is read, another workflow may be opened
-    const found = loading?.travelled ? await this.#unpack(loading.travelled) : await recall(latest(home, runs.filter(({ id }) => id)));
+    const found = loading?.travelled ? await this.#unpack(loading) : await recall(latest(home, runs));
     this.#saved = null;
     if (this.run !== before || !found.length || !isOpen(this.node)) return; // a new run has begun meanwhile
     const [run, previous] = found.filter(({ reference }) => !reference?.part);
@@ -156,10 +157,10 @@ export class NodeMap {
     this.panel.show(this.run);
   }
 
-  async #unpack(travelled) {
-    const own = numbersOf(this.node).find((number) => number in travelled);
+  async #unpack({ travelled, room }) {
+    const own = numbersOf(this.node).find((number) => Object.hasOwn(travelled, number));
     try {
-      return await Promise.all((travelled[own]?.parts ?? []).map((saved, part) => load(sound(saved), { part })));
+      return await Promise.all((travelled[own]?.parts ?? []).slice(0, 2).map((saved, part) => load(sound(saved, room), { part }, room)));
     } catch {
       return []; // damaged, or made by somebody else: no map rather than a wrong one
     }

@@ -29,9 +29,12 @@ export function seen(id) {
   return known.get(id) ?? null;
 }
 
-/** The finished run of a saved map. `reference` says where it is found again: { id, prompt, node, part }; without a prompt only here. */
-export async function load(saved, reference) {
-  const run = Run.stored(saved, await unpack(saved));
+/**
+ * The finished run of a saved map. `reference` says where it is found again: { id, prompt, node, part }; without a prompt only here. `room`
+ * is for the maps of a file.
+ */
+export async function load(saved, reference, room) {
+  const run = Run.stored(saved, await unpack(saved, room));
   run.reference = { ...reference, id: run.id };
   remember(run);
   store(({ maps }) => {

@@ -15,6 +15,7 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..adt_core.app.batch import Batch, Picture, key
+from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.app.prompts import places
 from ..adt_core.errors import AdtError, shown
@@ -211,8 +212,9 @@ def metadata(hidden: Any) -> dict[str, str]:
     """The text chunks of ComfyUI's own PNGs: a picture that is dropped on the page opens its workflow."""
     if args.disable_metadata:
         return {}
-    found = {"prompt": hidden.prompt, **(hidden.extra_pnginfo or {})}
-    return {name: json.dumps(value) for name, value in found.items() if value is not None}
+    more = hidden.extra_pnginfo if isinstance(hidden.extra_pnginfo, dict) else {}
+    found = {"prompt": hidden.prompt, **more}
+    return {name: json.dumps(value) for name, value in found.items() if value is not None and is_keyword(name)}
 
 
 def _make(

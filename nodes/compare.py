@@ -13,10 +13,9 @@ from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
-from .live_map import LiveMap
+from .live_map import LiveMap, finished
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
-from .saved_map import attach
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -96,9 +95,8 @@ class ADTTreeCompare(io.ComfyNode):
             maps = _take_turns(both, model, cls.hidden)
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
-        wholes = [live_map.whole(partial(_picture, image)) for live_map, image in zip(maps, (a, b))]
-        attach(cls.hidden, wholes)
-        return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui={"adt_tree_map": wholes})
+        shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
+        return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 
 def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> list[LiveMap]:

@@ -8,9 +8,10 @@ order of ``SHARE``. js/map_model.js reads it. The whole map is a saved map, see 
 import base64
 import io
 import json
+import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core.rules.trace import ImageRound, Round, Trace
+from .decoration import decorating
 from .runtime import prompt_id, watched
-from .saved_map import pack
+from .saved_map import attach, pack, workflow_of
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
@@ -48,7 +50,8 @@ class LiveMap:
         )  # as the page knows it, in a loop too
         self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
         self._id = secrets.token_hex(8)
-        self._workflow = ((hidden.extra_pnginfo or {}).get("workflow") or {}).get("id")
+        workflow = (workflow_of(hidden) or {}).get("id")
+        self._workflow = workflow if isinstance(workflow, str) else None
         self._inputs = _values(hidden)
         self._sent, self._next = 0, 0.0
 
@@ -57,32 +60,37 @@ class LiveMap:
         tab, now = watched(), time.monotonic()
         if tab is None or now < self._next:
             return
-        self._next = now + self._interval
-        rounds = [_pack(one) for one in self._trace.rounds[self._sent :]]
-        PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
-        self._sent += len(rounds)
+        self._next = math.inf  # what fails once is not tried again
+        with decorating("the live map"):
+            rounds = [_pack(one) for one in self._trace.rounds[self._sent :]]
+            PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
+            self._sent += len(rounds)
+            self._next = now + self._interval
 
     def whole(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
         """The finished map, for the list ``adt_tree_map`` of a node's ``ui`` output, which ComfyUI keeps in its
-        history, and for saved images.
+        history, and for saved images. Without pictures where they can't be made or kept.
 
         picture: decodes the image of this number. If a browser tab queued the run, pictures are kept: the first one,
         and further ones until decoding them has taken ``budget``, a share of the run's time.
         """
-        started, pictures, thumbnails = time.monotonic(), [], []
-        for image in range(self._trace.images if watched() is not None else 0):
-            made = picture(image)
-            try:
-                pictures.append(_keep(made))
-            except OSError:  # a full disk, say: the map does without, and the image itself is not lost
-                break
-            thumbnails.append(_thumbnail(made))
-            if time.monotonic() - started > budget * self._trace.report()["seconds"]:
-                break
+        pictures: list[dict] = []
+        thumbnails: list[str] = []
+        with decorating("a picture under the map"):
+            self._take_pictures(picture, budget, pictures, thumbnails)
         while sum(map(len, thumbnails)) > _THUMBNAILS:
             thumbnails.pop()
         data = pack(self._trace.rounds)
         return {**self._header(), "data": data, "pictures": pictures, "thumbnails": thumbnails}
+
+    def _take_pictures(self, picture: Callable, budget: float, pictures: list[dict], thumbnails: list[str]) -> None:
+        started, seconds = time.monotonic(), self._trace.report()["seconds"]
+        for image in range(self._trace.images if watched() is not None else 0):
+            made = picture(image)
+            pictures.append(_keep(made))
+            thumbnails.append(_thumbnail(made))
+            if time.monotonic() - started > budget * seconds:
+                break
 
     def _header(self) -> dict:
         trace, settings = self._trace, self._trace.settings
@@ -104,6 +112,15 @@ class LiveMap:
             "start": trace.start,
             "prefill": round(1000 * trace.prefill_seconds, 2),
         }
+
+
+def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Image.Image]) -> dict | None:
+    """The ``ui`` output of a node whose runs are over; saved images get their maps as well. pictures: by run."""
+    with decorating("the map"):
+        wholes = [live_map.whole(picture) for live_map, picture in zip(maps, pictures)]
+        attach(hidden, wholes)
+        return {"adt_tree_map": wholes}
+    return None
 
 
 def _values(hidden: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ from server import PromptServer
 
 from ..adt_core.engine.kept import held_bytes, release
 from ..adt_core.errors import AdtError
+from .decoration import decorating
 
 _AMPLE = 128 * 2**30
 """While so many bytes of RAM are free, ComfyUI's cache keeps results of earlier prompts as well."""
@@ -231,14 +232,23 @@ class Progress:
         image = None
         soon_over = (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
         if self._preview and (done >= self._total or now >= self._next_preview and not soon_over):
-            picture = self._preview()
+            picture = self._picture()
             self.last = picture if done >= self._total else None
-            image = ("JPEG", picture, args.preview_size)
+            image = ("JPEG", picture, args.preview_size) if picture is not None else None
             after = time.monotonic()
             self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))
         self._bar.update_absolute(done, self._total, image)
         if text:
             self.say(text)
+
+    def _picture(self) -> Image.Image | None:
+        """A preview; None if it can't be made, and then no other is tried."""
+        make, self._preview = self._preview, None
+        with decorating("the preview"):
+            picture = make() if make else None
+            self._preview = make
+            return picture
+        return None
 
     def say(self, text: str) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.

@@ -12,10 +12,9 @@ from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
 from .latent import read_latent
-from .live_map import LiveMap
+from .live_map import LiveMap, finished
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
-from .saved_map import attach
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -104,14 +103,13 @@ class ADTTreeSampler(io.ComfyNode):
             **way.options,
         )
         with loaded_for([decoding], model, way.loaded):
-            whole = _decode(decoding, model, cls.hidden)
+            shown = _decode(decoding, model, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        attach(cls.hidden, [whole])
-        return io.NodeOutput({"samples": vectors}, decoding.trace, ui={"adt_tree_map": [whole]})
+        return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 
-def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict:
-    """Decode to the end, with progress and the live map. Returns the whole map."""
+def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict | None:
+    """Decode to the end, with progress and the live map. Returns what the node shows of it then."""
     live_map = LiveMap(decoding.trace, model.target.name, hidden)
     progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(model.target, decoding))
     with closing(rounds(decoding)) as running:
@@ -119,4 +117,5 @@ def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text: the map says as much
     last = progress.last
-    return live_map.whole(lambda image: last if image == 0 and last else preview(model.target, decoding, image))
+    picture = lambda image: last if image == 0 and last else preview(model.target, decoding, image)  # noqa: E731
+    return finished([live_map], hidden, picture)

@@ -100,10 +100,10 @@ def attach(hidden: Any, parts: list[dict]) -> None:
     several maps, and no image says which is its own, so none of them travels. Nor do
     ``pictures``, which are files of this server.
     """
-    workflow = (hidden.extra_pnginfo or {}).get("workflow")
     found = digest(hidden.prompt or {}, hidden.unique_id)
-    maps = _maps(workflow)
-    again = not maps.get(hidden.unique_id, {"cached": True}).get("cached")
+    maps = _maps(workflow_of(hidden))
+    before = maps.get(hidden.unique_id)
+    again = isinstance(before, dict) and not before.get("cached")
     small = [{name: value for name, value in part.items() if name != "pictures"} for part in parts]
     entry: dict = {"parts": [] if again else small}
     maps[hidden.unique_id] = entry
@@ -114,18 +114,33 @@ def attach(hidden: Any, parts: list[dict]) -> None:
             _finished.popitem(last=False)
 
 
-def _maps(workflow: Any) -> dict:
-    """Where a workflow keeps its maps; a dictionary that nobody sees if it is no workflow."""
-    if not isinstance(workflow, dict) or not isinstance(workflow.setdefault("extra", {}), dict):
-        return {}
-    return workflow["extra"].setdefault(KEY, {})
+def workflow_of(hidden: Any) -> dict | None:
+    """The workflow that a node's prompt came with, which any client may have written; None if that is none."""
+    return _entry(hidden.extra_pnginfo, "workflow")
+
+
+def _entry(value: Any, name: str) -> dict | None:
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _maps(workflow: dict | None) -> dict:
+    """Where a workflow keeps its maps; a dictionary that nobody sees if there is no workflow."""
+    return {} if workflow is None else _dictionary(_dictionary(workflow, "extra"), KEY)
+
+
+def _dictionary(holder: dict, name: str) -> dict:
+    """The dictionary of this name, in place of whatever else is there."""
+    if not isinstance(holder.get(name), dict):
+        holder[name] = {}
+    return holder[name]
 
 
 def remind(request: dict) -> dict:
     """Before a prompt is queued: its workflow gets the maps of nodes whose results ComfyUI may take from its cache."""
     prompt = request.get("prompt")
-    workflow = ((request.get("extra_data") or {}).get("extra_pnginfo") or {}).get("workflow")
-    if not isinstance(prompt, dict) or not isinstance(workflow, dict):
+    workflow = _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
+    if not isinstance(prompt, dict) or workflow is None:
         return request
     ours = [number for number, node in prompt.items() if isinstance(node, dict) and node.get("class_type") in NODES]
     if ours:

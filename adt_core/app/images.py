@@ -19,6 +19,8 @@ from ..files import is_device, parse_json, write
 
 KEY = "adt_tree"
 """Name of the PNG text chunk that holds the settings, as JSON."""
+LONGEST_KEYWORD = 79
+"""Letters of the name of a text chunk."""
 LONGEST_NAME = 255
 """Bytes of a file name, on all usual systems."""
 UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -50,6 +52,11 @@ def chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
     for name, text in texts.items():
         info.add_text(name, text)
     return info
+
+
+def is_keyword(name: str) -> bool:
+    """May a text chunk of a PNG have this name, beside our own?"""
+    return 0 < len(name) <= LONGEST_KEYWORD and name.isprintable() and name != KEY and max(name) < "\u0100"
 
 
 def read_settings(path: Path) -> dict:

@@ -94,6 +94,24 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
         assert "Run the workflow" in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
 
 
+@pytest.mark.parametrize("odd", [None, "", "text", 0, 5, [], [1], {"PART": [5]}, {"PART": "x"}], ids=repr)
+def test_maps_and_properties_of_any_kind_are_no_map_and_no_trouble(tab, workflow, odd):
+    """Anybody may have written the workflow in a file. What is said in the console fails the test."""
+    sampler = workflow.sampler
+    maps = {str(sampler): {"parts": odd["PART"]}} if isinstance(odd, dict) else odd
+    property = {"figure": "toString", "opacity": [], "tag": 7, "runs": odd} if isinstance(odd, dict) else odd
+    workflow.data["extra"] = {"adt_tree_maps": maps}
+    for node in workflow.data["nodes"]:
+        node["properties"] = {"adt_tree_map": property}
+    for extra in (workflow.data["extra"], {}):
+        tab.load(workflow.data | {"extra": extra})
+        assert tab.map(sampler, "(panel.draw(), run)") is None
+        assert "Run the workflow" in tab.map(sampler, "panel.line.textContent")
+        own = tab.map(sampler, "map.node.properties.adt_tree_map")
+        assert (own["figure"], own["opacity"], own["runs"]) == ("acceptance", 0.6, [])
+    assert "adt_tree_maps" not in tab.page.evaluate("JSON.stringify(app.graph.serialize())")
+
+
 def test_undoing_something_else_keeps_the_map(tab, workflow):
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")

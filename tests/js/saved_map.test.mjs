@@ -1,9 +1,11 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { deflateSync } from "node:zlib";
-import { sound, unpack } from "../../js/saved_map.js";
+import { FIGURES } from "../../js/map_model.js";
+import { Room, sound, soundProperty, unpack } from "../../js/saved_map.js";
 
-const saved = (numbers) => ({ data: deflateSync(Buffer.from(numbers)).toString("base64") });
+const MAP = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", data: "", images: 1, grid: [2, 4], start: 0, part: 0, parts: 1 };
+const saved = (numbers, images = 2) => ({ ...MAP, images, data: deflateSync(Buffer.from(numbers)).toString("base64") });
 
 test("a saved map is unpacked into the rounds of the live messages", async () => {
   const columns = [
@@ -31,18 +33,69 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
 test("no rounds are no rounds", async () => assert.deepEqual(await unpack(saved([0])), []));
 
 test("damaged numbers are refused, and do not fill the memory", async () => {
-  await assert.rejects(unpack({ data: "AAAA" }));
+  await assert.rejects(unpack({ ...MAP, data: "AAAA" }));
   await assert.rejects(unpack(saved([200, 200, 200, 200, 100])));
-  await assert.rejects(unpack({ data: deflateSync(Buffer.alloc(2 ** 26)).toString("base64") }), /too many numbers/);
+  await assert.rejects(unpack(saved(Buffer.alloc(2 ** 26))), /too many numbers/);
 });
 
-const MAP = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", data: "", images: 1, grid: [2, 4], start: 0, part: 0, parts: 1 };
+/** A map of one round whose shares have these numbers: [image, jump, depth asked, width asked, depth, width, nodes, accepted, substituted]. */
+const oneRound = (shares, levels = []) => saved([1, 0, 0, ...varint(shares.length), ...Array.from({ length: 9 }, (_, i) => shares.flatMap((share) => varint(share[i]))).flat(), ...levels]);
+const varint = (number) => (number > 127 ? [(number % 128) + 128, ...varint(Math.floor(number / 128))] : [number]);
+
+test("of shares, depths and positions there are no more than a map can have", async () => {
+  const share = [0, 0, 1, 1, 1, 1, 1, 1, 0];
+  const other = (changes) => share.map((value, i) => changes[i] ?? value);
+  assert.equal((await unpack(oneRound([share], [1])))[0].length, 3);
+  const wrong = {
+    "of an image that is not there": [[other({ 0: 2 })], [1]],
+    "before the image": [[other({ 1: 1 })], [1]],
+    "behind the image": [[other({ 1: 16 })], [1]],
+    "absurdly far behind it": [[other({ 1: 2 ** 33 + 1 })], [1]],
+    "more tokens than an image has": [[other({ 7: 8 })], [1]],
+    "the same tokens again and again": [Array.from({ length: 5 }, (_, i) => other({ 1: i ? 3 : 0 })), [1, 1, 1, 1, 1]],
+    "deeper than there are numbers": [[other({ 4: 3 })], [1]],
+    "deeper than any number": [[other({ 4: 2 ** 60 })], [1]],
+  };
+  for (const [what, [shares, levels]] of Object.entries(wrong)) await assert.rejects(unpack(oneRound(shares, levels)), RangeError, what);
+});
+
+test("what a file claims is bounded by what it holds, before anything is made of it", async () => {
+  const many = Buffer.concat([Buffer.from([1, 0, 0, ...varint(2 ** 22)]), Buffer.alloc(2 ** 23)]);
+  const before = process.memoryUsage().heapUsed;
+  await assert.rejects(unpack({ ...saved(many), data: deflateSync(many).toString("base64") }), RangeError);
+  assert.ok(process.memoryUsage().heapUsed - before < 2 ** 25);
+});
+
+test("the maps of a file share one room, for numbers and for cells", async () => {
+  const room = new Room();
+  const large = () => sound({ ...MAP, grid: [1024, 1024] }, room);
+  for (let i = 0; i < 2; i++) large();
+  assert.throws(large, /too many numbers/);
+  await assert.rejects(unpack(saved([0]), room), /too many numbers/);
+});
+
+test("a property of any kind is no more than sound settings and references", () => {
+  const usual = { figure: "acceptance", opacity: 0.6 };
+  const none = { settings: {}, tag: undefined, runs: [] };
+  for (const odd of [undefined, null, 0, "", "text", [], [1], true, { runs: "x", tag: 5, opacity: "1", figure: 7, evil: 1 }, { figure: "toString", runs: { 0: "a" } }]) {
+    assert.deepEqual(soundProperty(odd, usual, FIGURES), none);
+  }
+  const runs = [null, 5, "id", {}, { id: 5 }, { id: "a", prompt: 7, part: "0" }, { id: "b", prompt: "\ud800" }, { id: "c", prompt: "p", node: 6, part: 1 }];
+  assert.deepEqual(soundProperty({ figure: "time", opacity: 0, tag: "t", runs }, usual, FIGURES), {
+    settings: { figure: "time", opacity: 0 },
+    tag: "t",
+    runs: [{ id: "a", part: 0 }, { id: "b", part: 0 }, { id: "c", part: 1, prompt: "p", node: "6" }],
+  });
+});
 
 test("of a map from a file only what belongs to a map is taken, and nothing is fetched from elsewhere", () => {
   const thumbnails = ["https://example.org/seen.png", "data:image/svg+xml,<svg/>", "data:image/jpeg;base64,AA"];
-  const taken = sound({ ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } });
+  const taken = sound({ ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } }, new Room());
   assert.deepEqual(taken.thumbnails, ["data:image/jpeg;base64,AA"]);
   assert.deepEqual(taken.inputs, { seed: "5" });
   assert.ok(!("pictures" in taken) && !("evil" in taken));
-  for (const wrong of [{ grid: [1e6, 1e6] }, { grid: null }, { images: 1e9 }, { images: "x" }, { start: -1 }]) assert.throws(() => sound({ ...MAP, ...wrong }));
+  const wrong = [{ grid: [1e6, 1e6] }, { grid: null }, { images: 1e9 }, { images: 2 ** 13, grid: [1, 1] }, { images: "x" }, { start: -1 }, { start: 10 }, { part: 2 }, { parts: 9 }];
+  for (const one of wrong) assert.throws(() => sound({ ...MAP, ...one }, new Room()), JSON.stringify(one));
+  for (const odd of [null, 5, "map", [], {}]) assert.throws(() => sound(odd, new Room()));
+  for (const odd of [5, "data:image/jpeg;base64,", { 0: "x" }, null]) assert.deepEqual(sound({ ...MAP, thumbnails: odd }, new Room()).thumbnails, []);
 });

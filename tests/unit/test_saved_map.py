@@ -2,8 +2,10 @@
 
 import json
 import random
+from types import SimpleNamespace
 
-from adt_tree_pack.nodes.saved_map import digest, pack, remind
+import pytest
+from adt_tree_pack.nodes.saved_map import attach, digest, pack, remind
 
 from adt_core.rules.trace import ImageRound, Round
 
@@ -55,3 +57,23 @@ def test_a_workflow_goes_without_the_maps_that_it_brought():
     request = {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": {"extra": {"adt_tree_maps": {"3": {}}}}}}}
     remind(request)
     assert request["extra_data"]["extra_pnginfo"]["workflow"]["extra"] == {"adt_tree_maps": {}}
+
+
+ODD = [None, "", 0, [], "x", 5, [5], {"3": 5}, {"3": None}, {"3": []}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_a_map_is_put_into_a_workflow_whatever_stands_in_its_place(odd):
+    for extra in ({"adt_tree_maps": odd}, odd):
+        workflow = {"id": "x", "extra": extra}
+        remind({"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": json.loads(json.dumps(workflow))}}})
+        attach(SimpleNamespace(extra_pnginfo={"workflow": workflow}, prompt=PROMPT, unique_id="3"), [{"id": "a"}])
+        assert workflow["extra"]["adt_tree_maps"]["3"] == {"parts": [{"id": "a"}]}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_what_is_no_workflow_gets_no_map_and_harms_nothing(odd):
+    for request in ({"prompt": PROMPT, "extra_data": odd}, {"prompt": PROMPT, "extra_data": {"extra_pnginfo": odd}}):
+        assert remind(request) is request
+    for extra_pnginfo in (odd, {"workflow": odd if not isinstance(odd, dict) else None}):
+        attach(SimpleNamespace(extra_pnginfo=extra_pnginfo, prompt=odd, unique_id="3"), [])

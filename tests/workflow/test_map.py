@@ -115,6 +115,38 @@ def test_an_image_of_a_cached_result_brings_the_map_of_that_result(comfy, traced
     assert other["seed"] == "612" and other["id"] != again["id"]
 
 
+def test_an_image_is_not_lost_for_what_stands_in_the_place_of_its_map(comfy, traced):
+    sampler = traced.set("ADTTreeSampler", seed=621).id("ADTTreeSampler")
+    maps = saved_with(comfy, traced, extra={"adt_tree_maps": None})
+    assert maps[sampler]["parts"][0]["seed"] == "621"
+
+
+@pytest.mark.parametrize("seed, odd", [(631, "x"), (632, {"workflow": "x"})])
+def test_a_run_needs_no_workflow(comfy, traced, seed, odd):
+    """Save Image needs what it came with to be one; what reads the trace does not."""
+    traced.set("ADTTreeSampler", seed=seed)
+    del traced.prompt[traced.id("SaveImage")]
+    with comfy.socket() as browser:
+        outputs = comfy.run(traced.prompt, client=browser.id, extra_pnginfo=odd)
+    assert read(outputs)["report"]["seed"] == seed
+    assert outputs[traced.id("ADTTreeSampler")]["adt_tree_map"][0]["seed"] == str(seed)
+
+
+def test_an_image_is_not_lost_for_its_previews_and_thumbnails(comfy, traced):
+    """As where memory suffices for the image but not for showing it."""
+    sampler = traced.set("ADTTreeSampler", seed=641).id("ADTTreeSampler")
+    comfy.get("/probe/pictures", fail=1)
+    try:
+        with comfy.socket() as browser:
+            outputs = comfy.run(traced.prompt, client=browser.id)
+    finally:
+        comfy.get("/probe/pictures", fail=0)
+    assert len(comfy.files({0: outputs[traced.id("SaveImage")]})) == 1
+    (kept,) = outputs[sampler]["adt_tree_map"]
+    assert kept["pictures"] == kept["thumbnails"] == [] and unpack(kept)
+    assert comfy.log.read_text().count("is left out, since it could not be made") >= 2
+
+
 def test_images_of_a_list_bring_no_map_rather_than_that_of_the_last(comfy, traced):
     values = {"caption": "first", "filter": "", "start": 0, "count": 2, "shuffle": 0}
     prompts = traced.add("ADTTreePrompts", file="(the text below)", text="a red house\na blue house", **values)

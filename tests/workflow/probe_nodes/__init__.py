@@ -4,6 +4,7 @@ holds."""
 import ctypes
 import gc
 import json
+import sys
 import weakref
 
 import comfy.model_base
@@ -202,6 +203,19 @@ async def trim(request):
     """Has glibc give back the memory that nobody uses; else what a process holds is the most that it ever needed."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+    return web.json_response({})
+
+
+@PromptServer.instance.routes.get("/probe/pictures")
+async def pictures(request):
+    """From now on the pack can't make the pictures of previews and of maps, or can again."""
+    sampling = sys.modules[next(name for name in sys.modules if name.endswith("ADT-Tree.nodes.sampling"))]
+    stock = sys.modules[sampling.__name__.replace("sampling", "stock")]
+
+    def fail(_):
+        raise MemoryError("no room for a picture")
+
+    sampling.to_picture = fail if request.query["fail"] == "1" else stock.to_picture
     return web.json_response({})
 
 
