@@ -28,7 +28,8 @@ class Hung(BaseException):
 class Watch:
     """Notes in ``seen`` what is done outside of ``folder`` while it is on. Python tells of it through audit events.
 
-    What libraries do in other languages goes unseen: they only read here, what they are given.
+    What libraries do in other languages goes unseen: they only read here, what they are given. Python itself writes the
+    bytecode of a module at its first import; while the watch is on it does not, so nobody takes that for an input's.
     """
 
     def __init__(self, folder: Path):
@@ -60,11 +61,12 @@ class Watch:
         """Watch, and raise Hung if it takes too long."""
         signal.signal(signal.SIGALRM, _hang)
         signal.setitimer(signal.ITIMER_REAL, LONGEST)
+        bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         self._on = True
         try:
             yield
         finally:
-            self._on = False
+            self._on, sys.dont_write_bytecode = False, bytecode
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
