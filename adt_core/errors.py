@@ -1,6 +1,7 @@
 """What every part of the package may raise or call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Check = Callable[[], None]
 """Called often while something long goes on; may raise to cancel it."""
@@ -30,6 +31,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Does an error say that there is too little memory? Python, torch and drivers each say so in their own words."""
     words = "out of memory", "can't allocate memory", "not enough memory"
     return isinstance(error, MemoryError) or any(said in str(error) for said in words)
+
+
+@contextmanager
+def told_by_library(sentence: Callable[[str], str]) -> Iterator[None]:
+    """An AdtError, ``sentence`` of the reason, where a library fails in the block.
+
+    Rust's panics are no Exception, and would end ComfyUI's worker. Interrupts, which are none either, go on.
+    """
+    try:
+        yield
+    except AdtError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__module__ == "pyo3_runtime"
+        if is_out_of_memory(error) or not (is_panic or isinstance(error, Exception)):
+            raise
+        raise AdtError(sentence(one_line(str(error))[:300])) from error
 
 
 def one_line(text: str) -> str:

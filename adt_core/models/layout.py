@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..errors import AdtError
-from .checkpoint import Checkpoint, Entry, refuse_damage, same, transposed
+from .checkpoint import Checkpoint, Entry, same, transposed
 from .config import DecoderConfig
 from .fields import number, section, whole_number
 from .layers import Decoder, Layer
@@ -22,7 +21,6 @@ from .quantised import store
 
 _SHORT_PROMPT, _LONG_PROMPT = 64, 1024
 """Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""
-_TOKENIZERS = "text_tokenizer.json", "tokenizer.json"
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
@@ -156,20 +154,3 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
         problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}; this is not an {model} checkpoint"
         raise AdtError(f"config.json's vocabulary_map {problem}.")
     return [ids[code] for code in range(len(ids))]
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Does a checkpoint folder hold a tokenizer?"""
-    return any((folder / name).is_file() for name in _TOKENIZERS)
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. AdtError if there is none."""
-    file = next(filter(Path.is_file, (folder / name for name in _TOKENIZERS)), None)
-    if file is None:
-        raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
-    refuse_damage(file)
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise AdtError(f"{file} is not a readable tokenizer ({error}); download it again.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,14 +10,19 @@ from tokenizers import Tokenizer
 
 from ..errors import AdtError
 from .checkpoint import Checkpoint
-from .layout import load_tokenizer
 from .target import Prompt, Prompter, Target
+from .tokenizer import encode, load_tokenizer
+
+MOST_CHARACTERS = 10_000
+"""Of a prompt. No model has room for more, and some patterns of tokenizers take time that grows with the square."""
 
 
 def stripped(text: str) -> str:
-    """A text without white space around it. AdtError if nothing is left, or if it is no text."""
+    """A text without white space around it. AdtError if nothing is left, if it is far too long, or if it is no text."""
     if not text.strip():
         raise AdtError("prompt is empty; describe the picture in a few words.")
+    if len(text) > MOST_CHARACTERS:
+        raise AdtError(f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -30,16 +36,26 @@ def check_length(ids: list[int], room: int, name: str) -> None:
         raise AdtError(f"prompt is {len(ids)} tokens long, and {name} has room for {room}; shorten it.")
 
 
+def check_ids(ids: Iterable[int], size: int, name: str) -> None:
+    """AdtError if a prompt has an id that the model ``name``, of ``size`` tokens, does not know."""
+    largest = max(ids, default=0)
+    if largest >= size:
+        problem = f"prompt has the token {largest}, and {name} knows {size}"
+        raise AdtError(f"{problem}; take the tokenizer.json of {name}'s page.")
+
+
 @dataclass
 class TokenPrompter(Prompter):
     """Rows of token ids: BOS, the tokens of the request, then those named by ``behind``. Each family has a subclass.
 
-    vocabulary: ids of named tokens. room: positions for prompt and image together.
+    vocabulary: ids of named tokens. size: of all tokens that the model knows. room: positions for prompt and image
+    together.
     """
 
     name: str
     tokenizer: Tokenizer
     vocabulary: dict[str, int]
+    size: int
     room: int
     row_end: bool
 
@@ -58,14 +74,17 @@ class TokenPrompter(Prompter):
             problem = f"tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json"
             raise AdtError(f"{checkpoint.folder}: {problem}.")
         vocabulary: dict = found or checkpoint.config["vocabulary_map"]
-        return cls(target.name, tokenizer, vocabulary, target.decoder.config.max_positions, target.row_end)
+        config = target.decoder.config
+        return cls(target.name, tokenizer, vocabulary, config.vocab_size, config.max_positions, target.row_end)
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
-        ids = self.tokenizer.encode(self.request(stripped(text), grid), add_special_tokens=False).ids
+        ids = encode(self.tokenizer, self.request(stripped(text), grid), self.name).ids
         behind = self.ids(*self.behind(grid))
         image = grid[0] * (grid[1] + self.row_end)
         check_length(ids, self.room - image - 1 - len(behind), self.name)
-        return Prompt([*self.ids(self.BOS), *ids, *behind])
+        row = [*self.ids(self.BOS), *ids, *behind]
+        check_ids(row, self.size, self.name)
+        return Prompt(row)
 
     def ids(self, *names: str) -> list[int]:
         return [self.vocabulary[name] for name in names]

@@ -51,7 +51,8 @@ def opener(folders: dict[str, Path]) -> Callable[[str, Path], None]:
         if kind == "drafter":
             load_drafter(folder, target)
         else:
-            load_target(folder)
+            opened = load_target(folder)
+            opened.prompter.check("a cat", opened.grid)
 
     return open_checkpoint
 

@@ -11,6 +11,7 @@ from adt_core.app.inspect import inspect
 from adt_core.policies import Drafting
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.janus import BEGIN_IMAGE, BOS, CODES, PAD, write_janus
+from tests.layouts.tokens import spelled
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +65,7 @@ def test_the_prompt_is_the_published_conversation(target):
     """User, assistant, begin of image. The other row keeps the first and the last token, with padding between."""
     vocabulary, prompt = target.prompter.vocabulary, target.encode_prompt("  a cat\n")
     assert prompt[0] == vocabulary[BOS] and prompt[-1] == vocabulary[BEGIN_IMAGE]
-    assert (
-        target.prompter.tokenizer.decode(prompt, skip_special_tokens=False).replace(" ", "")
-        == f"{BOS}<|User|>:acat\n\n<|Assistant|>:{BEGIN_IMAGE}"
-    )
+    assert spelled(target, prompt).replace(" ", "") == f"{BOS}<|User|>:acat\n\n<|Assistant|>:{BEGIN_IMAGE}"
     assert "<|User|>" in [target.prompter.tokenizer.id_to_token(i) for i in prompt], "one token"
     assert target.unconditional(prompt) == [prompt[0], *[vocabulary[PAD]] * (len(prompt) - 2), prompt[-1]]
 

@@ -33,14 +33,17 @@ from ..downloads import FLAN_T5_XL, LLAMAGEN_CODEC, LLAMAGEN_DRAFTERS, Published
 from ..family import Family, Remedy
 from ..fields import number, whole_number, word
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, load_tokenizer
-from ..prompter import stripped
+from ..layout import decoder_config, decoder_entries
+from ..prompter import check_ids, stripped
 from ..target import Prompt, Prompter, PublishedSampling, Target
+from ..tokenizer import encode, load_tokenizer
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 from . import llamagen_captions as captions
 
 CAPTION = 120
 """Tokens of a caption, padding included."""
+END = "</s>"
+"""The token of T5 that ends every caption."""
 FILLER = 0
 """Id that a drafter pairs the features of the caption with."""
 CODEC, T5, EMBEDDER = "codec.", "t5.", "cls_embedding."
@@ -123,11 +126,14 @@ def _t5_config(config: dict, source: Path | str):
 class LlamaGenPrompter(Prompter):
     """Rows of 120 features. The caption's are the last; those before them are hidden, in the unconditional row too.
 
+    end: id of the token that ends every caption.
+
     What was encoded once is remembered, since the encoder may have left the GPU to the decoder by the next time.
     """
 
     name: str
     tokenizer: Tokenizer
+    end: int
     encoder: CaptionEncoder
 
     def __post_init__(self) -> None:
@@ -149,8 +155,9 @@ class LlamaGenPrompter(Prompter):
         if not cleaned:
             dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
             raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
-        read = self.tokenizer.encode(cleaned)
-        ids, note = read.ids, ""
+        read = encode(self.tokenizer, cleaned, self.name)
+        ids, note = [*read.ids, self.end], ""
+        check_ids(ids, self.encoder.t5.config.vocab_size, "T5")
         if len(ids) > CAPTION:  # as in training: the beginning, and the token that ends every caption
             last = cleaned[: read.offsets[CAPTION - 2][1]][-40:]
             note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
@@ -282,9 +289,10 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
         raise AdtError(f"{checkpoint.path} has no text encoder; {_REMEDIES[T5].order(checkpoint.home)}.")
     captions.libraries()
     tokenizer = load_tokenizer(t5.parent)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return LlamaGenPrompter(target.name, tokenizer, cast(CaptionEncoder, target.text_encoder))
+    end = tokenizer.token_to_id(END)
+    if end is None:
+        raise AdtError(f"{t5.parent}: tokenizer.json lacks {END}; use the tokenizer.json of {FLAN_T5_XL.repository}.")
+    return LlamaGenPrompter(target.name, tokenizer, end, cast(CaptionEncoder, target.text_encoder))
 
 
 _REMEDIES = {

@@ -13,9 +13,9 @@ from ..checkpoint import Checkpoint
 from ..downloads import CHAMELEON_CODEC, LUMINA_DRAFTER, Download, Published, lumina, lumina_tokenizer
 from ..family import Family
 from ..fields import section
-from ..layout import has_tokenizer
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
+from ..tokenizer import has_tokenizer
 from ..vq import VQConfig, VQModel
 from .chameleon import BEGIN_IMAGE, REMEDIES, SEPARATOR, UNNEEDED, ChameleonPrompter, build, entries, is_chameleon
 

@@ -1,0 +1,201 @@
+"""Tokenizers of strangers: published kinds are read, and what could end the process never reaches the library."""
+
+import base64
+import json
+import time
+
+import pytest
+import tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from adt_core.errors import AdtError, told_by_library
+from adt_core.models import prompter
+from adt_core.models import tokenizer as ours
+from adt_core.models.patterns import PUBLISHED, is_fast
+from adt_core.models.tokenizer import encode, load_tokenizer
+from tests.layouts.tokens import tokenizer_with
+from tests.tiny import byte_tokenizer
+
+LETTERS = "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-Ֆᴀ-ᴫᵫ-ᵷᵹ-ᶚﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏]+"
+GPT_4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXT = "A blue sailboat,  in the middle of 12 calm lakes!\n\n  It's 3 o'clock; naïve, 猫 ①ﷺ <sentinel:12> IMGIMGABZ   "
+
+
+def table(*texts: str) -> str:
+    """A table of characters in the format of sentencepiece, with an empty trie."""
+    blob = b"".join(text.encode() + b"\0" for text in texts)
+    return base64.b64encode((4).to_bytes(4, "little") + bytes(4) + blob).decode()
+
+
+def split(pattern: str, behavior: str = "isolated"):
+    return pre_tokenizers.Split(tokenizers.Regex(pattern), behavior)
+
+
+def byte_level(*before, normalizer=None) -> Tokenizer:
+    tokenizer = tokenizer_with(["<s>", "<reserved08706>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not before)]
+    )
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """As T5's."""
+    letters = sorted(set(TEXT) - {" ", "\n"})
+    made = Tokenizer(
+        models.Unigram(
+            [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)] + [(x, -3.5) for x in letters], 2, False
+        )
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Strip(left=False), normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")]
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = decoders.Metaspace()
+    made.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
+    return made
+
+
+def published() -> dict[str, Tokenizer]:
+    """Of the kinds that the families are published with."""
+    digits, chinese = pre_tokenizers.Digits(individual_digits=True), "[一-龥ࠀ-一가-퟿]+"
+    deepseek = [split(x) for x in ("[\r\n]", LETTERS, "\\s?[!-/:-~！-／：-～‘-‟　-。]+", "\\s+$", chinese)]
+    marks = [split(x) for x in ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )")]
+    return {
+        "bundled, Emu3": byte_level(),
+        "Chameleon": byte_level(*marks, digits, pre_tokenizers.Punctuation()),
+        "Janus": byte_level(*deepseek, digits, normalizer=normalizers.Sequence([])),
+        "GPT-4": byte_level(split(GPT_4), normalizer=normalizers.NFC()),
+        "T5": unigram(),
+    }
+
+
+@pytest.mark.parametrize("name", published())
+def test_published_kinds_are_read_and_give_the_same_tokens(tmp_path, name):
+    tokenizer = published()[name]
+    expected = tokenizer.encode(TEXT, add_special_tokens=False)
+    tokenizer.enable_padding(length=512)
+    tokenizer.enable_truncation(5)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = encode(load_tokenizer(tmp_path), TEXT, "it")
+    assert found.ids == expected.ids and found.offsets == expected.offsets and len(found.ids) > 20
+
+
+STEP = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+HOSTILE = {
+    "growing": {"normalizer": {"type": "Sequence", "normalizers": [STEP] * 16}},
+    "one that grows": {"normalizer": STEP},
+    "from nothing": {"normalizer": {**STEP, "pattern": {"String": ""}}},
+    "a long table": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": table("x" * 9999)}},
+    "no table": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
+    "many steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 17}},
+    "steps in steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}},
+    "bytes of bytes": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 16}},
+    "slow": {
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Isolated", "invert": False}
+    },
+    "unknown": {"pre_tokenizer": {"type": "Evil"}},
+    "no kind": {"pre_tokenizer": {}},
+    "a list": {"pre_tokenizer": [BYTES]},
+    "unknown field": {"pre_tokenizer": {**BYTES, "more": 1}},
+    "chance": {"model": {"dropout": 0.5}},
+    "another model": {"model": {"type": "WordPiece"}},
+    "no model": {"model": None},
+    "no kind of model": {"model": {"type": []}},
+    "an id": {"model": {"vocab": {"a": 2**40}}},
+    "a negative id": {"model": {"vocab": {"a": -1}}},
+    "a long token": {"model": {"vocab": {"a" * 2000: 0}}},
+    "odd merges": {"model": {"merges": [["a", 1]]}},
+    "an odd token": {"added_tokens": [{"id": 2**40, "content": "x"}]},
+    "an empty token": {"added_tokens": [{"id": 1, "content": ""}]},
+    "no tokens": {"added_tokens": {"a": 1}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_could_end_the_process_never_reaches_the_library(tmp_path, monkeypatch, name):
+    content = json.loads(byte_tokenizer().to_str())
+    for part, value in HOSTILE[name].items():
+        content[part] = {**content[part], **value} if part == "model" and value else value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    monkeypatch.setattr(ours, "Tokenizer", None)
+    with pytest.raises(AdtError, match="tokenizer.json can't be used, .*; take the tokenizer.json of the model's page"):
+        load_tokenizer(tmp_path)
+
+
+def test_padding_and_templates_are_left_out(tmp_path):
+    """Padding to 2**40 ends the process, a multiple of 2**62 panics, and a template may repeat a text."""
+    tokenizer = json.loads(unigram().to_str())
+    padding = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    tokenizer["padding"] = {**padding, "strategy": {"Fixed": 2**40}, "pad_to_multiple_of": 2**62}
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 2**40}
+    tokenizer["post_processor"]["single"] *= 999
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert encode(load_tokenizer(tmp_path), "It", "T5").tokens == ["▁", "I", "t"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"(a+)+b", r"(a|a)*b", r"a*a*b", r"\s+x", r"a+b", r"(a+)?b", r"a{2,}b", r"(a*)*", r"a*", r"", r"(?=a)b", r"\g<0>"]
+    + [r"(a)\1", r"a{9999}", r"a{1,9}", r"(a?){8}", r"a?" * 20 + "b", r"a+?b", r"a++b", r"[[a]b]", r"(a", r"a)", r"[a"]
+    + ["a|" * 99 + "b", "a" * 2001, "(" * 99 + "a" + ")" * 99, r"\k<a>", r"(?<a>b)", r"(?#)", r"^a", r".*a"],
+)
+def test_patterns_that_may_be_slow(pattern):
+    assert not is_fast(pattern)
+
+
+SIMPLE = [
+    " {2,}",
+    r"\p{N}{1,3}",
+    r"\p{N}+",
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    LETTERS,
+    r"(?i:'s|'t)|a+",
+    r"a+b*c?",
+]
+
+
+@pytest.mark.parametrize("pattern", sorted({*PUBLISHED, *SIMPLE, GPT_4}), ids=range(len({*PUBLISHED, *SIMPLE, GPT_4})))
+def test_patterns_that_are_taken_are_fast_on_every_text(pattern):
+    """Texts that make an engine go back: of the longest length, of one kind, with an end that does not fit."""
+    assert is_fast(pattern)
+    tokenizer = byte_level(split(pattern))
+    for unit, end in ((" ", "x"), ("a", "!"), ("\n ", "x"), ("1", "x"), ("<sentinel:1", ""), ("IMGIMGA", "")):
+        text = (unit * prompter.MOST_CHARACTERS)[: prompter.MOST_CHARACTERS - 1] + end
+        began = time.process_time()
+        tokenizer.encode(text)
+        assert time.process_time() - began < 3
+
+
+def test_a_panic_of_the_library_is_a_sentence():
+    """Rust's panics are no Exception, and ended the worker of a server."""
+    panicking = byte_tokenizer()
+    panicking.enable_padding(pad_to_multiple_of=2**62)
+    with pytest.raises(AdtError, match=r"prompt could not be read by the tokenizer of M \(.*\); shorten it, or take"):
+        encode(panicking, "a cat", "M")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), type("Interrupted", (BaseException,), {})()])
+def test_interrupts_stay_what_they_are(error):
+    with pytest.raises(type(error)), told_by_library(lambda reason: reason):
+        raise error
+
+
+def test_a_prompt_of_absurd_length_is_refused_before_it_is_read():
+    assert len(prompter.stripped("x" * prompter.MOST_CHARACTERS)) == prompter.MOST_CHARACTERS
+    with pytest.raises(AdtError, match="prompt has 10001 characters, and 10000 at most are read; shorten it"):
+        prompter.stripped("x" * (prompter.MOST_CHARACTERS + 1))
+
+
+def test_a_token_that_the_model_does_not_know():
+    """Of another model's tokenizer. A GPU would have failed for everybody."""
+    prompter.check_ids([3, 7], 8, "M")
+    with pytest.raises(AdtError, match="prompt has the token 8, and M knows 8; take the tokenizer.json of M's page"):
+        prompter.check_ids([3, 8], 8, "M")
