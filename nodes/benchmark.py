@@ -12,7 +12,7 @@ from ..adt_core.app import benchmark as bench
 from ..adt_core.app import report
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
-from ..adt_core.app.prompts import sample
+from ..adt_core.app.prompts import present, sample
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
@@ -106,7 +106,7 @@ def _plan(
     **sampling,
 ) -> bench.Benchmark:
     """What the inputs ask for. drafter, model: their paths. Raises AdtError, naming the input."""
-    chosen = [prompt.text for prompt in read(prompts, "prompts")]
+    chosen = [prompt.text for prompt in present(read(prompts, "prompts"))]
     chosen = sample(chosen, count, seed=0) if count else chosen
     names = [name.strip() for name in methods.split(",") if name.strip()]
     with _options_are_inputs():

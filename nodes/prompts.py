@@ -8,9 +8,20 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.prompts import BUNDLED_CAPTIONS, CAPTIONS, FILES, Prompt, file_stems, read_list, select, typed
+from ..adt_core.app.prompts import (
+    BUNDLED_CAPTIONS,
+    CAPTIONS,
+    FILES,
+    Prompt,
+    all_typed,
+    blank_note,
+    file_stems,
+    present,
+    read_all,
+    select,
+)
 from ..adt_core.errors import AdtError
-from .runtime import refusal
+from .runtime import refusal, tell
 from .schema import schema
 from .sockets import checked
 
@@ -38,7 +49,7 @@ class ADTTreePrompts(io.ComfyNode):
                 io.Combo.Input("caption", options=list(CAPTIONS), default=CAPTIONS[0]),
                 io.String.Input("filter", default=""),
                 io.Int.Input("start", default=0, min=0, max=10**7),
-                io.Int.Input("count", default=8, min=1, max=10**7),
+                io.Int.Input("count", default=8, min=0, max=10**7),
                 io.Int.Input("shuffle", default=0, min=0, max=2**64 - 1, control_after_generate=False),
             ],
             outputs=[io.String.Output(display_name=name, is_output_list=True) for name in ("prompts", "ids", "names")]
@@ -62,7 +73,10 @@ class ADTTreePrompts(io.ComfyNode):
     def execute(
         cls, file: str, text: str, caption: str, filter: str, start: int, count: int, shuffle: int
     ) -> io.NodeOutput:
-        prompts = select(read(_source(file, text), _name(file), caption), filter, shuffle, start, count)
+        found = read(_source(file, text), _name(file), caption)
+        if note := blank_note(found):
+            tell(note)
+        prompts = select(present(found), filter, shuffle, start, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
@@ -98,12 +112,13 @@ def check(text: str, name: str) -> None:
 
 def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
     """A prompt per line of the text, or the prompts of the file that it names, or the bundled captions if it is empty.
+    Blank ones have an empty text.
 
     name: of the input, for the AdtError if a file can't be read. caption: which captions of an MS-COCO image to take.
     """
     path = _named(text, name)
     with _called(name):
-        return read_list(path, caption) if path else typed(text) or read_list(BUNDLED_CAPTIONS, caption)
+        return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else all_typed(text)
 
 
 def _named(text: str, name: str) -> Path | None:

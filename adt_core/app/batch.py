@@ -23,7 +23,7 @@ from ..errors import AdtError, Check
 from ..rules.noise import NOISE_VERSION
 from .images import digest, read_pixels, read_settings, save_png, to_uint8
 from .jobs import Job
-from .prompts import slug
+from .prompts import plain, slug
 
 
 class Picture(NamedTuple):
@@ -49,7 +49,7 @@ class Batch:
     """The images of a job in a folder, one for each prompt and seed. A seed that is not given is the job's.
 
     Every image has the index 0 of the noise, so it is the one that decoding its prompt alone gives. folder: usually
-    named by :func:`key`. texts: further text chunks of the PNGs, by name.
+    :func:`home`. texts: further text chunks of the PNGs, by name.
     """
 
     job: Job
@@ -134,8 +134,20 @@ def _are_figures(value: object) -> TypeGuard[dict]:
     return all(type(value.get(name)) in (int, float) and math.isfinite(value[name]) for name in NUMBERS)
 
 
+def home(root: Path, job: Job, name: str = "") -> Path:
+    """The job's folder below ``root``. It is called by ``name``, the model's unless given, and by :func:`key`.
+
+    Folders of earlier versions had the key alone. Where one is there, it is the folder of a job without a name.
+    """
+    unique = key(job)
+    if not name and (root / unique).is_dir():
+        return root / unique
+    return root / "-".join(filter(None, (plain(name or job.target.name), unique)))
+
+
 def key(job: Job) -> str:
-    """A name for the job's folder: the same for jobs that give the same images. Drafting counts under LANTERN alone."""
+    """What the name of the job's folder ends with: the same for jobs that give the same images. Drafting counts under
+    LANTERN alone."""
     target, relaxed = job.target, None
     if job.lantern is not None:
         network = job.drafter.network if job.drafter is not None else None

@@ -29,7 +29,7 @@ from ..rules.verify import Lantern
 from . import continuation, distributed
 from .images import check_outputs, to_png
 from .jobs import Job, rounds, stretches, warm_up
-from .prompts import read_prompts
+from .prompts import blank_note, present, read_all
 
 MOST_AT_ONCE, MOST_PICTURES = 4096, 10**6
 """Bounds of what one command draws at once and in all; each picture's path is in memory."""
@@ -40,7 +40,7 @@ class Plan:
     """Options of ``generate`` that have been checked. Nothing is loaded yet.
 
     paths: one per picture. parts: numbers of the prompts that one decoding takes. profile: what rounds cost, as the PNG
-    says that is drawn again.
+    says that is drawn again. note: what is to be said of the list of prompts, or "".
     """
 
     options: argparse.Namespace
@@ -50,6 +50,7 @@ class Plan:
     paths: list[Path]
     parts: list[range]
     profile: CostProfile | None = None
+    note: str = ""
 
 
 def plan(options: argparse.Namespace) -> Plan:
@@ -66,7 +67,8 @@ def plan(options: argparse.Namespace) -> Plan:
         raise AdtError("--compare measures another --method against autoregressive; choose one.")
     continuation.check(options)
     distributed.check(options)
-    prompts = read_prompts(options.prompts) if options.prompts else [options.prompt]
+    listed = read_all(options.prompts) if options.prompts else []
+    prompts = [prompt.text for prompt in present(listed)] if listed else [options.prompt]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("--prompt is empty; describe the picture in a few words.")
     if options.ray_address is None:
@@ -87,7 +89,7 @@ def plan(options: argparse.Namespace) -> Plan:
     )
     sampling_of(options)
     profile = CostProfile.from_json(options.profile) if options.profile is not None else None
-    return Plan(options, prompts, drafting, lantern_of(options), paths, parts, profile)
+    return Plan(options, prompts, drafting, lantern_of(options), paths, parts, profile, blank_note(listed))
 
 
 def _files(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:
@@ -245,7 +247,7 @@ def run(plan: Plan) -> str:
     by_method = list(zip(*(results[part] for part in parts)))
     report, lines = summarise(plan, by_method, perf_counter() - began)
     write_files(plan, by_method[0], report)
-    return "\n".join([*lines, *notes])
+    return "\n".join(filter(None, [*lines, plan.note, *notes]))
 
 
 def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float) -> tuple[dict, list[str]]:

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..files import is_device, parse_json, write
+from ..version import VERSION
 
 KEY = "adt_tree"
 """Name of the PNG text chunk that holds the settings, as JSON."""
 LONGEST_KEYWORD = 79
 """Letters of the name of a text chunk."""
+PARAMETERS = "parameters"
+"""Name of the text chunk in which many programs look for a prompt and its settings, as text."""
 LONGEST_NAME = 255
 """Bytes of a file name, on all usual systems."""
 UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -38,12 +41,47 @@ def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] |
 
 
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
-    """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, and each of ``texts`` under its name."""
-    chunk = chunks(texts or {})
+    """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, the same for other programs, and each of
+    ``texts`` under its name."""
+    said = parameters(settings, pixels.shape[2], pixels.shape[1])
+    chunk = chunks({**({PARAMETERS: said} if said else {}), **(texts or {})})
     chunk.add_itxt(KEY, json.dumps(settings, ensure_ascii=False))
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=chunk)
     return buffer.getvalue()
+
+
+def parameters(settings: dict, width: int, height: int) -> str:
+    """Settings in the usual words of other programs: the prompt, the negative one if there is any, and a line of names
+    and values. "" for settings without a prompt.
+
+    Such a line begins with "Steps". Ours are the image's tokens: as many whatever drafts them.
+    """
+    prompt, negative = settings.get("prompt"), settings.get("negative")
+    if not isinstance(prompt, str) or not prompt:
+        return ""
+    values = {
+        "Steps": settings.get("image_tokens"),
+        "Sampler": settings.get("method"),
+        "CFG scale": settings.get("guidance"),
+        "Seed": settings.get("seed"),
+        "Size": f"{width}x{height}",
+        "Model": settings.get("model_name"),
+        "Temperature": settings.get("temperature"),
+        "Top k": settings.get("top_k"),
+        "Top p": settings.get("top_p"),
+        "Image index": settings.get("image_index") or None,
+        "Version": f"ADT-Tree {VERSION}",
+    }
+    line = ", ".join(f"{name}: {_quoted(value)}" for name, value in values.items() if value is not None)
+    lines = prompt, f"Negative prompt: {negative}" if negative else "", line
+    return "\n".join(filter(None, lines)).replace("\0", " ")  # which ends such a text
+
+
+def _quoted(value: object) -> str:
+    """A value of such a line: in quotation marks where it has what separates values."""
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if any(letter in text for letter in ",:\n") else text
 
 
 def chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:

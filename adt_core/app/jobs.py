@@ -141,6 +141,7 @@ class Job:
             "device": decoder.embedding.device.type,
             **asdict(self.sampling),
             "image_index": image_index,
+            "image_tokens": self.target.length,
             "kept": list(self.kept),
             **self.drafting.flat(),
             "lantern_k": rule.neighbours,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +20,8 @@ BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 CAPTIONS = ("first", "longest", "all")
 """Which of the captions of an MS-COCO image are prompts."""
+_NAMED = 5
+"""Blank prompts that a note names."""
 _Item = TypeVar("_Item")
 
 
@@ -36,7 +39,13 @@ def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
 
 
 def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
-    """The prompts of a file. Its ending says how it is read; raises AdtError if it can't be.
+    """The prompts of a file, without blank ones; see :func:`read_all`."""
+    return present(read_all(path, caption))
+
+
+def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
+    """The prompts of a file, blank ones with an empty text. Its ending says how it is read. Raises AdtError if it can't
+    be, and if all are blank.
 
     ``.json``: a list of strings, or MS-COCO's ``captions_*.json``, in the order of the image ids. Of each image,
     ``caption`` takes the ``first`` or the ``longest`` one, under the id of the image, or ``all``, under their own ids.
@@ -47,7 +56,7 @@ def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
     try:
-        found = readers.get(path.suffix.lower(), typed)(read_text(path, LARGEST_LIST))
+        found = readers.get(path.suffix.lower(), all_typed)(read_text(path, LARGEST_LIST))
     except (OSError, UnicodeDecodeError) as error:
         raise AdtError(
             f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error})."
@@ -57,20 +66,37 @@ def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
             f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
             "PartiPrompts' table, JSON lines or plain text were expected."
         ) from error
-    if not found:
+    if not present(found):
         raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
     return found
 
 
 def typed(text: str) -> list[Prompt]:
     """One prompt per line, under the number of the line. Blank lines are left out."""
-    return _numbered(_lines(text))
+    return present(all_typed(text))
+
+
+def all_typed(text: str) -> list[Prompt]:
+    """The same; but a blank line between others is a prompt with an empty text."""
+    return _numbered(_lines(text.rstrip()))
+
+
+def present(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts that are not blank."""
+    return [prompt for prompt in prompts if prompt.text]
+
+
+def blank_note(prompts: Sequence[Prompt]) -> str:
+    """A sentence that says which of the prompts are blank, or ""."""
+    blank = [prompt.id for prompt in prompts if not prompt.text]
+    names = ", ".join(shown(id) for id in blank[:_NAMED]) + (" and others" if len(blank) > _NAMED else "")
+    return f"{len(blank)} of {len(prompts)} prompts are blank and were left out: {names}." if blank else ""
 
 
 def select(
     prompts: list[Prompt], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
 ) -> list[Prompt]:
-    """Some of the prompts; ``count`` at most. Raises AdtError if none is left.
+    """Some of the prompts; ``count`` at most, all for 0 and None. Raises AdtError if none is left.
 
     filter: a text that they contain, in upper or lower case. shuffle: fixes their order; 0 leaves them as they are.
     start: how many are left out at the beginning.
@@ -85,7 +111,7 @@ def select(
         raise AdtError(f"start is {start}, but there are {len(found)} prompts; give a smaller number.")
     if shuffle:
         found = sample(found, len(found), shuffle)
-    return found[start:][:count]
+    return found[start:][: count or None]
 
 
 def slug(text: str, longest: int = 40) -> str:
@@ -100,7 +126,7 @@ def file_stems(prompts: list[Prompt]) -> list[str]:
 
     Ids that are numbers get leading zeros, so that files are sorted by them.
     """
-    ids = [_plain(prompt.id) for prompt in prompts]
+    ids = [plain(prompt.id) for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
     ids = [id.zfill(width) if id.isdecimal() else id for id in ids]
     return ["-".join(filter(None, (id, slug(prompt.text)))) or "prompt" for id, prompt in zip(ids, prompts)]
@@ -110,10 +136,10 @@ def places(ids: Sequence[str]) -> list[str]:
     """What the names of a list's files begin with: the place in the list, from 1, and the id if that is another."""
     width = len(str(len(ids)))
     numbers = (str(number).zfill(width) for number in range(1, len(ids) + 1))
-    return ["-".join(filter(None, (n, "" if n.lstrip("0") == id else _plain(id)))) for n, id in zip(numbers, ids)]
+    return ["-".join(filter(None, (n, "" if n.lstrip("0") == id else plain(id)))) for n, id in zip(numbers, ids)]
 
 
-def _plain(id: str, longest: int = 40) -> str:
+def plain(id: str, longest: int = 40) -> str:
     """An id for a file name: letters, digits, hyphens and dots; ``longest`` bytes at most. May be empty."""
     return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:longest].decode("utf-8", "ignore").strip(".-")
 
@@ -130,12 +156,12 @@ def _lines(text: str) -> list[str]:
 
 
 def _numbered(texts: Iterable[str]) -> list[Prompt]:
-    """Prompts under their numbers, from 1; blank ones count and are left out."""
-    return _present(Prompt(str(number), text) for number, text in enumerate(texts, start=1))
+    """Prompts under their numbers, from 1."""
+    return _stripped(Prompt(str(number), text) for number, text in enumerate(texts, start=1))
 
 
-def _present(prompts: Iterable[Prompt]) -> list[Prompt]:
-    return [prompt._replace(text=prompt.text.strip()) for prompt in prompts if prompt.text.strip()]
+def _stripped(prompts: Iterable[Prompt]) -> list[Prompt]:
+    return [prompt._replace(text=prompt.text.strip()) for prompt in prompts]
 
 
 def _json(text: str, caption: str) -> list[Prompt]:
@@ -144,12 +170,17 @@ def _json(text: str, caption: str) -> list[Prompt]:
         return _numbered(values)
     annotations = sorted(values["annotations"], key=lambda a: (a["image_id"], a["id"]))
     if caption == "all":
-        return _present(Prompt(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
+        return _stripped(Prompt(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
     images: dict[int, list[str]] = {}
     for annotation in annotations:
         images.setdefault(annotation["image_id"], []).append(annotation["caption"])
-    first = caption == "first"
-    return _present(Prompt(str(image), said[0] if first else max(said, key=len)) for image, said in images.items())
+    choose = _first if caption == "first" else partial(max, key=lambda said: len(said.strip()))
+    return _stripped(Prompt(str(image), choose(said)) for image, said in images.items())
+
+
+def _first(captions: list[str]) -> str:
+    """The first caption that is not blank, if there is one."""
+    return next((caption for caption in captions if caption.strip()), "")
 
 
 def _json_lines(text: str) -> list[Prompt]:
@@ -160,14 +191,14 @@ def _json_lines(text: str) -> list[Prompt]:
             value = {"prompt": value} if isinstance(value, str) else value
             said = value["prompt"] if "prompt" in value else value["caption"]
             prompts.append(Prompt(str(value.get("id", number)), said, _seed(value.get("seed"))))
-    return _present(prompts)
+    return _stripped(prompts)
 
 
 def _table(text: str) -> list[Prompt]:
     rows = csv.DictReader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
     if "Prompt" not in (rows.fieldnames or []):
         raise ValueError("no column Prompt")
-    return _present(Prompt(str(number), row["Prompt"], _seed(row.get("Seed"))) for number, row in enumerate(rows, 1))
+    return _stripped(Prompt(str(number), row["Prompt"], _seed(row.get("Seed"))) for number, row in enumerate(rows, 1))
 
 
 def _seed(value: Any) -> int | None:

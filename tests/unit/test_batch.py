@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app.batch import Batch, Picture, key
-from adt_core.app.images import read_settings, save_png
+from adt_core.app.batch import Batch, Picture, home, key
+from adt_core.app.images import parameters, read_settings, save_png
 from adt_core.app.jobs import Job, decode, rounds, stretches
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
@@ -253,6 +253,41 @@ def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
     assert cli.main(["generate", *options]) == 0
     with Image.open(path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes()
+
+
+def test_other_programs_read_what_made_a_picture(make, tmp_path):
+    """Many read a text chunk "parameters": the prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
+    make = replace(make, negative="a dog: wet, old", drafting=Drafting(method="autoregressive"), drafter=None)
+    run(replace(make, drafter_path=None), PROMPTS[1:2], tmp_path, chunk=1)
+    (path,) = tmp_path.iterdir()
+    with Image.open(path) as image:
+        *texts, line = image.info["parameters"].split("\n")
+        size = f"{image.width}x{image.height}"
+    assert texts == ["a dog on a mat", "Negative prompt: a dog: wet, old"]
+    assert line.startswith(
+        f"Steps: {make.target.length}, Sampler: autoregressive, CFG scale: 2.0, Seed: 3, Size: {size}"
+    )
+    assert read_settings(path)["prompt"] == "a dog on a mat", "our own settings stay beside it"
+
+
+def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
+    settings = {"prompt": "小屋 a\0b", "image_tokens": 4, "image_index": 2, "model_name": "a, b: c"}
+    text = parameters(settings, 8, 16)
+    assert text.startswith('小屋 a b\nSteps: 4, Size: 8x16, Model: "a, b: c", Image index: 2, ')
+    assert "Negative" not in text
+    assert parameters({}, 8, 8) == parameters({"prompt": None}, 8, 8) == ""
+
+
+def test_folders_are_called_by_the_model_and_old_ones_go_on(make, tmp_path):
+    """Folders of earlier versions are called by the key alone."""
+    unique = key(make)
+    assert home(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
+    assert home(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
+    assert home(tmp_path, make, "../..") == tmp_path / unique, "of a name nothing may be left"
+    run(make, PROMPTS[:2], tmp_path / unique, chunk=2)
+    assert home(tmp_path, make) == tmp_path / unique
+    assert run(make, PROMPTS[:3], home(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was made twice"
+    assert home(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", "a name asks for a folder of its own"
 
 
 def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):

@@ -200,6 +200,13 @@ def test_a_png_names_everything_that_made_it(generate):
         saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
     )
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
+    with Image.open("a.png") as image:
+        prompt, line = image.info["parameters"].split("\n")
+        size = f"{image.width}x{image.height}"
+    assert prompt == "a café" and line.startswith(
+        f"Steps: 16, Sampler: adt-tree, CFG scale: {saved['guidance']}, Seed: 3"
+    )
+    assert f"Size: {size}, " in line
 
 
 def test_a_picture_is_continued(generate):
@@ -351,6 +358,13 @@ def test_compare_needs_another_method(generate):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_cuda(generate):
     assert_refused(generate(device="cuda"), "--device cuda", "--device cpu", code=2)
+
+
+def test_blank_prompts_of_a_list_are_named(generate):
+    Path("list.txt").write_text("a red house\n\na blue sky\n")
+    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png")
+    assert code == 0 and len(list(Path().glob("x-*.png"))) == 2, err
+    assert "1 of 3 prompts are blank and were left out: '2'." in out
 
 
 def test_empty_list_of_prompts(generate):

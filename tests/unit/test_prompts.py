@@ -4,7 +4,20 @@ import json
 
 import pytest
 
-from adt_core.app.prompts import Prompt, file_stems, places, read_list, read_prompts, sample, select, slug, typed
+from adt_core.app.prompts import (
+    Prompt,
+    all_typed,
+    blank_note,
+    file_stems,
+    places,
+    read_all,
+    read_list,
+    read_prompts,
+    sample,
+    select,
+    slug,
+    typed,
+)
 from adt_core.errors import AdtError
 
 
@@ -106,6 +119,36 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
     assert typed(" a cat\n\na dog ") == [Prompt("1", "a cat"), Prompt("3", "a dog")] and typed(" \n") == []
 
 
+def test_blank_prompts_are_counted_and_named(tmp_path):
+    """Those that a list has: the end of a file is none."""
+    annotations = [
+        {"image_id": 9, "id": 1, "caption": " "},
+        {"image_id": 3, "id": 2, "caption": ""},
+        {"image_id": 3, "id": 3, "caption": "a cat"},
+    ]
+    files = {
+        "p.txt": ("a cat\n\na dog\n\n", ["2"]),
+        "p.json": ('["", "a cat", " "]', ["1", "3"]),
+        "coco.json": (json.dumps({"annotations": annotations}), ["9"]),
+        "p.jsonl": ('{"prompt": " ", "id": "x/7"}\n\n"a dog"\n', ["x/7"]),
+        "p.tsv": ("Prompt\tNote\na cat\t\n\t1\n", ["2"]),
+    }
+    for name, (text, blank) in files.items():
+        (tmp_path / name).write_text(text)
+        found = read_all(tmp_path / name)
+        names = ", ".join(map(repr, blank))
+        assert blank_note(found) == f"{len(blank)} of {len(found)} prompts are blank and were left out: {names}."
+        assert [prompt.id for prompt in found if prompt not in read_list(tmp_path / name)] == blank
+    assert blank_note(typed("a cat\n\n")) == blank_note(all_typed("a cat\n \n")) == ""
+    assert blank_note(all_typed("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
+
+
+def test_the_first_caption_that_says_something_is_taken(tmp_path):
+    annotations = [{"image_id": 3, "id": id, "caption": said} for id, said in enumerate([" ", "a cat", "a dog"])]
+    (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}))
+    assert read_prompts(tmp_path / "coco.json") == ["a cat"]
+
+
 def test_seeds_of_a_list(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a cat", "seed": 7}\n"a dog"\n{"prompt": "a cow", "seed": "9"}\n')
     (tmp_path / "p.tsv").write_text(f"Prompt\tSeed\na cat\t{2**64 - 1}\na dog\t\n")
@@ -128,7 +171,7 @@ def test_places_of_a_list():
 
 def test_a_part_of_a_list():
     prompts = [Prompt(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
-    assert select(prompts) == prompts
+    assert select(prompts) == select(prompts, count=0) == prompts
     assert [prompt.id for prompt in select(prompts, filter="red", start=2, count=3)] == ["5", "7", "9"]
     shuffled = select(prompts, shuffle=1)
     assert sorted(shuffled) == sorted(prompts) and shuffled != prompts and shuffled != select(prompts, shuffle=2)
