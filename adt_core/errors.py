@@ -23,6 +23,12 @@ class AdtError(ValueError):
         return _again, self.args  # by which other processes can be told of it, in spite of the module
 
 
+class TooLong(AdtError):
+    """A text with more tokens than there is room for."""
+
+    __module__ = "builtins"
+
+
 def _again(sentence: str) -> AdtError:
     return AdtError(sentence)
 

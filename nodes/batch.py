@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_management as mm
 import folder_paths
@@ -14,12 +14,13 @@ from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
-from ..adt_core.app.batch import Batch, Picture, key
+from ..adt_core.app.batch import Batch, Picture, home
+from ..adt_core.app.fitting import STOP, WAYS
 from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import Job, rounds, stretches
-from ..adt_core.app.prompts import places
-from ..adt_core.errors import AdtError, shown
+from ..adt_core.errors import AdtError
 from ..adt_core.rules.verify import Lantern
+from .batch_list import SAME, STEPPED, Item, news, read_items
 from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED
 from .runtime import Progress, check_cancelled, loaded, show_images, tell
@@ -47,8 +48,6 @@ from .sockets import (
 from .stock import text_encoder
 
 FOLDER = "adt_tree_batches"
-SAME, STEPPED = "the same", "seed + place in the list"
-"""Rules for the seeds of a list's images."""
 _SHOWN_EVERY, _SHOWN = 1.0, 64
 """Seconds between two times at which the newest finished images are shown while the batch goes on, and how many."""
 
@@ -79,6 +78,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 speed_input(),
                 preset_input(),
+                io.Combo.Input("unfit_prompts", options=list(WAYS), default=STOP, optional=True),
+                io.String.Input("folder", default="", optional=True),
             ],
             outputs=[
                 io.Image.Output(display_name="images"),
@@ -95,58 +96,33 @@ class ADTTreeBatchSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         single = {name: _one(name, values) for name, values in lists.items()}
         model, chunk_size, rule = single.pop("model"), single.pop("chunk_size"), single.pop("seed_of_each", SAME)
-        prompts = [_text(prompt).strip() for prompt in prompts]
-        ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
+        unfit, name = single.pop("unfit_prompts", STOP), single.pop("folder", "")
         job, drafter = _job(model=model, **single)
-        notes = _check(prompts=prompts, ids=ids, seeds=seeds, job=job)
-        items = _items(prompts, ids, seeds, job.sampling.seed, rule)
+        items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, rule=rule, unfit=unfit)
         with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
-            folder = Path(folder_paths.get_output_directory()) / FOLDER / key(job)
+            folder = _folder(job=job, folder=name)
         batch = Batch(job, folder, metadata(cls.hidden))
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
-        if notes:
-            cut = f"{len(notes)} of {len(prompts)} prompts are not read to their ends. The first: {notes[0]}"
-            tell(f"The images are in output/{FOLDER}/{folder.name}. {cut}")  # one line takes the place of another
-        rows = [
-            {"id": id, "prompt": item.prompt, **picture.figures, "file": picture.path.name}
-            for id, item, picture in zip(ids, items, made)
-        ]
+        if said := news(items, left_out):
+            tell(f"The images are in output/{FOLDER}/{folder.name}. {said}")  # one line takes the place of another
+        rows = [_row(item, picture) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
-        results = BatchResults(_images(made), rows, settings, folder)
+        results = BatchResults(_images(made), rows, settings, folder, [one._asdict() for one in left_out])
+        ids = [item.id for item in items]
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
+
+
+def _row(item: Item, picture: Picture) -> dict:
+    """What the report says of an image."""
+    whole = {"caption": item.caption} if item.caption != item.prompt else {}
+    row = {"id": item.id, "prompt": item.prompt, **picture.figures, "file": picture.path.name, "note": item.note}
+    return row | whole
 
 
 def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
     """Where the pictures' files are, each once."""
     files = dict.fromkeys(picture.path.name for picture in pictures)
     return [ui.SavedResult(file, f"{FOLDER}/{folder.name}", io.FolderType.output) for file in files]
-
-
-class _Item(NamedTuple):
-    """An image that is asked for. place: what the name of its file begins with."""
-
-    prompt: str
-    seed: int
-    place: str
-
-
-def _items(prompts: list[str], ids: list[str], seeds: list[int] | None, seed: int, rule: str) -> list[_Item]:
-    """The images of a list. seeds: of the list itself; NO_SEED where it has none, and then ``seed`` and ``rule`` hold.
-
-    Of the same prompt with the same seed there is one image, under its first name.
-    """
-    own = seeds if seeds is not None else [NO_SEED] * len(prompts)
-    steps = range(len(prompts)) if rule == STEPPED else [0] * len(prompts)
-    each = [(seed + step) % 2**64 if one == NO_SEED else one for one, step in zip(own, steps)]
-    return [_Item(*item) for item in zip(prompts, each, places(ids))]
-
-
-def _text(prompt: Any) -> str:
-    if not isinstance(prompt, str):
-        raise AdtError(
-            f"prompts: {shown(prompt)} is among them, and texts were expected; connect a node that gives texts."
-        )
-    return prompt
 
 
 def _one(name: str, values: Sequence) -> Any:
@@ -157,35 +133,6 @@ def _one(name: str, values: Sequence) -> Any:
             "single value."
         )
     return values[0]
-
-
-@checked
-def _check(prompts: list, ids: list, job: Job, seeds: list | None = None) -> list[str]:
-    """What is to be said of the prompts. Raises AdtError, naming the input, for what would otherwise be found after an
-    hour."""
-    notes: list[str] = []
-    if not prompts:
-        raise AdtError("prompts: none arrived, and at least one was expected; look at the node that gives them.")
-    for name, values in (("ids", ids), ("seeds", seeds)):
-        if values is not None and len(values) != len(prompts):
-            raise AdtError(
-                f"{name}: {len(values)} {name} arrived for {len(prompts)} prompts; connect both from the same ADT-Tree "
-                f"Prompts node, or no {name}."
-            )
-    for id, prompt in zip(ids, prompts):
-        try:
-            note = job.check_prompt(prompt)
-        except AdtError as error:
-            raise AdtError(f"prompts: that with the id '{id}': {error}") from error
-        notes += [f"'{id}': {note}"] if note else []
-    try:
-        job.check([])
-    except AdtError as error:
-        raise AdtError(f"negative: {error}") from error
-    for id, seed in zip(ids, seeds or []):
-        if type(seed) is not int or not NO_SEED <= seed < 2**64:
-            raise AdtError(f"seeds: that of the id '{id}' is {shown(seed)}; a whole number from 0 was expected.")
-    return notes
 
 
 @checked
@@ -205,6 +152,10 @@ def _job(
     chosen = choose_sampling(model, preset, **sampling)
     drafts = way.drafting, way.drafter, way.lantern
     job = Job(model.target, chosen, *drafts, negative, (), *paths, suffix=choose_suffix(model, preset))
+    try:
+        job.check([])
+    except AdtError as error:
+        raise AdtError(f"negative: {error}") from error
     return job, way.loaded
 
 
@@ -217,8 +168,14 @@ def metadata(hidden: Any) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in found.items() if value is not None and is_keyword(name)}
 
 
+@checked
+def _folder(job: Job, folder: str) -> Path:
+    """Where the job's images lie. folder: how the user wants it to be called."""
+    return home(Path(folder_paths.get_output_directory()) / FOLDER, job, folder.strip())
+
+
 def _make(
-    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[_Item], chunk_size: int, node_id: str
+    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[Item], chunk_size: int, node_id: str
 ) -> list[Picture]:
     """Make what is not in the folder yet. All that is asked for, in the order of the items."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
@@ -236,7 +193,7 @@ def _draw(
     batch: Batch,
     model: LoadedModel,
     drafter: LoadedDrafter | None,
-    missing: list[_Item],
+    missing: list[Item],
     kept: list[Picture],
     chunk_size: int,
     node_id: str,
@@ -255,7 +212,7 @@ def _draw(
         with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
             for finished in running:
                 for image in finished:
-                    made[items[image][:2]] = batch.keep(decoding, image, *items[image], check_cancelled)
+                    made[items[image][:2]] = batch.keep(decoding, image, *items[image][:3], check_cancelled)
                 if finished and time.monotonic() - shown > _SHOWN_EVERY:
                     pictures = [*kept, *made.values()]
                     show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))

@@ -9,8 +9,8 @@ from comfy_api.v0_0_2 import io, ui
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import is_device
 from .batch import FOLDER, metadata
-from .contact_sheet import contact_sheet, summary, write_report
-from .runtime import refusal
+from .contact_sheet import contact_sheet, own_name, summary, write_report
+from .runtime import refusal, tell
 from .schema import schema
 from .sockets import BatchResults, ResultsSocket, checked
 from .stock import to_picture
@@ -52,11 +52,15 @@ class ADTTreeCollector(io.ComfyNode):
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
         sheet = contact_sheet(pictures, labels, columns, thumbnail)
-        texts = metadata(cls.hidden)
-        *_, path = write_report(results.rows, results.settings, sheet, results.folder, name, texts)
+        own, what = own_name(results.folder, name, results.rows), (results.rows, results.settings, sheet)
+        *_, path = write_report(*what, results.folder, own, metadata(cls.hidden), results.left_out)
+        if own != name:
+            tell(f"'{name}' is the report of another list, and stays. This list's is '{own}', in the same folder.")
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
-        return io.NodeOutput(image, json.dumps(summary(results.rows), indent=1), ui=ui.SavedImages([saved]))
+        return io.NodeOutput(
+            image, json.dumps(summary(results.rows, len(results.left_out)), indent=1), ui=ui.SavedImages([saved])
+        )
 
 
 def _check_name(name: str) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from statistics import mean
 
 from PIL import Image, ImageDraw
 
 from ..adt_core.app.images import chunks
-from ..adt_core.files import write, write_json
+from ..adt_core.files import LARGEST_LIST, parse_json, read_text, write, write_json
 from .lettering import MISSING, Lettering
 
-COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file".split())
+COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note".split())
 """Columns of the CSV; JSON has all figures."""
+_MINE = "id", "prompt", "file"
+"""What tells the rows of a list from those of another."""
+ENDINGS = "csv", "json", "png"
+"""Of a report's files."""
 LONGEST_SIDE = 8192
 """Pixels of a contact sheet's longer side, at most: the more images, the smaller their thumbnails."""
 NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
@@ -26,8 +32,9 @@ _COMPRESSION = 4
 """Of the sheet's PNG: a level that takes half the time of Pillow's usual 6, for a file 3 % larger."""
 
 
-def summary(rows: Sequence[dict]) -> dict:
-    """The figures of all images together. rows: ``id``, ``prompt``, ``file`` and the figures of each.
+def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
+    """The figures of all images together. rows: ``id``, ``prompt``, ``file`` and the figures of each. left_out: how
+    many prompts were not drawn.
 
     An image that several rows share counts once. seconds: of decoding. tau, mean_depth, substitution_rate: means over
     the images.
@@ -37,6 +44,7 @@ def summary(rows: Sequence[dict]) -> dict:
     return {
         "images": len(rows),
         "distinct_images": len(images),
+        "left_out": left_out,
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds if seconds else 0.0,
@@ -44,23 +52,51 @@ def summary(rows: Sequence[dict]) -> dict:
     }
 
 
+def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
+    """The name of a list's report in a folder: the wanted one, or with a number behind it where that is another list's.
+
+    A report is this list's if all its images are among the list's: so nothing is lost when the list has grown.
+    """
+    mine = {tuple(row[key] for key in _MINE) for row in rows}
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if _may_replace(folder, one, mine))
+
+
+def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
+    """Is there no report of this name, or one whose images are all among ``mine``?"""
+    if not any(os.path.lexists(folder / f"{name}.{ending}") for ending in ENDINGS):
+        return True
+    try:
+        images = parse_json(read_text(folder / f"{name}.json", LARGEST_LIST))["images"]
+        return {tuple(row[key] for key in _MINE) for row in images} <= mine
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # it can't be read, so nobody knows whose it is
+
+
 def write_report(
-    rows: Sequence[dict], settings: dict, sheet: Image.Image, folder: Path, name: str, texts: Mapping[str, str] = {}
+    rows: Sequence[dict],
+    settings: dict,
+    sheet: Image.Image,
+    folder: Path,
+    name: str,
+    texts: Mapping[str, str] = {},
+    left_out: Sequence[dict] = (),
 ) -> list[Path]:
     """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder. Files of these names are replaced.
 
-    texts: text chunks of the PNG, by name.
+    texts: text chunks of the PNG, by name. left_out: prompts that were not drawn: ``id``, ``prompt`` and ``note``.
     """
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
+    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in [*rows, *left_out])
     picture = io.BytesIO()
     sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
-    paths = [folder / f"{name}.{ending}" for ending in ("csv", "json", "png")]
+    paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
+    whole = {"summary": summary(rows, len(left_out)), "images": list(rows), "left_out": list(left_out)}
+    write_json(paths[1], {"settings": settings, **whole})  # first: it says whose report this is, if no more is written
     # With the byte order mark by which spreadsheets recognise UTF-8.
     write(paths[0], table.getvalue().encode("utf-8-sig"))
-    write_json(paths[1], {"settings": settings, "summary": summary(rows), "images": list(rows)})
     write(paths[2], picture.getvalue())
     return paths
 

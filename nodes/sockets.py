@@ -55,13 +55,15 @@ class BatchResults:
     """What a batch made.
 
     images: IMAGE [N, H, W, 3]. rows: for each image its figures, with ``id``, ``prompt`` and ``file``. settings: what
-    all images have in common. folder: where the files are.
+    all images have in common. folder: where the files are. left_out: the ``id`` and ``prompt`` of what was not drawn,
+    with a ``note`` that says why.
     """
 
     images: Tensor
     rows: list[dict]
     settings: dict
     folder: Path
+    left_out: list[dict] = field(default_factory=list)
 
 
 def checked(function: Callable) -> Callable:

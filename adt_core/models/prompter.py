@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tokenizers import Tokenizer
 
-from ..errors import AdtError
+from ..errors import AdtError, TooLong
 from .checkpoint import Checkpoint
 from .target import Prompt, Prompter, Target
 from .tokenizer import encode, load_tokenizer
@@ -31,9 +31,9 @@ def stripped(text: str) -> str:
 
 
 def check_length(ids: list[int], room: int, name: str) -> None:
-    """AdtError if a prompt has more tokens than the model ``name`` has ``room`` for."""
+    """TooLong if a prompt has more tokens than the model ``name`` has ``room`` for."""
     if len(ids) > room:
-        raise AdtError(f"prompt is {len(ids)} tokens long, and {name} has room for {room}; shorten it.")
+        raise TooLong(f"prompt is {len(ids)} tokens long, and {name} has room for {room}; shorten it.")
 
 
 def check_ids(ids: Iterable[int], size: int, name: str) -> None:

@@ -44,6 +44,7 @@ def test_all_figures_are_written(tmp_path):
     assert report["summary"] == {
         "images": 3,
         "distinct_images": 2,
+        "left_out": 0,
         "seconds": 3.0,
         "tokens": 32,
         "tokens_per_second": pytest.approx(32 / 3),
@@ -51,6 +52,42 @@ def test_all_figures_are_written(tmp_path):
         "mean_depth": 1.5,
         "substitution_rate": 0.0,
     }
+
+
+def test_prompts_that_were_not_drawn_are_in_the_report(tmp_path):
+    left_out = [{"id": "2", "prompt": "=a b c", "note": "left out: prompt is 3 tokens long"}]
+    rows = [row("1", "a.png", 2.0, note="cut to its first 3 of 9 characters", caption="a cat in")]
+    sheet = collect.contact_sheet(PICTURES[:1], [""])
+    table, figures, _ = collect.write_report(rows, {}, sheet, tmp_path, "report", left_out=left_out)
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        drawn, other = csv.DictReader(file)
+    assert drawn["note"] == rows[0]["note"] and (other["id"], other["note"]) == ("2", left_out[0]["note"])
+    assert other["prompt"] == "'=a b c" and other["seconds"] == other["file"] == ""
+    report = json.loads(figures.read_text(encoding="utf-8"))
+    assert report["left_out"] == left_out and report["images"] == rows and report["summary"]["left_out"] == 1
+    assert report["summary"]["seconds"] == 2.0
+
+
+def test_a_report_is_replaced_by_its_own_list_alone(tmp_path):
+    """Also by that list grown; never by another, and not if nobody knows whose it is."""
+    rows = [row("1", "a.png", 2.0), row("2", "b.png", 1.0)]
+
+    def write(rows: list[dict], name: str = "report") -> str:
+        own = collect.own_name(tmp_path, name, rows)
+        collect.write_report(rows, {}, collect.contact_sheet(PICTURES[:1], [""]), tmp_path, own)
+        return own
+
+    assert write(rows) == "report"
+    assert write([row("1", "c.png", 2.0)]) == "report-2", "another list's"
+    first = (tmp_path / "report.json").read_bytes()
+    assert write(rows[:1]) == "report-3", "it lacks an image of the report that is there"
+    assert (tmp_path / "report.json").read_bytes() == first
+    assert write([*rows, row("3", "d.png", 1.0)]) == "report", "the same list, grown"
+    assert write([row("1", "c.png", 9.0)]) == "report-2", "made again, with other figures"
+    (tmp_path / "report.json").write_text("[")
+    assert write([*rows, row("9", "e.png", 1.0)]) == "report-3" and write([row("5", "f.png", 1.0)]) == "report-4"
+    (tmp_path / "sums.csv").write_text("of somebody else")
+    assert write(rows, "sums") == "sums-2" and (tmp_path / "sums.csv").read_text() == "of somebody else"
 
 
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])

@@ -139,6 +139,40 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     )
 
 
+@pytest.mark.small_models
+def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch):
+    """In a folder that the user has named; of the same settings, so that both lists share it."""
+    name, long = uuid.uuid4().hex[:8], "a red house " * 500
+    batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="cut", chunk_size=3)
+    batch.set("ADTTreePrompts", file="(the text below)", text=f"a fox\n\n{long}\na hen", count=0)
+    with comfy.socket() as browser:
+        comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=300)
+        browser.wait_for(lambda m: m.type == "execution_success")
+        said = b" ".join(m.data for m in browser.messages if m.type == TEXT).decode(errors="replace")
+    assert "1 of 4 prompts are blank and were left out: '2'." in said
+    assert "1 of 3 prompts are not read to their ends. The first, '3': cut to its first " in said
+    (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
+    fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
+    assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
+    assert (
+        cut["caption"] == long.strip() and long.startswith(cut["prompt"]) and cut["note"].startswith("cut to its fir")
+    )
+    first = {path: path.read_bytes() for path in folder.iterdir()}
+
+    batch.set("ADTTreeBatchSampler", unfit_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
+    with comfy.socket() as browser:
+        comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=300)
+        browser.wait_for(lambda m: m.type == "execution_success")
+        said = b" ".join(m.data for m in browser.messages if m.type == TEXT).decode(errors="replace")
+    assert "1 of 3 prompts are left out. The first, '2': left out: prompt is " in said
+    assert "'report' is the report of another list, and stays. This list's is 'report-2', in the same folder." in said
+    assert {path: path.read_bytes() for path in first} == first, "something was overwritten"
+    with (folder / "report-2.csv").open(newline="", encoding="utf-8-sig") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["1", "3", "2"] and rows["2"]["file"] == "" and rows["2"]["note"].startswith("left out: ")
+    assert rows["1"]["file"] == fox["file"] and rows["3"]["file"].startswith("3-a-cow-")
+
+
 def made(message: bytes) -> int:
     """Finished images, by the line under the sampler; before it come the length of the node's id and the id."""
     return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])
@@ -178,6 +212,7 @@ def test_prompt_lists(comfy, batch, coco):
     found = listed(comfy, batch, filter="RED ")
     assert found == [item for item in captions.items() if "red " in item[1].lower()] != []
     assert listed(comfy, batch, caption="all", count=1)[0][0] == "7000"
+    assert listed(comfy, batch, count=0) == list(captions.items()), "0 takes all"
     (comfy.base / "input" / name).write_text('["a cat"]')
     assert listed(comfy, batch) == [("1", "a cat")]
     assert listed(comfy, batch, file="(the text below)", text="a cow\n\na dog") == [("1", "a cow"), ("3", "a dog")]
@@ -207,7 +242,8 @@ def listed(comfy, batch, **values) -> list[tuple[str, str]]:
             "text: 'a/../../outside.json'",
         ),
         ("ADTTreePrompts", {"file": "(the text below)", "text": "a\n" * 600_000}, "text has 1200000 characters"),
-        ("ADTTreePrompts", {"count": 0}, "count"),
+        ("ADTTreePrompts", {"count": -1}, "count"),
+        ("ADTTreeBatchSampler", {"unfit_prompts": "guess"}, "unfit_prompts"),
         ("ADTTreePrompts", {"caption": "shortest"}, "caption"),
         ("ADTTreeBatchSampler", {"guidance": float("nan")}, "guidance"),
         ("ADTTreeBatchSampler", {"chunk_size": 0}, "chunk_size"),

@@ -1,0 +1,105 @@
+"""The list of a batch: what is asked for, and which of its prompts can be drawn."""
+
+from typing import Any, NamedTuple
+
+from ..adt_core.app.fitting import STOP, fit
+from ..adt_core.app.jobs import Job
+from ..adt_core.app.prompts import places
+from ..adt_core.errors import AdtError, shown
+from .prompts import NO_SEED
+from .sockets import checked
+
+SAME, STEPPED = "the same", "seed + place in the list"
+"""Rules for the seeds of a list's images."""
+
+
+class Item(NamedTuple):
+    """An image that is asked for. place: what the name of its file begins with. caption: the prompt as it came, and
+    note: what became of that, or ""."""
+
+    prompt: str
+    seed: int
+    place: str
+    id: str
+    caption: str
+    note: str
+
+
+class LeftOut(NamedTuple):
+    """A prompt that is not drawn, and why."""
+
+    id: str
+    prompt: str
+    note: str
+
+
+@checked
+def read_items(
+    prompts: list, ids: list | None, seeds: list | None, job: Job, rule: str, unfit: str = STOP
+) -> tuple[list[Item], list[LeftOut]]:
+    """The images of a list, and its prompts that are not drawn.
+
+    seeds: of the list itself; NO_SEED where it has none, and then the job's and ``rule`` hold. unfit: one of the WAYS
+    to treat prompts that can't be drawn. Raises AdtError, naming the input, for what would otherwise be found after an
+    hour.
+    """
+    prompts = [_text(prompt).strip() for prompt in prompts]
+    ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
+    seeds = seeds if seeds is not None else [NO_SEED] * len(prompts)
+    _check_lengths(prompts, ids=ids, seeds=seeds)
+    items: list[Item] = []
+    left_out: list[LeftOut] = []
+    for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, places(ids))):
+        try:
+            text, note = fit(job, prompt, unfit)
+        except AdtError as error:
+            remedy = "or choose what else becomes of such prompts, at 'unfit_prompts'"
+            raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
+        own = (job.sampling.seed + (number if rule == STEPPED else 0)) % 2**64 if _seed(id, seed) == NO_SEED else seed
+        if text is None:
+            left_out.append(LeftOut(id, prompt, note))
+        else:
+            items.append(Item(text, own, place, id, prompt, note))
+    if not items:
+        first = left_out[0]
+        raise AdtError(
+            f"prompts: none of the {len(prompts)} can be drawn; that with the id '{first.id}' is {first.note}."
+        )
+    return items, left_out
+
+
+def news(items: list[Item], left_out: list[LeftOut]) -> str:
+    """What is to be said of the list in a line, or ""."""
+    noted = [item for item in items if item.note]
+    kinds = [(noted, "not read to their ends"), (left_out, "left out")]
+    said = (
+        f"{len(some)} of {len(items) + len(left_out)} prompts are {what}. The first, '{some[0].id}': {some[0].note}"
+        for some, what in kinds
+        if some
+    )
+    return " ".join(one if one.endswith(".") else f"{one}." for one in said)
+
+
+def _check_lengths(prompts: list, **lists: list) -> None:
+    if not prompts:
+        raise AdtError("prompts: none arrived, and at least one was expected; look at the node that gives them.")
+    for name, values in lists.items():
+        if len(values) != len(prompts):
+            raise AdtError(
+                f"{name}: {len(values)} {name} arrived for {len(prompts)} prompts; connect both from the same ADT-Tree "
+                f"Prompts node, or no {name}."
+            )
+
+
+def _seed(id: str, seed: Any) -> int:
+    if type(seed) is not int or not NO_SEED <= seed < 2**64:
+        raise AdtError(f"seeds: that of the id '{id}' is {shown(seed)}; a whole number from 0 was expected.")
+    return seed
+
+
+def _text(prompt: Any) -> str:
+    if not isinstance(prompt, str):
+        raise AdtError(
+            f"prompts: {shown(prompt)} is among them, and texts were expected; connect a node that gives texts."
+        )
+    return prompt

@@ -1,0 +1,59 @@
+"""Prompts of a list that can't be drawn: they stop it, are cut, or are left out, and a note says so."""
+
+from dataclasses import replace
+
+import pytest
+
+from adt_core import Sampling
+from adt_core.app.fitting import CUT, SKIP, STOP, WAYS, fit
+from adt_core.app.jobs import Job
+from adt_core.errors import AdtError, TooLong
+
+LONG = "a red house behind a blue lake, " * 60
+
+
+@pytest.fixture
+def job(models):
+    return Job(models[0], Sampling())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_that_fits_stays_as_it_is(job, way):
+    assert fit(job, "a red house", way) == ("a red house", "")
+
+
+def test_a_prompt_that_is_too_long_stops_the_list(job):
+    with pytest.raises(TooLong, match="room for"):
+        fit(job, LONG, STOP)
+    with pytest.raises(AdtError, match="empty"):
+        fit(job, "", STOP)
+
+
+@pytest.mark.parametrize("prompt", [LONG, "x" + LONG, "房子" * 900, LONG.replace(" ", "")], ids=lambda text: text[:12])
+def test_a_prompt_is_cut_to_what_fits(job, prompt):
+    text, note = fit(job, prompt, CUT)
+    job.check_prompt(text)
+    assert prompt.startswith(text) and note.startswith(f"cut to its first {len(text)} of {len(prompt)} characters: ")
+    assert " tokens long, and " in note and "shorten" not in note
+    further = prompt[len(text) :]
+    if " " in prompt:  # whole words, and not one word more would fit
+        assert further.startswith(" ") and not text.endswith(" ")
+        further = further[: further.index(" ", 1)]
+    else:
+        further = further[:1]
+    with pytest.raises(TooLong):
+        job.check_prompt(text + further)
+
+
+@pytest.mark.parametrize(
+    "prompt, way, reason",
+    [(LONG, SKIP, "tokens long"), ("", SKIP, "empty"), ("", CUT, "empty"), ("a \ud800", CUT, "half")],
+)
+def test_a_prompt_is_left_out(job, prompt, way, reason):
+    text, note = fit(job, prompt, way)
+    assert text is None and note.startswith("left out: prompt ") and reason in note
+
+
+def test_what_no_beginning_of_it_would_fit_is_left_out(job):
+    crowded = replace(job, suffix=LONG)
+    assert fit(crowded, "a red house", CUT).text is None
