@@ -1,5 +1,6 @@
 """The list of a batch: what is asked for, and which of its prompts can be drawn."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..adt_core.app.fitting import STOP, fit
@@ -71,7 +72,7 @@ def read_items(
 def news(items: list[Item], left_out: list[LeftOut]) -> str:
     """What is to be said of the list in a line, or ""."""
     noted = [item for item in items if item.note]
-    kinds = [(noted, "not read to their ends"), (left_out, "left out")]
+    kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "not read to their ends"), (left_out, "left out")]
     said = (
         f"{len(some)} of {len(items) + len(left_out)} prompts are {what}. The first, '{some[0].id}': {some[0].note}"
         for some, what in kinds

@@ -8,6 +8,7 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
+from ..adt_core.app.choices import CHANCE, WAYS, chosen
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -51,6 +52,10 @@ class ADTTreePrompts(io.ComfyNode):
                 io.Int.Input("start", default=0, min=0, max=10**7),
                 io.Int.Input("count", default=8, min=0, max=10**7),
                 io.Int.Input("shuffle", default=0, min=0, max=2**64 - 1, control_after_generate=False),
+                io.Combo.Input("choices", options=list(WAYS), default=CHANCE, optional=True),
+                io.Int.Input(
+                    "choice_seed", default=0, min=0, max=2**64 - 1, control_after_generate=False, optional=True
+                ),
             ],
             outputs=[io.String.Output(display_name=name, is_output_list=True) for name in ("prompts", "ids", "names")]
             + [io.Int.Output(display_name="seeds", is_output_list=True)],
@@ -71,9 +76,18 @@ class ADTTreePrompts(io.ComfyNode):
     @classmethod
     @checked
     def execute(
-        cls, file: str, text: str, caption: str, filter: str, start: int, count: int, shuffle: int
+        cls,
+        file: str,
+        text: str,
+        caption: str,
+        filter: str,
+        start: int,
+        count: int,
+        shuffle: int,
+        choices: str = CHANCE,
+        choice_seed: int = 0,
     ) -> io.NodeOutput:
-        found = read(_source(file, text), _name(file), caption)
+        found = chosen(read(_source(file, text), _name(file), caption), choices, choice_seed)
         if note := blank_note(found):
             tell(note)
         prompts = select(present(found), filter, shuffle, start, count)

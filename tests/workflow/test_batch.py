@@ -216,6 +216,8 @@ def test_prompt_lists(comfy, batch, coco):
     (comfy.base / "input" / name).write_text('["a cat"]')
     assert listed(comfy, batch) == [("1", "a cat")]
     assert listed(comfy, batch, file="(the text below)", text="a cow\n\na dog") == [("1", "a cow"), ("3", "a dog")]
+    choices = {"file": "(the text below)", "text": "a {red|blue} cow\n{|a dog}", "choices": "all combinations"}
+    assert listed(comfy, batch, **choices) == [("1.1", "a red cow"), ("1.2", "a blue cow"), ("2.2", "a dog")]
 
 
 def listed(comfy, batch, **values) -> list[tuple[str, str]]:

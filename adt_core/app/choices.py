@@ -1,0 +1,103 @@
+"""Choices in a prompt: ``a {red|blue} house`` stands for two prompts. Braces may lie in braces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..errors import AdtError, shown
+from .prompts import Prompt
+
+CHANCE, ALL, WRITTEN = "one by chance", "all combinations", "as written"
+"""What becomes of choices: a draw by seed, a prompt for each combination, or nothing."""
+WAYS = CHANCE, ALL, WRITTEN
+MOST = 100_000
+"""Prompts that choices may make of a list."""
+LONGEST = 20_000
+"""Characters of a prompt in which choices are looked for: no model reads as many."""
+_PARTS = re.compile(r"\\[{|}]|[{|}]")
+_Options = list[list[str]]
+"""Of the alternatives between two braces, the texts that each can become."""
+
+
+def chosen(prompts: Sequence[Prompt], way: str, seed: int = 0) -> list[Prompt]:
+    """The prompts with their choices made; a backslash before ``{``, ``|`` and ``}`` is then gone.
+
+    CHANCE draws by the seed and the prompt's place, so it repeats, whatever else is in the list. ALL makes a prompt of
+    each combination; where there are several their ids are numbered, such as 7.1, 7.2. Raises AdtError if they are more
+    than MOST.
+    """
+    found: list[Prompt] = []
+    for place, prompt in enumerate(prompts):
+        if way not in (CHANCE, ALL) or len(prompt.text) > LONGEST or not _PARTS.search(prompt.text):
+            found.append(prompt)
+            continue
+        texts = [text.strip() for text in _texts(prompt, way, seed, place, MOST - len(found))]
+        many = len(texts) > 1
+        found += [
+            prompt._replace(text=text, id=f"{prompt.id}.{number}" if many else prompt.id)
+            for number, text in enumerate(texts, start=1)
+        ]
+    return found
+
+
+def _texts(prompt: Prompt, way: str, seed: int, place: int, most: int) -> list[str]:
+    if way == ALL:
+        return list(dict.fromkeys(_Reader(lambda options: sum(options, []), prompt, most).read()))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, place], dtype=np.uint64)))
+    return _Reader(lambda options: options[generator.integers(len(options))], prompt, most).read()
+
+
+class _Reader:
+    """Finds the texts that a prompt can become, ``most`` at most. choose: what may stand in the place of alternatives.
+
+    A brace without its other one is a letter, and so are two without a bar between them.
+    """
+
+    def __init__(self, choose: Callable[[_Options], list[str]], prompt: Prompt, most: int):
+        self._choose, self._prompt, self._most = choose, prompt, most
+        self._open: list[_Options] = [[[""]]]  # of each brace that is open, and before them of the text itself
+
+    def read(self) -> list[str]:
+        text, at = self._prompt.text, 0
+        for part in _PARTS.finditer(text):
+            self._append([text[at : part.start()]])
+            self._take(part[0])
+            at = part.end()
+        self._append([text[at:]])
+        while len(self._open) > 1:
+            self._spell("")
+        return self._open[0][0]
+
+    def _take(self, mark: str) -> None:
+        inside = len(self._open) > 1
+        if mark == "{":
+            self._open.append([[""]])
+        elif mark == "|" and inside:
+            self._open[-1].append([""])
+        elif mark == "}" and inside:
+            if len(self._open[-1]) > 1:
+                self._append(self._choose(self._open.pop()))
+            else:
+                self._spell("}")
+        else:
+            self._append([mark[-1]])
+
+    def _append(self, texts: list[str]) -> None:
+        before = self._open[-1][-1]
+        if len(before) * len(texts) > self._most:
+            raise AdtError(
+                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes the list longer than {MOST} "
+                f"prompts; take '{CHANCE}'."
+            )
+        self._open[-1][-1] = [one + two for one in before for two in texts]
+
+    def _spell(self, ending: str) -> None:
+        """Put what the last open brace has into what is around it, as letters."""
+        options = self._open.pop()
+        self._append(["{"])
+        for number, texts in enumerate(options):
+            self._append([("|" if number else "") + text for text in texts])
+        self._append([ending])

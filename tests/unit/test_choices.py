@@ -1,0 +1,88 @@
+"""Choices such as {red|blue} in the prompts of a list: drawn by a seed, all of them, or left as they are."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from adt_core.app import choices
+from adt_core.app.choices import ALL, CHANCE, LONGEST, MOST, WRITTEN, chosen
+from adt_core.app.prompts import Prompt, typed
+from adt_core.errors import AdtError
+
+
+def texts(text: str, way: str, seed: int = 0) -> list[str]:
+    return [prompt.text for prompt in chosen(typed(text), way, seed)]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a {red|blue} house", ["a red house", "a blue house"]),
+        ("{a|b} {c|d}", ["a c", "a d", "b c", "b d"]),
+        ("a {big {red|blue}|small} house", ["a big red house", "a big blue house", "a small house"]),
+        ("a house{| at night}", ["a house", "a house at night"]),
+        ("{red|red|blue} house", ["red house", "blue house"]),
+        (r"a \{red\|blue\} {house|tree}", ["a {red|blue} house", "a {red|blue} tree"]),
+        ("{house}", ["{house}"]),
+        ("{a {b|c}}", ["{a b}", "{a c}"]),
+        ("a {red|blue house", ["a {red|blue house"]),
+        ("a {red {b|c} house", ["a {red b house", "a {red c house"]),
+        ("red|blue} house", ["red|blue} house"]),
+        (r"C:\pictures \ {a|b}", [r"C:\pictures \ a", r"C:\pictures \ b"]),
+    ],
+)
+def test_all_combinations(text, expected):
+    assert texts(text, ALL) == expected
+    assert texts(text, WRITTEN) == [text]
+    drawn = {texts(text, CHANCE, seed)[0] for seed in range(50)}
+    assert drawn == set(expected), "by chance, each of them comes up"
+
+
+def test_combinations_are_prompts_of_their_own():
+    prompts = [Prompt("7", "{a|b} cat", 5), Prompt("x", "a dog"), Prompt("9", "{only|only} one")]
+    assert chosen(prompts, ALL) == [
+        Prompt("7.1", "a cat", 5),
+        Prompt("7.2", "b cat", 5),
+        Prompt("x", "a dog"),
+        Prompt("9", "only one"),
+    ]
+    assert chosen(prompts, WRITTEN) == prompts
+
+
+def test_chance_repeats_by_its_seed_alone():
+    """Equal lines differ, others in the list don't count, and nobody's random numbers are taken."""
+    line = "{a|b|c|d|e|f} {a|b|c|d|e|f}"
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
+    first = texts("\n".join([line] * 20), CHANCE, 3)
+    assert first == texts("\n".join([line] * 20), CHANCE, 3) != texts("\n".join([line] * 20), CHANCE, 4)
+    assert len(set(first)) > 5
+    assert texts("\n".join([line] * 10 + ["x"] * 10), CHANCE, 3)[:10] == first[:10]
+    assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
+    assert (np.random.get_state()[1] == states[2]).all()
+    assert chosen([Prompt("1", line)], CHANCE, 2**64 - 1)
+
+
+def test_too_many_combinations_are_refused_before_they_are_made(monkeypatch):
+    with pytest.raises(AdtError, match=f"choices: prompt '2', .* longer than {MOST} prompts; take 'one by chance'"):
+        chosen([Prompt("1", "a cat"), Prompt("2", "{a|b}" * 40)], ALL)
+    monkeypatch.setattr(choices, "MOST", 100)
+    half = "{a|b}" * 6
+    assert len(chosen([Prompt("1", half)], ALL)) == 64
+    with pytest.raises(AdtError, match="'2'"):
+        chosen([Prompt("1", half), Prompt("2", half)], ALL)
+
+
+@pytest.mark.parametrize(
+    "text", ["{" * LONGEST, "{a|" * (LONGEST // 3), "|" * LONGEST, "{a|b}" * (LONGEST // 5), "{|" * 10**6]
+)
+@pytest.mark.parametrize("way", [CHANCE, ALL])
+def test_hostile_texts_are_read_at_once(text, way):
+    started = time.perf_counter()
+    try:
+        chosen([Prompt("1", text)], way)
+    except AdtError as error:
+        assert way == ALL and "choices" in str(error)
+    assert time.perf_counter() - started < 20
