@@ -52,6 +52,8 @@ class Tape:
     nothing may wait for the device.
     """
 
+    survives = True
+
     def __init__(self) -> None:
         self.captured = self.replayed = 0
         self.replaying = False

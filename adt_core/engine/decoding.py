@@ -117,21 +117,24 @@ class Decoding:
     def learn_costs(self) -> None:
         """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
 
-        It takes a second or two, so images are drawn first. A lack of memory leaves it undone.
+        It takes a second or two, so images are drawn first. No failure of it may cost them: what drafts cost then stays
+        unknown, and a lack of memory is remembered for the rest of the process.
         """
         if not self.drafting.policy.many_sources or self.start == self.length or self._given is not None:
             return
-        known = profiles.find(name_of(self._task), self.at_once)
+        name = name_of(self._task)
+        known = profiles.find(name, self.at_once)
         if known is not None and not profiles.doubted(known, self._readings if known == self.profile else ()):
             return
-        kept.release(self.target.decoder)  # else there may be too little memory for more sets of lanes
+        if profiles.is_unmeasurable(name, self.at_once):
+            return
         try:
             with at_most(self._threads):
                 profiles.keep(measure(self._task, self.at_once, self.codes.clamp_min(0)))
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            logging.getLogger(__name__).info("What drafts cost here is not measured: %s", error)
+            profiles.note_unmeasurable(name, self.at_once)
+            level = logging.INFO if is_out_of_memory(error) else logging.WARNING
+            logging.getLogger(__name__).log(level, "What drafts cost here is not measured: %s", error)
 
     # ---- the loop --------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ once.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from traceback import clear_frames
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -41,7 +42,12 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Captures what is launched, on a stream of its own."""
+    """Captures what is launched, on a stream of its own.
+
+    survives: may it capture again after a capture for which there was too little memory?
+    """
+
+    survives: bool
 
     def beside(self, run: Callable[[], Result]) -> Result:
         """Call ``run`` on that stream, without capturing."""
@@ -58,10 +64,15 @@ class CudaRecorder:
     """
 
     def __init__(self, device: torch.device):
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._device, self._pool, self._captured = device, torch.cuda.graph_pool_handle(), _Captured(device)
+
+    @property
+    def survives(self) -> bool:
+        """A failed capture leaves CUDA's own asynchronous allocator in ruins, and torch's as it was."""
+        return torch.cuda.get_allocator_backend() == "native"
 
     def beside(self, run: Callable[[], Result]) -> Result:
-        current, own = torch.cuda.current_stream(self._device), _own_stream(self._device)
+        current, own = torch.cuda.current_stream(self._device), self._captured.stream
         own.wait_stream(current)
         try:
             with torch.cuda.stream(own):
@@ -73,7 +84,7 @@ class CudaRecorder:
         try:
             return self.beside(lambda: self._capture(run))
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or not self.survives:
                 raise
         torch.cuda.empty_cache()  # what is cached can't be given back in a capture
         return self.beside(lambda: self._capture(run))
@@ -83,20 +94,91 @@ class CudaRecorder:
 
         So torch refuses to wait for the device before CUDA does, and memory is let go of while the capture goes on.
         """
-        graph, mode = torch.cuda.CUDAGraph(), torch.cuda.get_sync_debug_mode()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        _refuse_to_wait("error")
-        try:
-            run()
-        except BaseException as error:
-            clear_frames(error.__traceback__)
-            with suppress(RuntimeError):  # the first error says more
-                graph.capture_end()
-            raise
-        finally:
-            _refuse_to_wait(mode)
-        graph.capture_end()
-        return graph.replay
+        number, mode = self._captured.add(), torch.cuda.get_sync_debug_mode()
+        graph = self._captured.graphs[number]
+        with _no_garbage_collection():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            _refuse_to_wait("error")
+            try:
+                run()
+            except BaseException as error:
+                clear_frames(error.__traceback__)
+                with suppress(RuntimeError):  # the first error says more
+                    graph.capture_end()
+                raise
+            finally:
+                _refuse_to_wait(mode)
+            graph.capture_end()
+        return partial(self._captured.replay, number)
+
+
+class _Captured:
+    """Graphs that were captured on one stream. They live together and die together, failed captures included.
+
+    torch frees the stream's workspace for products when any of its graphs dies, and the others would still write there.
+    Whoever may replay one of them holds this.
+    """
+
+    def __init__(self, device: torch.device):
+        self._streams = _streams(device)
+        self.stream = self._streams.take()
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    def add(self) -> int:
+        """The number of a new graph."""
+        self.graphs.append(torch.cuda.CUDAGraph())
+        return len(self.graphs) - 1
+
+    def replay(self, number: int) -> None:
+        self.graphs[number].replay()
+
+    def __del__(self) -> None:
+        self.graphs.clear()  # before anybody else captures on the stream
+        self._streams.give_back(self.stream)
+
+
+class _Streams:
+    """Streams of a device, each for one user at a time. Those that were given back are taken first: libraries keep
+    memory for every stream that they have met."""
+
+    _DISTINCT = 32
+    """torch has so many, and then hands out the first again."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._free, self._taken = device, list[torch.cuda.Stream](), set[torch.cuda.Stream]()
+
+    @property
+    def is_exhausted(self) -> bool:
+        return len(self._taken) >= self._DISTINCT
+
+    def take(self) -> torch.cuda.Stream:
+        """A stream that nobody else has; there is one unless all are taken."""
+        stream = self._free.pop() if self._free else torch.cuda.Stream(self._device)
+        while stream in self._taken:
+            stream = torch.cuda.Stream(self._device)
+        self._taken.add(stream)
+        return stream
+
+    def give_back(self, stream: torch.cuda.Stream) -> None:
+        self._taken.discard(stream)
+        self._free.append(stream)
+
+
+@cache
+def _streams(device: torch.device) -> _Streams:
+    return _Streams(device)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Python's garbage may hold CUDA's objects, and to destroy one of them would end a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _refuse_to_wait(mode: int | str) -> None:
@@ -106,15 +188,9 @@ def _refuse_to_wait(mode: int | str) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-@cache
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: libraries keep memory for every stream that they have met."""
-    return torch.cuda.Stream(device)
-
-
 def recorder_for(device: torch.device) -> Recorder | None:
-    """What captures rounds on this device; None where nothing can."""
-    return CudaRecorder(device) if device.type == "cuda" else None
+    """What captures rounds on this device; None where nothing can, or where as many sets of rounds live as may."""
+    return None if device.type != "cuda" or _streams(device).is_exhausted else CudaRecorder(device)
 
 
 def switched_off() -> bool:
@@ -182,8 +258,8 @@ class Graphs:
         return report, known
 
     def _give_up(self, key: Hashable, error: RuntimeError) -> None:
-        """Go on without graphs; if there was no memory for one, without that one."""
-        if is_out_of_memory(error):
+        """Go on without graphs; if there was no memory for one, without that one where others can be captured."""
+        if is_out_of_memory(error) and self._recorder is not None and self._recorder.survives:
             self._graphs[key] = None
             return
         refused.append(str(error).split("\n")[0].rstrip("."))

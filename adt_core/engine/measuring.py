@@ -19,9 +19,10 @@ from torch import Tensor
 from ..policies import CostProfile, Policy
 from ..policies.auto import WIDTH, shape_of, sizes_of
 from ..policies.costs import Curve, rounded
+from . import kept
 from .lanes import Lanes
 from .queue import ImageQueue
-from .room import lack_of_room
+from .room import lack_of_room, lack_on_gpu
 from .rounds import run_round
 from .task import Task
 
@@ -62,8 +63,9 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     """
     began = time.perf_counter()
     task = replace(task, kept=codes[:, : max(task.start, task.target.length // 2)])
-    if said := lack_of_room(task, SETS * images):
+    if said := lack_of_room(task, SETS * images) or lack_on_gpu(task, SETS * images):
         raise MemoryError(said)
+    kept.release(task.target.decoder)  # or there might be too little memory for more sets of lanes
     plain, costs = _Rounds(task, None, images), {}
     for number, drafter in enumerate(task.drafters):
         costs[drafter.source] = _curve(plain, _Rounds(task, number, images))

@@ -28,6 +28,7 @@ decoding doubts the profile if the dear ones took longer or shorter than it says
 DOUBTFUL. With fewer than FEWEST rounds of either kind, a decoding says nothing. After DOUBTS decodings in a row that
 doubt the profile, it is measured anew."""
 _unwritten: dict[Path, CostProfile] = {}  # where the folder can't be written, for the rest of the process
+_unmeasurable: set[Path] = set()  # where measuring has failed in this process
 _doubts: Counter[str] = Counter()  # decodings in a row that disagreed, by the digest of the profile
 
 
@@ -59,6 +60,16 @@ def keep(profile: CostProfile) -> None:
     except AdtError as error:
         _unwritten[path] = profile
         logging.getLogger(__name__).info("The cost profile is not kept beyond this process: %s", error)
+
+
+def note_unmeasurable(name: str, images: int) -> None:
+    """Measuring has failed. It is not tried again in this process: that would cost time after every image."""
+    _unmeasurable.add(_path(name, images))
+
+
+def is_unmeasurable(name: str, images: int) -> bool:
+    """Has measuring failed in this process, for this name and so many images together?"""
+    return _path(name, images) in _unmeasurable
 
 
 def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:

@@ -1,13 +1,18 @@
 """What a decoding may take of the machine's own memory. A system that runs out of it kills the process, without a word.
 
-A GPU says so itself: then fewer images are drawn at once (:mod:`.decoding`).
+A GPU says so itself: then fewer images are drawn at once (:mod:`.decoding`). Only for what can be left undone its free
+memory is looked at first.
 """
 
 from __future__ import annotations
 
+import math
+
 import psutil
+import torch
 
 from ..errors import AdtError
+from . import kept
 from .task import Task
 
 MEMORY_SHARE = 0.8
@@ -35,3 +40,20 @@ def lack_of_room(task: Task, at_once: int) -> str:
         f"{images} at once would take {needed} beside the {beside} of {task.target.name}, and of this machine's "
         f"{there} {MEMORY_SHARE:.0%} may be used; draw fewer at once, or take smaller trees or a smaller model."
     )
+
+
+def lack_on_gpu(task: Task, at_once: int) -> str:
+    """What is wrong if the weights are on a GPU, and its free memory is too little for so many images; else ""."""
+    decoder = task.target.decoder
+    needed, free = task.lanes_bytes(at_once), free_bytes(decoder.embedding.device) + kept.held_bytes(decoder)
+    if needed <= free:
+        return ""
+    return f"it would take {needed / 2**30:.3g} GB of the device's memory, and {free / 2**30:.3g} GB are free"
+
+
+def free_bytes(device: torch.device) -> float:
+    """Bytes of a GPU's memory that this process could still have; without a bound for other devices."""
+    if device.type != "cuda":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -28,6 +28,9 @@ TILE = {"cuda": 64, "cpu": 16}
 """Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once."""
 NEAR = 32
 """Positions before a token whose keys are near. Trees are no deeper."""
+ALIGNED = 8
+"""A GPU's attention kernels want the rows of a mask to begin at multiples of so many numbers. Otherwise torch copies
+the mask in every layer, or the kernel of far keys refuses it."""
 
 
 def tile_for(dtype: torch.dtype, device: torch.device) -> int:
@@ -100,11 +103,11 @@ def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tupl
 
 
 def grouped(mask: Tensor, group: int) -> Tensor:
-    """A mask [R, 1, n, w] for every query of a group of heads that share their keys: [R, 1, g * n, w]."""
-    return mask if group == 1 else mask.repeat(1, 1, group, 1)
+    """A mask [R, 1, n, w] for every query of a group of heads that share their keys: [R, 1, g * n, w], aligned."""
+    return mask if group == 1 else aligned(mask.repeat(1, 1, group, 1))
 
 
-def aligned(mask: Tensor, multiple: int) -> Tensor:
-    """The same mask [..., end] in memory whose rows begin at multiples of so many numbers, as GPUs' kernels want it."""
-    missing = -mask.shape[-1] % multiple
+def aligned(mask: Tensor) -> Tensor:
+    """The same mask [..., end] in memory whose rows begin at multiples of :data:`ALIGNED` numbers."""
+    missing = -mask.shape[-1] % ALIGNED
     return F.pad(mask, (0, missing))[..., : mask.shape[-1]] if missing else mask

@@ -17,9 +17,6 @@ from torch import Tensor
 
 from .exact import Window, aligned
 
-ALIGNED = 8
-"""A GPU's attention kernels want the rows of a mask to begin at multiples of so many numbers; else it is copied."""
-
 
 @dataclass
 class Step:
@@ -157,7 +154,7 @@ class Rows:
         real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         positions = (at - self.pads[:, None]).clamp_min(0)
-        return Step(positions, slice(0, self.length), aligned(self._additive(visible), ALIGNED)[:, None])
+        return Step(positions, slice(0, self.length), aligned(self._additive(visible))[:, None])
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """A forward of n tokens for each image, behind its committed slots, which end where its root's slot begins.
@@ -202,7 +199,7 @@ class Rows:
         close = there[:, None] & (columns[:, None] >= far_until)
         mask = torch.where(close, seen.gather(2, columns[:, None].expand_as(close)), self._shut)[:, None]
         far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
-        return replace(step, mask=aligned(far, ALIGNED), window=Window(columns, mask.double()))
+        return replace(step, mask=aligned(far), window=Window(columns, mask.double()))
 
     def _ragged_step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """The same where the device alone knows where its images are, or where these have advanced unequally.

@@ -1,0 +1,83 @@
+"""Exact half precision as a GPU does it: far keys go through torch's memory-efficient kernel, which CPUs lack.
+
+What stands in for it here adds keys up in the kernel's order, block by block, and refuses masks as the kernel does.
+"""
+
+import pytest
+import torch
+
+from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core.engine.task import Task
+from adt_core.models import exact, layers
+from tests.drafted import METHODS, run
+from tests.layouts.emu3 import write_emu3
+from tests.tiny import write_tiny_checkpoint
+
+LONG = "a cat beside a dog that looks at a bird in a tree by the lake under the mountains"
+"""Its tokens take another multiple of 64 than those of a short prompt."""
+
+
+def by_blocks(q, keys, values, mask):
+    """Attention to far keys, as :func:`adt_core.models.exact.far_attention` gives it."""
+    block = 64 if q.shape[-1] <= 64 else 128
+    assert mask.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1]), "mask is not aligned"
+    highest = q.new_full((*q.shape[:3], 1), -torch.inf, dtype=torch.float32)
+    total, out = torch.zeros_like(highest), torch.zeros_like(q, dtype=torch.float32)
+    for at in range(0, keys.shape[2], block):
+        here = slice(at, at + block)
+        scores = q.float() @ keys[:, :, here].float().mT * q.shape[-1] ** -0.5 + mask[..., here].float()
+        new = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        finite = new.masked_fill(new == -torch.inf, 0.0)
+        shrink, shares = (highest - finite).exp(), (scores - finite).exp()
+        total = total * shrink + shares.sum(-1, keepdim=True)
+        out = out * shrink + shares.to(q.dtype).float() @ values[:, :, here].float()
+        highest = new
+    return (out / total).to(q.dtype), (highest + total.log())[..., 0]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(Task, "fixed", True)
+    monkeypatch.setattr("adt_core.engine.task.near_on", lambda device: exact.NEAR)
+    monkeypatch.setattr(layers, "far_attention", by_blocks)
+
+
+@pytest.fixture(scope="module")
+def emu3(tmp_path_factory):
+    """Heads that share keys."""
+    return load_target(write_emu3(tmp_path_factory.mktemp("emu3")), dtype=torch.bfloat16).sized(48, 40)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 10])
+def test_heads_that_share_keys_see_masks_that_the_kernel_takes(emu3, kept):
+    """Whatever number of columns a forward reads, and behind any prefix."""
+    how = {"prompts": ("a cat", LONG), "sampling": Sampling(seed=3, guidance=3.0)}
+    whole = run(emu3, **how).codes
+    cells = emu3.cells(whole).flatten(1)[:, :kept]
+    drafted = run(emu3, load_drafter("jacobi", emu3), drafting=Drafting(**METHODS["jacobi"][1]), prefix=cells, **how)
+    assert drafted.codes.equal(whole)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Heads of 128 numbers, as models of 7B have: the kernel takes 128 keys at a time."""
+    folder = tmp_path_factory.mktemp("wide")
+    path = write_tiny_checkpoint(folder / "target", scale=3.0, hidden=256, heads=2, resolution=96, max_positions=600)
+    return load_target(path, dtype=torch.bfloat16)
+
+
+def test_an_image_has_the_same_bits_beside_a_longer_prompt(wide, monkeypatch):
+    seen, logits = [], wide.decoder.logits
+
+    def noting(features, guidance=1):
+        z = logits(features, guidance)
+        seen[-1].append(z[0])
+        return z
+
+    monkeypatch.setattr(wide.decoder, "logits", noting)
+    cells = torch.randint(0, wide.num_codes, (1, 136), generator=torch.Generator().manual_seed(1))
+    for prompts in (("a cat",), ("a cat", LONG)):
+        seen.append([])
+        run(wide, prompts=prompts, sampling=Sampling(guidance=3.0), prefix=cells.expand(len(prompts), -1))
+    alone, beside = (torch.cat(bits) for bits in seen)
+    assert alone.equal(beside)
