@@ -2,6 +2,13 @@
 
 import sys
 
-from .cli import main
+from .errors import INTERRUPTED
 
-sys.exit(main())
+try:
+    from .cli import main
+
+    code = main()
+except KeyboardInterrupt:  # while the modules of the command line are imported
+    print(INTERRUPTED, file=sys.stderr)
+    code = 130
+sys.exit(code)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import traceback
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from .app.prompts import CAPTIONS
-from .errors import AdtError, is_out_of_memory, one_line
+from .errors import INTERRUPTED, AdtError, is_out_of_memory, one_line
 from .policies import DEFAULT, POLICIES
 from .policies import options as drafting_options
+from .terminal import patient, say
 from .version import VERSION
 
 
@@ -30,29 +30,24 @@ class UsageError(AdtError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    with patient():
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
+    """The exit code of a command line."""
     try:
         options = parse(argv)
-        _print(options.run(options))
+        say(options.run(options))
         return 0
     except KeyboardInterrupt:
-        said, code = "Interrupted. What had been finished is kept, and nothing is half-written.", 130
+        said, code = INTERRUPTED, 130
     except Exception as error:
         if "--debug" in argv:
             traceback.print_exc()
         said, code = f"error: {_sentence(error)}", 2 if isinstance(error, UsageError) else 1
     print(said, file=sys.stderr)
     return code
-
-
-def _print(text: str) -> None:
-    """Print what a command found. A reader that has had enough, such as ``head``, is no error."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again while it exits
-        if not isinstance(error, BrokenPipeError):
-            problem = f"what it says can't be written ({error.strerror})"
-            raise AdtError(f"The command is done, but {problem}; send its output elsewhere.") from error
 
 
 def _sentence(error: Exception) -> str:
@@ -331,6 +326,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """``--option=--`` says "--", which argparse takes for the end of the options, and drops, before Python 3.13."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")  # type: ignore[attr-defined]
+            self._check_value(action, value)  # type: ignore[attr-defined]
+            return value
+        return super()._get_values(action, arg_strings)  # type: ignore[misc]
 
 
 def _parser(defaults: Mapping[str, object]) -> argparse.ArgumentParser:

@@ -7,6 +7,8 @@ Check = Callable[[], None]
 """Called often while something long goes on; may raise to cancel it."""
 
 
+INTERRUPTED = "Interrupted. What had been finished is kept, and nothing is half-written."
+"""What the command line says after Ctrl-C."""
 LONGEST = 1000
 """Characters of what an error says: it may quote a stranger's file."""
 

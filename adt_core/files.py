@@ -1,4 +1,8 @@
-"""Files: reading what anybody may have written, of a bounded size; and writing files that are never half-written."""
+"""Files: reading what anybody may have written, of a bounded size; and writing files that are never half-written.
+
+A path that the user has named may be a link, and is followed. In a folder of ours nothing is written through one:
+whoever made the folder may be a stranger.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from .errors import AdtError
@@ -27,17 +32,56 @@ _TROUBLES = {
 """Errors of writing -> what is wrong, and what to do."""
 
 
-def read_text(path: Path, most: int) -> str:
-    """The text of a file, UTF-8 with or without a byte order mark. most: MiB.
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+"""Flags with which nothing waits for the other end of a pipe, and no terminal takes the process over."""
+_JUNCTION = 0xA0000003
+"""How Windows marks a folder that stands for another one."""
 
-    Raises OSError or UnicodeDecodeError. A pipe is refused before it is opened, since that would wait for a writer.
+
+def regular(path: str | Path, flags: int) -> int:
+    """An ``opener`` for ``open``. OSError for what is no regular file: to read a pipe or a device may take for ever.
+
+    It is looked at once it is open, so it can't be exchanged in between.
     """
-    size = path.stat().st_size
-    if not path.is_file():
-        raise OSError("it is no regular file")
-    if size > most * 2**20:
-        raise OSError(f"it has {size / 2**20:.0f} MiB, and {most} at most are read")
-    return path.read_text(encoding="utf-8-sig")
+    number = os.open(path, flags | _AT_ONCE, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file to read from. Raises OSError, also for what is no regular file."""
+    return open(path, "rb", opener=regular)
+
+
+def is_regular(path: Path) -> bool:
+    """Is it a file that :func:`opened` opens? For libraries that open files themselves."""
+    try:
+        opened(path).close()
+    except OSError:
+        return False
+    return True
+
+
+def read_text(path: Path, most: int, errors: str = "strict") -> str:
+    """The text of a file, UTF-8 with or without a byte order mark. most: MiB. errors: as for ``bytes.decode``.
+
+    Raises OSError, also for what is no regular file, or UnicodeDecodeError.
+    """
+    with open(path, encoding="utf-8-sig", errors=errors, opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most * 2**20:
+            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, and {most} at most are read")
+        return file.read(most * 2**20)  # it may have grown meanwhile
+
+
+def reason(error: Exception) -> str:
+    """Why a file can't be read, for a sentence that names the file."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def is_device(name: str) -> bool:
@@ -54,42 +98,75 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def to_json(content: dict) -> bytes:
+    """``content`` as the text of a JSON file."""
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
 def write_json(path: Path, content: dict) -> None:
-    """Write ``content`` as JSON."""
-    write(path, json.dumps(content, ensure_ascii=False).encode() + b"\n")
+    """:func:`write` ``content`` as JSON."""
+    write(path, to_json(content))
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all. It is written under another name in the same folder, and then renamed.
+    """Write a file that the user has named, whole or not at all. Raises as :func:`writing`.
 
-    Where the path is a link, the file that it leads to is written, and the link stays. Raises as :func:`writing`.
+    It is written under another name in the same folder, and then renamed. Where the path is a link, the file that it
+    leads to is written, and the link stays.
     """
     with writing(path):
-        place = Path(os.path.realpath(path))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _tidy(place.parent)
-        part = place.with_name(f".{uuid4().hex}{PART}")  # no longer than names may be
-        try:
-            _put(part, content, place)
-        finally:
-            part.unlink(missing_ok=True)
+        _replace(Path(os.path.realpath(path)), content)
+
+
+def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
+    """The same in a folder of ours, through folders below it if ``name`` has some. A link of this name is replaced.
+
+    Raises as :func:`inside`, too.
+    """
+    *between, last = PurePath(name).parts
+    place = inside(folder, *between) / last
+    with writing(place):
+        _replace(place, content)
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The path below a folder of ours. AdtError if it leads through a link, perhaps out of the folder."""
+    path = folder
+    for name in names:
+        path = path / name
+        if is_link(path):
+            raise AdtError(
+                f"'{path}' is a link, and nothing is written through links below '{folder}'; remove it, and start the "
+                "same again."
+            )
+    return path
+
+
+def is_link(path: Path) -> bool:
+    """Does another path stand here? A folder of Windows may do so without being a symbolic link."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(found.st_mode) or getattr(found, "st_reparse_tag", 0) == _JUNCTION
 
 
 def add_line(path: Path, line: str) -> None:
-    """Add a line to a file; it is on the disk when this returns. Raises as :func:`writing`.
+    """Add a line to a file in a folder of ours; it is on the disk when this returns. Raises as :func:`writing`.
 
     Several processes may do so. Where one was killed half-way, the next line stands behind half a line, and is written
-    once more.
+    once more. A link is refused: it can't be replaced, since others may be adding to the file.
     """
     content = f"{line}\n".encode()
+    inside(path.parent, path.name)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        with open(path, "ab", opener=regular) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
             start = file.tell() - len(content)
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(max(0, start - 1))
             is_whole = start == 0 or file.read(1) == b"\n"
     if not is_whole:
@@ -103,15 +180,26 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         unknown = error.strerror or str(error), "give access, or name another place"
-        reason, remedy = _TROUBLES.get(error.errno or 0, unknown)
+        said, remedy = _TROUBLES.get(error.errno or 0, unknown)
         raise AdtError(
-            f"'{path}' can't be written ({reason}); {remedy}, and start the same again: what is finished is kept."
+            f"'{path}' can't be written ({said}); {remedy}, and start the same again: what is finished is kept."
         ) from error
+
+
+def _replace(place: Path, content: bytes | memoryview) -> None:
+    """Write a file under another name, and rename it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(place.parent)
+    part = place.with_name(f".{uuid4().hex}{PART}")  # no longer than names may be
+    try:
+        _put(part, content, place)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _put(part: Path, content: bytes | memoryview, place: Path) -> None:
     """Write ``part``, and move it to ``place`` once it is on the disk."""
-    with part.open("wb") as file:
+    with open(part, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

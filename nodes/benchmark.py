@@ -10,10 +10,12 @@ from PIL import Image
 
 from ..adt_core.app import benchmark as bench
 from ..adt_core.app import report
+from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
 from ..adt_core.errors import AdtError
+from ..adt_core.files import inside
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .drafting import check_same_model, own_drafter
@@ -123,11 +125,15 @@ def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
     """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
     settings = plan.settings(jobs[bench.PLAIN].target)
-    folder = Path(folder_paths.get_output_directory()) / FOLDER / digest(settings)
+    folder = inside(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings))
     records: list[dict] = []
-    progress = Progress(
-        len(plan.prompts), node_id, lambda: Image.open(folder / records[-1]["runs"][bench.PLAIN]["picture"])
-    )
+
+    def newest() -> Image.Image:
+        return open_picture(
+            folder / records[-1]["runs"][bench.PLAIN]["picture"], "output", "delete it, and start the same again"
+        )
+
+    progress = Progress(len(plan.prompts), node_id, newest)
     told = f"of {len(plan.prompts)} prompts, {len(jobs)} methods each"
     progress.say(f"0 {told}")
     for record in bench.measure(plan, jobs, folder, check_cancelled):

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
@@ -15,7 +16,7 @@ from statistics import mean
 from PIL import Image, ImageDraw
 
 from ..adt_core.app.images import chunks
-from ..adt_core.files import LARGEST_LIST, parse_json, read_text, write, write_json
+from ..adt_core.files import LARGEST_LIST, parse_json, read_text, to_json, write_in
 from .lettering import MISSING, Lettering
 
 COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note".split())
@@ -94,16 +95,21 @@ def write_report(
     sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
     whole = {"summary": summary(rows, len(left_out)), "images": list(rows), "left_out": list(left_out)}
-    write_json(paths[1], {"settings": settings, **whole})  # first: it says whose report this is, if no more is written
-    # With the byte order mark by which spreadsheets recognise UTF-8.
-    write(paths[0], table.getvalue().encode("utf-8-sig"))
-    write(paths[2], picture.getvalue())
+    # JSON first: it says whose report this is, if no more is written. By the byte order mark spreadsheets know UTF-8.
+    write_in(folder, paths[1].name, to_json({"settings": settings, **whole}))
+    write_in(folder, paths[0].name, table.getvalue().encode("utf-8-sig"))
+    write_in(folder, paths[2].name, picture.getvalue())
     return paths
+
+
+_FORMULA = re.compile(r"""(^|[;\t\r\n])([\s"]*)([=+\-@\uff1d\uff0b\uff0d\uff20])""")
+"""What begins a formula: at the beginning of a cell, or behind a mark at which the spreadsheets of some countries cut
+lines into cells, even within quotes. The last four signs are the full-width forms of the first four."""
 
 
 def _harmless(cell: object) -> object:
     """A cell of a table, in which spreadsheets see no formula: an apostrophe marks a text."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return _FORMULA.sub(r"\1\2'\3", cell) if isinstance(cell, str) else cell
 
 
 def contact_sheet(

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
+from ..files import inside, is_link, write_in
 from ..rules.noise import NOISE_VERSION
-from .images import digest, read_pixels, read_settings, save_png, to_uint8
+from .images import digest, read_pixels, read_settings, to_png, to_uint8
 from .jobs import Job
 from .prompts import plain, slug
 
@@ -58,8 +59,10 @@ class Batch:
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """What ends the names of the PNGs in the folder, for each what it stands for -> the PNG."""
-        return {path.stem.rpartition("-")[2]: path for path in self.folder.glob("*.png")}
+        """What ends the names of the PNGs in the folder, for each what it stands for -> the PNG. Links are none: what
+        is missing or damaged is written there."""
+        files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
+        return {path.stem.rpartition("-")[2]: path for path in files}
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
         """Where an image lies, or will. place: what the name of a new file begins with."""
@@ -122,7 +125,8 @@ class Batch:
         figures = {name: value for name, value in report.items() if name not in NESTED} | own
         figures |= {"drafter": self.job.drafter_name, "images_at_once": decoding.at_once}
         settings = {**self.job.settings(prompt, 0, decoding.conditions()), **own}
-        save_png(path, pixels, {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
+        png = to_png(pixels, {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
+        write_in(self.folder, path.name, png)
         self._paths[path.stem.rpartition("-")[2]] = path
         return Picture(prompt, own["seed"], path, to_uint8(pixels), codes, figures)
 
@@ -138,11 +142,11 @@ def home(root: Path, job: Job, name: str = "") -> Path:
     """The job's folder below ``root``. It is called by ``name``, the model's unless given, and by :func:`key`.
 
     Folders of earlier versions had the key alone. Where one is there, it is the folder of a job without a name.
+    Raises as :func:`inside`.
     """
     unique = key(job)
-    if not name and (root / unique).is_dir():
-        return root / unique
-    return root / "-".join(filter(None, (plain(name or job.target.name), unique)))
+    earlier = not name and (root / unique).is_dir()
+    return inside(root, unique if earlier else "-".join(filter(None, (plain(name or job.target.name), unique))))
 
 
 def key(job: Job) -> str:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from tqdm import tqdm
 
 from ..drafters import (
@@ -35,7 +34,7 @@ from ..drafters import (
     without_window,
 )
 from ..errors import AdtError, Check
-from ..files import write
+from ..files import write_in
 from ..models.checkpoint import BUNDLED
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
@@ -43,8 +42,17 @@ from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
 from ..version import VERSION
 from . import distributed, quality, report
-from .generation import choose_device, default_drafter, lantern_of, open_target, sampling_of, suffix_of
-from .images import check_writable, to_png
+from .generation import (
+    choose_device,
+    default_drafter,
+    lantern_of,
+    models_of,
+    named,
+    open_target,
+    sampling_of,
+    suffix_of,
+)
+from .images import check_outputs, open_image, to_png
 from .jobs import Job, decode, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .records import RUNS, append, open_records
@@ -146,6 +154,11 @@ class Benchmark:
             found[name] = preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset
         return found
 
+    def files(self, folder: Path) -> list[Path]:
+        """What is written into the benchmark's folder; of pictures, those that are there."""
+        pictures = (path for method in self.presets for path in (folder / _pictures(method)).glob("*.png"))
+        return [*(folder / name for name in (RUNS, *report.FILES)), *pictures]
+
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
         found, jobs, network = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
@@ -199,6 +212,11 @@ def _commit() -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _pictures(method: str) -> str:
+    """Where a method's pictures lie, in the benchmark's folder."""
+    return f"images/{method.replace(':', '-')}"
 
 
 Measured = dict[str, tuple[dict, bytes | None]]
@@ -274,11 +292,11 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
     for name, (figures, png) in measured.items():
         shown = plain
         if png is not None:
-            path = Path("images") / name.replace(":", "-") / f"{number + 1:04}.png"
-            write(folder / path, png)
-            picture, metrics = Image.open(BytesIO(png)), benchmark.metrics.values()
-            scores = {column: score for metric in metrics for column, score in metric(picture, prompt).items()}
-            shown = {"picture": path.as_posix(), "quality": scores}
+            path = f"{_pictures(name)}/{number + 1:04}.png"
+            write_in(folder, path, png)
+            with open_image(BytesIO(png)) as picture:
+                scores = [metric(picture, prompt) for metric in benchmark.metrics.values()]
+            shown = {"picture": path, "quality": {column: one for found in scores for column, one in found.items()}}
         plain = plain or shown
         runs[name] = {**figures, **shown}
     record = {"prompt": number, "text": prompt, "runs": runs}
@@ -316,8 +334,10 @@ def plan(options: argparse.Namespace) -> Benchmark:
 def run(options: argparse.Namespace) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError."""
     benchmark, folder = plan(options), options.output
-    check_writable(folder / RUNS, "--output")  # nobody should hear of it after the model has been loaded
     weights = {name: getattr(options, name) for name in ("clip", "hps", "aesthetic", "inception", "real_images")}
+    read = [*models_of(options.model, benchmark.drafter), *named(options, "prompts", *weights)]
+    read += [(option, file) for option, path in read if path.is_dir() for file in path.rglob("*")]
+    check_outputs([("--output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
     device = choose_device(options.device if options.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
     count, build = len(benchmark.prompts), partial(load, benchmark, options)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
-from .images import UNSOUND
+from .images import FORMATS, UNSOUND, open_image
 
 KEEP = 0.5
 """Share of a picture's rows that is kept unless told otherwise."""
@@ -59,10 +59,10 @@ def kept_tokens(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> i
 def open_picture(path: Path, option: str, remedy: str = "") -> Image.Image:
     """The picture at ``path`` in RGB, upright. AdtError if it can't be read; it names ``option`` and the ``remedy``."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except UNSOUND as error:
-        reason = getattr(error, "strerror", None) or "it is damaged or of an unknown format"
+        reason = getattr(error, "strerror", None) or f"it is damaged, or none of {', '.join(FORMATS)}"
         raise AdtError(
             f"{option}: '{path}' can't be read as a picture ({reason}){remedy and f'; {remedy}'}."
         ) from error

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..drafters import JACOBI, drafter_defaults, is_network, load_drafter
+from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_network, load_drafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
 from ..files import write, write_json
 from ..models.checkpoint import BUNDLED
-from ..models.load import find_drafter, load_target
+from ..models.load import find_drafter, load_target, parts_of
 from ..models.target import PublishedSampling, Target
 from ..policies import PLAIN, CostProfile, Drafting, check_fit
 from ..policies import options as drafting_options
@@ -83,19 +83,25 @@ def plan(options: argparse.Namespace) -> Plan:
     check_outputs(
         [
             *(("--output", path) for path in dict.fromkeys([output, *paths])),
-            *_files(options, "tokens", "trace", "report"),
+            *named(options, "tokens", "trace", "report"),
         ],
-        _files(options, "prompts", "from_png", "continue_from"),
+        [*named(options, "prompts", "from_png", "continue_from"), *models_of(options.model, options.drafter)],
     )
     sampling_of(options)
     profile = CostProfile.from_json(options.profile) if options.profile is not None else None
     return Plan(options, prompts, drafting, lantern_of(options), paths, parts, profile, blank_note(listed))
 
 
-def _files(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:
-    """Options of these names that were given, and the paths that they name."""
+def named(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:
+    """For ``check_outputs``: options of these names that were given, and the paths that they name."""
     given = ((f"--{name.replace('_', '-')}", getattr(options, name)) for name in names)
     return [(option, Path(path)) for option, path in given if path]
+
+
+def models_of(model: str, drafter: str = JACOBI, option: str = "--drafter") -> list[tuple[str, Path]]:
+    """For ``check_outputs``: the files of a target, and of a drafter if it has any. option: that names the drafter."""
+    network = [] if drafter in DRAFTERS else parts_of(drafter.removesuffix(WITH_WINDOW), "drafter")
+    return [*(("--model", file) for file in parts_of(model, "target")), *((option, file) for file in network)]
 
 
 def sampling_of(options: argparse.Namespace, published: PublishedSampling = PublishedSampling()) -> Sampling:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import is_device, parse_json, write
+from ..files import is_device, opened, parse_json, write
 from ..version import VERSION
 
 KEY = "adt_tree"
@@ -28,6 +30,22 @@ LONGEST_NAME = 255
 """Bytes of a file name, on all usual systems."""
 UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """Pillow's ways to say that a file is no sound picture, or would not fit into memory."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+"""What is read as a picture. Pillow knows more, and starts other programs for some, such as Ghostscript for EPS."""
+LARGEST = 512
+"""MiB of a file that is read as a picture."""
+
+
+@contextmanager
+def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
+    """A picture, not decoded yet, in a file or in bytes. Raises one of UNSOUND, also for what is no regular file."""
+    with opened(source) if isinstance(source, Path) else source as file:
+        size = file.seek(0, io.SEEK_END)
+        if size > LARGEST * 2**20:
+            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, and {LARGEST} at most are read")
+        file.seek(0)
+        with Image.open(file, formats=formats) as image:
+            yield image
 
 
 def to_uint8(pixels: Tensor) -> np.ndarray:
@@ -100,7 +118,7 @@ def is_keyword(name: str) -> bool:
 def read_settings(path: Path) -> dict:
     """The settings in a PNG of :func:`to_png`. AdtError if it holds none."""
     try:
-        with Image.open(path) as image:
+        with open_image(path, ("PNG",)) as image:
             text = image.info.get(KEY)
     except UNSOUND as error:
         reason = getattr(error, "strerror", None) or "it is damaged or of another format"
@@ -119,9 +137,9 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
     """The pixels [H, W, 3] of a PNG, as bytes. None if it is incomplete, has a wrong checksum, or is not so many pixels
     wide and high."""
     try:
-        with Image.open(path) as image:
+        with open_image(path, ("PNG",)) as image:
             image.verify()  # after which Pillow can't read pixels from it
-        with Image.open(path) as image:
+        with open_image(path, ("PNG",)) as image:
             return np.array(image.convert("RGB")) if image.size == size else None
     except UNSOUND:
         return None
@@ -135,20 +153,29 @@ def digest(content: object) -> str:
 def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[str, Path]]) -> None:
     """AdtError, naming the option, if a file can't be written, or would replace another result or an input.
 
-    Both are pairs of an option and a path. Writes and makes nothing.
+    Both are pairs of an option and a path; an input may have several files. Writes and makes nothing.
     """
-    taken = {_place(path): option for option, path in inputs}
+    inputs = list(inputs)
+    taken: dict[object, str] = {}
+    files = Counter(option for option, _ in inputs)
+    for option, path in inputs:
+        taken |= dict.fromkeys(_names(path), option)
     for option, path in outputs:
         check_writable(path, option)
-        place = _place(path)
-        if place in taken:
-            raise AdtError(f"{option}: '{path}' is the file of {taken[place]}, which would be lost; name another.")
-        taken[place] = option
+        names = _names(path)
+        for other in (taken[name] for name in names if name in taken):
+            what = f"{'a' if files[other] > 1 else 'the'} file of {other}"
+            raise AdtError(f"{option}: '{path}' is {what}, which would be lost; name another.")
+        taken |= dict.fromkeys(names, option)
 
 
-def _place(path: Path) -> str:
-    """The same for all paths that lead to one file."""
-    return os.path.normcase(os.path.realpath(path))
+def _names(path: Path) -> set[object]:
+    """Two paths that lead to one file have one of these in common."""
+    found: set[object] = {os.path.normcase(os.path.realpath(path))}
+    with suppress(OSError):  # where the system holds two spellings for the same
+        file = os.stat(path)
+        found |= {(file.st_dev, file.st_ino)} if file.st_ino else set()
+    return found
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import AdtError, shown
-from ..files import LARGEST_LIST, parse_json, read_text
+from ..files import LARGEST_LIST, parse_json, read_text, reason
 
 FILES = (".txt", ".json", ".jsonl", ".tsv")
 """Endings of the files that are read; any other is taken for plain text."""
@@ -58,9 +58,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     try:
         found = readers.get(path.suffix.lower(), all_typed)(read_text(path, LARGEST_LIST))
     except (OSError, UnicodeDecodeError) as error:
-        raise AdtError(
-            f"--prompts: '{path}' can't be read as UTF-8 text ({getattr(error, 'strerror', None) or error})."
-        ) from error
+        raise AdtError(f"--prompts: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise AdtError(
             f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "

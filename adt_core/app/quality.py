@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import AdtError
+from ..files import is_regular, opened
+from .images import open_image
 
 Given = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -82,6 +84,8 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
         raise AdtError(
             f"{option}: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
         )
+    if odd := [path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()]:
+        raise AdtError(f"{option}: '{folder / odd[0]}' is no regular file; download the model again.")
     try:
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
@@ -127,6 +131,7 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
 def _read(path: Path, option: str) -> dict[str, Tensor]:
     """The tensors of a file. AdtError if it holds anything else."""
     try:
+        opened(path).close()  # these open it themselves, and would wait at a pipe
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -146,7 +151,7 @@ class _Pictures(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Tensor:
-        with Image.open(self.files[index]) as picture:
+        with open_image(self.files[index]) as picture:
             square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size))
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
@@ -163,7 +168,8 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
             "--inception: torch-fidelity computes what is asked for, and is not installed; pip install torch-fidelity."
         ) from error
     _read(weights, "--inception")  # torch-fidelity would run what a pickle asks for
-    real = sorted(path for path in real_images.rglob("*") if path.suffix.lower() in _PICTURES) if real_images else []
+    found = real_images.rglob("*") if real_images else ()
+    real = sorted(path for path in found if path.suffix.lower() in _PICTURES and is_regular(path))
     if real_images and min(len(real), count) < 2:
         raise AdtError(
             f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
@@ -173,7 +179,7 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     shared |= {"isc": True, "isc_splits": 1, "verbose": False}
 
     def metric(pictures: dict[str, list[Path]]) -> dict[str, dict[str, float]]:
-        with Image.open(next(iter(pictures.values()))[0]) as first:
+        with open_image(next(iter(pictures.values()))[0]) as first:
             size = min(first.size)
         fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
         known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores

@@ -11,9 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from ..errors import AdtError
-from ..files import add_line, parse_json
+from ..files import add_line, parse_json, read_text, reason
 
 RUNS = "runs.jsonl"
+LARGEST = 4096
+"""MiB of the file that is read."""
 
 
 def open_records(folder: Path, settings: dict) -> list[dict]:
@@ -47,7 +49,12 @@ def append(folder: Path, record: dict) -> None:
 
 def _read(path: Path) -> tuple[dict | None, list[dict]]:
     """The first settings in a file, None if there are none, and all objects behind them."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    try:
+        text = read_text(path, LARGEST, errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise AdtError(
+            f"--output: '{path}' can't be read ({reason(error)}); delete it, or give another folder."
+        ) from error
     objects = map(_object, text.split("\n"))
     settings = next((found for one in objects if isinstance(found := one.get("settings"), dict)), None)
     return settings, list(objects)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files import write as write_whole
-from ..files import write_json
+from ..files import to_json, write_in
 from ..policies import PLAIN
 
 COLUMNS = {
@@ -41,6 +40,8 @@ _FORMS = {
     "identical": "{} of {images}",
 }
 """How the table writes a column; others have four digits."""
+FILES = ("results.md", "results.csv", "results.json", "speedup.png", "regions.png")
+"""What is written."""
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 
 
@@ -104,15 +105,15 @@ def write(
     records: list[dict], settings: dict, folder: Path, sets: dict[str, dict[str, float]] | None = None, note: str = ""
 ) -> tuple[str, list[Path]]:
     """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
-    rows, paths = summary(records, sets), [folder / f"results.{ending}" for ending in ("md", "csv", "json")]
+    rows, paths = summary(records, sets), [folder / name for name in FILES[:3]]
     shown = markdown(rows, settings, note)
     table = io.StringIO()
     writer = csv.DictWriter(table, list(_headings(rows)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(paths[0], shown.encode())
-    write_whole(paths[1], table.getvalue().encode())
-    write_json(paths[2], {"settings": settings, "summary": rows, "records": records})
+    whole = to_json({"settings": settings, "summary": rows, "records": records})
+    for path, content in zip(paths, (shown.encode(), table.getvalue().encode(), whole)):
+        write_in(folder, path.name, content)
     return shown, [*paths, *_plots(rows, records, folder)]
 
 
@@ -144,7 +145,7 @@ def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
 def _save(figure: Any, path: Path, dpi: int) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=dpi)
-    write_whole(path, buffer.getvalue())
+    write_in(path.parent, path.name, buffer.getvalue())
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:

@@ -20,25 +20,28 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..app.generation import choose_device, open_target, sampling_of, suffix_of
-from ..drafters import is_network
+from ..app.generation import choose_device, models_of, named, open_target, sampling_of, suffix_of
+from ..app.images import check_outputs
+from ..drafters import JACOBI, is_network
 from ..drafters.eagle import EagleDrafter
 from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
 from ..errors import AdtError
-from ..files import write_json
+from ..files import inside, to_json, write_in
 from ..models.checkpoint import Checkpoint, read_json, resolve
 from ..models.load import published_sampling
 from ..models.target import Target, suffixed
 from ..rules.sampling import Sampling
 from .features import Features
 from .log import sentence, write_log
-from .pictures import Pictures, draw, encode, find_captioned, find_prompts
+from .pictures import Pictures, caption_file, draw, encode, find_captioned, find_prompts
 from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
 
 FIXED = "model dtype exact weights size prompts images pictures held_out passes batch accumulate learning_rate".split()
 """Options that can't change when a run is resumed, besides those of sampling."""
+FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
+"""What is written, besides what training makes and reads itself."""
 WARM_UP = 0.15
 """Share of the budget in which the drafter sees the target's features only."""
 STRIDE = 2
@@ -92,6 +95,9 @@ def plan(options: argparse.Namespace) -> Plan:
     prompts = [suffixed(prompt, suffix_of(options, published)) for prompt in prompts]
     made = Plan(options, prompts, paths, sampling_of(options, published), choose_device(options.device))
     _check_output(made)
+    read = [*models_of(options.model, options.compare or JACOBI, "--compare"), *named(options, "prompts")]
+    read += [("--images", file) for path in paths or () for file in (path, caption_file(path))]
+    check_outputs([("--output", options.output / name) for name in FILES], read)
     return made
 
 
@@ -123,6 +129,11 @@ def _check_output(plan: Plan) -> None:
     folder, known = plan.options.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
         raise AdtError(f"--output: '{folder}' is a file; name a folder.")
+    if plan.options.images and folder.resolve() == plan.options.images.resolve():
+        raise AdtError(
+            "--output is the folder of --images, where the next run would take its chart for a picture; name another."
+        )
+    inside(folder, "training", "features")
     if not known.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
             raise AdtError(
@@ -165,7 +176,7 @@ def run(plan: Plan) -> str:
     if options.compare and not is_network(options.compare):
         raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
     other = load_eagle(options.compare, target) if options.compare else None
-    write_json(plan.folder / "settings.json", plan.settings)
+    write_in(plan.folder, "settings.json", to_json(plan.settings))
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length)
 
     def codes_of(numbers: list[int]) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..files import write
+from ..files import is_regular, write_in
 
 
 class Features:
@@ -33,7 +33,7 @@ class Features:
         """Features [R, n, h] float32 of the pictures ``numbers``, zero in the first ``pads`` slots of each row; None
         unless all are kept."""
         paths = [self._path(number) for number in numbers]
-        if not all(path.exists() for path in paths):
+        if not all(map(is_regular, paths)):
             return None
         files = [load_file(path) for path in paths]
         rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
@@ -49,6 +49,6 @@ class Features:
             rows = range(i, len(pads), len(numbers))
             content = save({str(k): rounded[row, pads[row] :].cpu().contiguous() for k, row in enumerate(rows)})
             if self._used + len(content) <= self._room and not self._path(number).exists():
-                write(self._path(number), content)
+                write_in(self._folder, self._path(number).name, content)
                 self._used += len(content)
         return rounded.float()

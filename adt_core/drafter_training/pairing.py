@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import argparse
 from itertools import product, starmap
+from pathlib import Path
 
 import torch
 
-from ..app.generation import choose_device, default_drafter, open_target, sampling_of, suffix_of
+from ..app.generation import choose_device, default_drafter, named, open_target, sampling_of, suffix_of
+from ..app.images import check_outputs
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import is_network
 from ..drafters.eagle import EagleDrafter, Pairing
 from ..drafters.eagle_files import PAIRING_FILE, load_eagle
 from ..errors import AdtError
-from ..files import write_json
-from ..models.checkpoint import BUNDLED, Checkpoint, resolve
+from ..files import to_json, write_in
+from ..models.checkpoint import BUNDLED, resolve
 from ..models.target import Target, suffixed
 from ..rules.sampling import Sampling
 from .pictures import draw
@@ -40,6 +42,8 @@ def run(options: argparse.Namespace) -> str:
         raise AdtError(f"--count is {options.count}; it must be 1 or more.")
     sampling_of(options)  # what is given makes sense, whatever the model
     prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, options.seed)
+    file = None if str(options.drafter) == BUNDLED else _record_of(options.drafter)
+    check_outputs([("--drafter", file)] if file else [], named(options, "prompts"))
     target = open_target(options, choose_device(options.device))
     sampling = sampling_of(options, target.published)
     prompts = [suffixed(prompt, suffix_of(options, target.published)) for prompt in prompts]
@@ -52,12 +56,17 @@ def run(options: argparse.Namespace) -> str:
         said = f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
         figures = " / ".join(f"{share:.3f}" for share in found)
         lines.append(f"{said:62} {figures}{' <- best' if pairing == best else ''}")
-    if str(options.drafter) != BUNDLED:
-        file = Checkpoint(resolve(options.drafter, "drafter")).folder / PAIRING_FILE
+    if file is not None:
         measured = [{**pairing._asdict(), "agreement": found} for pairing, found in shares.items()]
-        write_json(file, {**best._asdict(), "measured": measured})
+        write_in(file.parent, file.name, to_json({**best._asdict(), "measured": measured}))
         lines.append(f"Recorded in {file}; drafting follows it.")
     return "\n".join(lines)
+
+
+def _record_of(drafter: str) -> Path:
+    """Where the pairing of a drafter is recorded."""
+    found = resolve(drafter, "drafter")
+    return (found if found.is_dir() else found.parent) / PAIRING_FILE
 
 
 @torch.inference_mode()

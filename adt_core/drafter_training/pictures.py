@@ -19,12 +19,14 @@ from ..app.continuation import open_picture, to_pixels
 from ..app.jobs import Job, decode
 from ..app.prompts import read_prompts, sample
 from ..errors import AdtError
-from ..files import write
+from ..files import inside, is_regular, opened, read_text, reason, write_in
 from ..models.target import Target
 from ..policies import PLAIN, Drafting
 from ..rules.sampling import Sampling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+LARGEST_CAPTION = 1
+"""MiB of a file that holds the caption of a picture."""
 
 
 class Pictures:
@@ -35,8 +37,13 @@ class Pictures:
         if not path.exists():
             buffer = io.BytesIO()
             np.save(buffer, np.full((len(prompts), length), -1, np.int32))
-            write(path, buffer.getbuffer())
-        self._codes = np.lib.format.open_memmap(path, "r+")
+            write_in(path.parent, path.name, buffer.getbuffer())
+        inside(path.parent, path.name)  # it is written in its place
+        try:
+            opened(path).close()
+            self._codes = np.lib.format.open_memmap(path, "r+")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise AdtError(f"{path} can't be read ({reason(error)}); delete it, or name another --output.") from error
         if self._codes.shape != (len(prompts), length):
             raise AdtError(
                 f"{path} holds {self._codes.shape[0]} pictures of {self._codes.shape[1]} tokens, but {len(prompts)} of "
@@ -75,7 +82,7 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
         raise AdtError(f"--images: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt.")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and is_regular(path))
     if not paths:
         raise AdtError(
             f"--images: '{folder}' holds no {', '.join(SUFFIXES)}; give a folder of pictures with captions, "
@@ -84,10 +91,15 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     return paths, [_caption(path) for path in paths]
 
 
+def caption_file(path: Path) -> Path:
+    """Where the caption of a picture is."""
+    return path.with_suffix(".txt")
+
+
 def _caption(path: Path) -> str:
-    beside = path.with_suffix(".txt")
+    beside = caption_file(path)
     try:
-        caption = beside.read_text(encoding="utf-8-sig").strip()
+        caption = read_text(beside, LARGEST_CAPTION).strip()
     except (OSError, UnicodeDecodeError):
         caption = ""
     if not caption:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..files import write
+from ..files import opened, write_in
 
 
 def cosine(fraction: float, warmup: float) -> float:
@@ -109,7 +109,8 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half)
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
-            self.state = torch.load(self.path, map_location=device, weights_only=True)
+            with opened(self.path) as file:
+                self.state = torch.load(file, map_location=device, weights_only=True)
             model.load_state_dict(self.state["model"])
             self.average = self.state["average"]
             for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
@@ -163,4 +164,4 @@ class Run:
         }
         buffer = io.BytesIO()  # torch says nothing of a full disk
         torch.save({**state, **more}, buffer)
-        write(self.path, buffer.getbuffer())
+        write_in(self.path.parent, self.path.name, buffer.getbuffer())

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..drafters.eagle import EagleDrafter
-from ..files import write
+from ..files import write_in
 from ..models.layers import Layer
 from ..models.layout import paired
 
@@ -51,5 +51,5 @@ def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype) -> None:
     """``config.json`` and ``model.safetensors``, each whole or not at all."""
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
-    write(folder / "model.safetensors", save(stored, {"format": "pt"}))
-    write(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+    write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))
+    write_in(folder, "config.json", (json.dumps(config, indent=1) + "\n").encode())

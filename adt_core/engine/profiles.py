@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from ..errors import AdtError
-from ..files import parse_json, write_json
+from ..files import opened, parse_json, to_json, write_in
 from ..policies import CostProfile
 
 FOLDER = "ADT_TREE_CACHE"
@@ -45,7 +45,7 @@ def find(name: str, images: int) -> CostProfile | None:
     """The profile that was measured for this name and so many images together; None if there is none."""
     path = _path(name, images)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             found: CostProfile | None = CostProfile.from_json(parse_json(file.read(LARGEST_FILE)))
     except (OSError, ValueError, AdtError):
         found = _unwritten.get(path)
@@ -56,7 +56,7 @@ def keep(profile: CostProfile) -> None:
     """Keep a profile, whole or not at all; where it can't be written, for this process alone."""
     path = _path(profile.name, profile.images)
     try:
-        write_json(path, profile.to_json())
+        write_in(path.parent, path.name, to_json(profile.to_json()))
     except AdtError as error:
         _unwritten[path] = profile
         logging.getLogger(__name__).info("The cost profile is not kept beyond this process: %s", error)

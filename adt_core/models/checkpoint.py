@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
-from ..files import LARGEST_JSON, parse_json, read_text
+from ..files import LARGEST_JSON, parse_json, read_text, reason
 from . import mistaken
 
 BUNDLED = "bundled"
@@ -45,7 +45,7 @@ def _newest_snapshot(cache: Path) -> Path:
     if not snapshots:
         raise AdtError(f"{cache} is a folder of Hugging Face's cache without a finished download; download it again.")
     main = cache / "refs" / "main"
-    named = main.read_text(errors="replace").strip() if main.is_file() else ""
+    named = read_text(main, 1, errors="replace").strip() if main.is_file() else ""
     return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
 
 
@@ -73,7 +73,7 @@ def read_json(file: Path) -> dict:
     except AdtError:
         raise
     except (OSError, ValueError) as error:
-        raise AdtError(f"{file} is not readable JSON ({error}); download it again.") from error
+        raise AdtError(f"{file} is not readable JSON ({reason(error)}); download it again.") from error
     if not isinstance(value, dict):
         raise AdtError(f"{file} is not a JSON object; download it again.")
     return value

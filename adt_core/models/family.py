@@ -40,6 +40,7 @@ class Family(NamedTuple):
     remedies: by how the names of missing tensors begin.
     sampling: how its authors draw.
     single_files: glob patterns of weights files that are models without a config.json.
+    beside: patterns for ``Checkpoint.beside`` of what its models need besides their own folder.
     search: words that find the loader node.
     published: its models.
     """
@@ -54,6 +55,7 @@ class Family(NamedTuple):
     remedies: Mapping[str, Remedy] = MappingProxyType({})
     sampling: PublishedSampling = PublishedSampling()
     single_files: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
 

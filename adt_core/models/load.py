@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -90,6 +91,31 @@ def find_published(name: str) -> Published | None:
 def published() -> list[Published]:
     """The published checkpoints that can be loaded, family by family."""
     return [row for family in FAMILIES for row in family.published]
+
+
+_WEIGHTS = "*.safetensors *.bin *.pt *.pth *.ckpt *.index.json config.json *_config.json pairing.json"
+_TEXTS = "*tokenizer* *.model vocab* merges.txt added_tokens.json special_tokens_map.json"
+_PARTS = f"{_WEIGHTS} {_TEXTS}".split()
+"""Patterns of names of files that belong to a checkpoint."""
+
+
+def parts_of(path: str | Path, role: str) -> list[Path]:
+    """The files of a checkpoint, what its family looks for beside it included; [] if there is none. Opens nothing.
+
+    role: as for :func:`resolve`.
+    """
+    with suppress(AdtError, OSError):  # whoever opens it says so
+        return _parts(resolve(path, role))
+    return []
+
+
+def _parts(found: Path) -> list[Path]:
+    folder = found if found.is_dir() else found.parent
+    places, patterns = (folder, folder.parent, home_of(found)), [one for family in FAMILIES for one in family.beside]
+    beside = [match for place in dict.fromkeys(places) for pattern in patterns for match in place.glob(pattern)]
+    near = [file for home in {folder, *(match.parent for match in beside)} for file in home.iterdir()]
+    parts = (file for file in near if any(fnmatchcase(file.name, pattern) for pattern in _PARTS))
+    return [file for file in (found, *beside, *parts) if file.is_file()]
 
 
 @torch.inference_mode(False)

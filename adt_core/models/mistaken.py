@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import shown
+from ..files import opened
 from .downloads import ANOLE
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -19,10 +20,10 @@ _ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weight
 def damage(file: Path) -> str:
     """If a file is a Git LFS pointer or the beginning of a zip file: that, and what to do; else ""."""
     try:
-        with file.open("rb") as opened:
-            first, size = opened.read(len(_POINTER)), opened.seek(0, 2)
-            opened.seek(max(0, size - _LAST))
-            last = opened.read()
+        with opened(file) as content:
+            first, size = content.read(len(_POINTER)), content.seek(0, 2)
+            content.seek(max(0, size - _LAST))
+            last = content.read(_LAST)
     except OSError:  # whoever reads the file says so
         return ""
     if first == _POINTER:

@@ -6,6 +6,7 @@ A script can stand in place of ``-m MODULE``.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import runpy
@@ -54,12 +55,12 @@ class _Cut:
 
 def at(moment: str, number: int, fault: Fault) -> tuple[object, str, Callable]:
     """What ``setattr`` needs, so that the ``number``-th such moment, counted from 1, meets a fault."""
-    calls, open_as_usual, replace_as_usual = count(1), Path.open, os.replace
+    calls, open_as_usual, replace_as_usual = count(1), open, os.replace
 
     def is_due(path: object) -> bool:
         return str(path).endswith(WATCHED) and next(calls) == number
 
-    def open_cut(path: Path, mode: str = "r", *args, **kwargs):
+    def open_cut(path, mode: str = "r", *args, **kwargs):
         file = open_as_usual(path, mode, *args, **kwargs)
         return _Cut(file, fault) if mode in ("wb", "ab") and is_due(path) else file
 
@@ -72,7 +73,7 @@ def at(moment: str, number: int, fault: Fault) -> tuple[object, str, Callable]:
             fault()
 
     assert moment in MOMENTS
-    return (Path, "open", open_cut) if moment == "write" else (os, "replace", replace)
+    return (builtins, "open", open_cut) if moment == "write" else (os, "replace", replace)
 
 
 def main() -> None:

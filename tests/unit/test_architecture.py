@@ -22,7 +22,7 @@ FLOORS = (
     ("engine",),
     ("app",),
     ("drafter_training",),
-    ("cli", "__main__", "__init__"),
+    ("cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core``, from the lowest floor up. Each may import its own floor and those below it."""
 STRANGERS = {"nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
@@ -164,6 +164,30 @@ def test_nobody_asks_which_method_it_runs():
             called = isinstance(node, ast.Attribute) and node.attr.endswith(("with", "fix")) and _is_method(node.value)
             if (compared or called) and not path.startswith("adt_core/policies/"):
                 wrong.append(f"{path}:{node.lineno} {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
+"""Functions and methods that open a file which nobody has looked at."""
+MAY_OPEN = {
+    "adt_core/files.py": "it looks at what it has opened",
+    "adt_core/app/images.py": "it says which formats it wants",
+    "adt_core/app/distributed.py": "the empty device",
+    "nodes/schema.py": "pages of the pack itself",
+}
+OTHERS = {"os", "self", "self._window"}
+"""What has an ``open`` that needs no such care."""
+
+
+def test_files_and_pictures_are_opened_in_one_place():
+    """Elsewhere a pipe would be waited for, and Pillow would start other programs for some pictures."""
+    wrong = []
+    for path, tree in SHIPPED.items():
+        for node in ast.walk(tree):
+            of, dot, name = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
+            is_our_reader = not dot and name != "open"
+            if name in OPENERS and not is_our_reader and of not in OTHERS and path not in MAY_OPEN:
+                wrong.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
     assert not wrong, "\n".join(wrong)
 
 

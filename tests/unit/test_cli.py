@@ -477,6 +477,18 @@ def test_debug_shows_the_traceback(generate):
     assert code == 1 and "Traceback" in err and "nowhere" in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("value", ["--", "--output"])
+def test_a_value_behind_an_equals_sign_may_look_like_an_option(generate, value):
+    code, _, err = generate(f"--prompt={value}", "--max-substitution=0.5", prompt=None, method="autoregressive")
+    assert code == 0, err
+    with Image.open("a.png") as image:
+        assert json.loads(image.info["adt_tree"])["prompt"] == value
+    code, _, err = generate("--seed=--")
+    assert code == 2 and "--seed: invalid int value: '--'" in err
+    code, _, err = generate("--exact=--")
+    assert code == 2 and "--exact: invalid choice: '--'" in err
+
+
 # ---- as a process of its own -------------------------------------------------
 
 
@@ -486,6 +498,58 @@ def test_a_process_refuses_in_one_line(tmp_path):
     )
     out, err = process.communicate()
     assert process.returncode == 1 and out == "" and err.count("\n") == 1 and "nowhere" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
+def test_a_standard_error_that_cannot_be_written_costs_no_picture(models, tmp_path, stderr):
+    """Nor does anything that libraries say there get into a file that is open."""
+    given = f"--model {models / 'target'} --drafter {models / 'drafter'} --device cpu --seed 1"
+    given += f" --output {tmp_path / 'a.png'} --report {tmp_path / 'r.json'}"
+    line = f"exec {sys.executable} -c '{TALKATIVE}' generate --prompt house {given}"
+    subprocess.run(["bash", "-c", f"({line}) {stderr}; exit ${{PIPESTATUS[0]}}"], cwd=ROOT, check=True)
+    with Image.open(tmp_path / "a.png") as image:
+        image.load()
+    assert json.loads((tmp_path / "r.json").read_text())["images"] == 1
+
+
+TALKATIVE = """
+import os, runpy, sys
+fsync = os.fsync
+def loud(number):
+    os.write(2, b"a library in C has something to say")
+    fsync(number)
+def quiet(number):
+    try:
+        loud(number)
+    except OSError:
+        fsync(number)
+os.fsync = quiet
+runpy.run_module("adt_core", run_name="__main__")
+"""
+"""A script of a shell: the command, while libraries write to standard error whenever a file is open."""
+
+
+INTERRUPTED = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Finder:
+    def find_spec(name, *_):
+        if name == module:
+            signal.raise_signal(signal.SIGINT)
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Finder)
+runpy.run_module("adt_core", run_name="__main__")
+"""
+"""The command, with Ctrl-C when the interpreter looks for the module that is named first."""
+
+
+@pytest.mark.parametrize("module", ["adt_core.cli", "numpy", "torch"])
+def test_an_interrupt_while_modules_are_imported(tmp_path, module):
+    given = ["generate", "--prompt", "a house", "--output", str(tmp_path / "a.png")]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module, *given], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 130 and "Interrupted" in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not list(tmp_path.iterdir())
 
 

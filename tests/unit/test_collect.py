@@ -90,6 +90,31 @@ def test_a_report_is_replaced_by_its_own_list_alone(tmp_path):
     assert write(rows, "sums") == "sums-2" and (tmp_path / "sums.csv").read_text() == "of somebody else"
 
 
+@pytest.mark.parametrize(
+    "prompt, cell",
+    [
+        ("=1+1", "'=1+1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("\uff0b1", "'\uff0b1"),
+        ("\uff0d1", "'\uff0d1"),
+        ("\uff20a", "'\uff20a"),
+        ("a cat;=1", "a cat;'=1"),
+        ("a cat; @b", "a cat; '@b"),
+        ('a cat;"=1"', 'a cat;"\'=1"'),
+        ("a cat;\uff1d1;+2", "a cat;'\uff1d1;'+2"),
+        ("a\n-1", "a\n'-1"),
+        ("a\t=1", "a\t'=1"),
+        (" =1", " '=1"),
+        ("a-b = c; d", "a-b = c; d"),
+    ],
+)
+def test_spreadsheets_see_no_formula(tmp_path, prompt, cell):
+    """Some cut lines at semicolons, and take a full-width sign for the usual one."""
+    path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, PICTURES[0], tmp_path, "report")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        assert [line["prompt"] for line in csv.DictReader(file)] == [cell]
+
+
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
 def test_every_picture_is_on_the_sheet_in_its_place(columns, shape):
     sheet = collect.contact_sheet(PICTURES, [""] * 5, columns, width=50)

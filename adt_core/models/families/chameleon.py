@@ -109,5 +109,6 @@ FAMILY = Family(
     REMEDIES,
     sampling=PublishedSampling(temperature=0.7, top_p=0.9, source="github.com/facebookresearch/chameleon"),
     search=("anole", "chameleon"),
+    beside=_CODEC_FILES,
     published=_PUBLISHED,
 )

@@ -328,5 +328,6 @@ FAMILY = Family(
     sampling=PublishedSampling(guidance=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),
+    beside=(*_CODEC_FILES, *_T5_FILES),
     published=_PUBLISHED,
 )

@@ -1,0 +1,388 @@
+"""What may lie where a file is expected: links lead nothing of ours out of our folders, pipes and devices stop nobody,
+and of pictures only the formats that we want are opened."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from adt_tree_pack.nodes import contact_sheet
+from PIL import EpsImagePlugin, Image
+
+from adt_core import Drafting, Sampling, cli
+from adt_core.app import quality
+from adt_core.app.batch import Batch, home
+from adt_core.app.continuation import open_picture
+from adt_core.app.images import FORMATS, LARGEST, read_pixels, read_settings
+from adt_core.app.jobs import Job, rounds
+from adt_core.app.records import RUNS, open_records
+from adt_core.drafter_training.features import Features
+from adt_core.drafter_training.pictures import Pictures, find_captioned
+from adt_core.drafter_training.save import write_checkpoint
+from adt_core.engine import profiles
+from adt_core.errors import AdtError
+from adt_core.files import add_line, inside, is_regular, opened, read_text, write, write_in
+from adt_core.models.load import parts_of
+from adt_core.policies import CostProfile
+from tests.layouts.llamagen import write_hugging_face
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+SECRET = b"not ours"
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+
+
+class Hung(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.fixture(autouse=True)
+def in_time():
+    """What waits for the other end of a pipe fails."""
+
+    def hung(*_):
+        raise Hung
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file outside of our folders."""
+    path = tmp_path / "elsewhere" / "secret"
+    path.parent.mkdir()
+    path.write_bytes(SECRET)
+    return path
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """A folder of ours."""
+    (tmp_path / "ours").mkdir()
+    return tmp_path / "ours"
+
+
+def at(path: Path, kind: str) -> Path:
+    """Put something there that is no file."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        before = os.getcwd()
+        os.chdir(path.parent)  # the names of sockets are short
+        try:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(path.name)
+        finally:
+            os.chdir(before)
+    return path
+
+
+KINDS = pytest.mark.parametrize("kind", ["pipe", "device", "folder", "socket"])
+
+
+# ---- links -------------------------------------------------------------------
+
+
+def test_a_link_in_our_folder_is_replaced_and_one_that_the_user_names_is_followed(ours, secret):
+    (ours / "a.json").symlink_to(secret)
+    write_in(ours, "a.json", b"ours")
+    assert secret.read_bytes() == SECRET and not (ours / "a.json").is_symlink()
+    assert (ours / "a.json").read_bytes() == b"ours"
+    (ours / "named.json").symlink_to(secret)
+    write(ours / "named.json", b"the user's")
+    assert secret.read_bytes() == b"the user's"
+
+
+def test_a_folder_that_is_a_link_is_refused_wherever_it_stands(ours, secret):
+    (ours / "images").symlink_to(secret.parent)
+    for name in ("images/a.png", "images/deeper/a.png"):
+        with pytest.raises(AdtError, match="images' is a link, and nothing is written through links below"):
+            write_in(ours, name, b"ours")
+    assert list(secret.parent.iterdir()) == [secret]
+    (ours.parent / "same").symlink_to(ours)
+    write_in(ours.parent / "same", "deeper/a.png", b"ours")  # our folder itself may be a link: the user made it
+    assert (ours / "deeper" / "a.png").read_bytes() == b"ours"
+
+
+def test_lines_are_added_to_no_link(ours, secret):
+    (ours / RUNS).symlink_to(secret)
+    with pytest.raises(AdtError, match="is a link"):
+        add_line(ours / RUNS, "{}")
+    with pytest.raises(AdtError, match="is a link"):
+        open_records(ours, {"prompts": [], "methods": {}})
+    assert secret.read_bytes() == SECRET
+
+
+def test_a_junction_is_a_link(ours, monkeypatch):
+    """Windows marks it in what lstat says, and calls it no symbolic link."""
+
+    class Junction:
+        st_mode, st_reparse_tag = 0o040777, 0xA0000003
+
+    (ours / "key").mkdir()
+    assert inside(ours, "key") == ours / "key"
+    monkeypatch.setattr(os, "lstat", lambda path: Junction)
+    with pytest.raises(AdtError, match="is a link"):
+        inside(ours, "key")
+
+
+@pytest.fixture
+def batch(models, ours):
+    target, _ = models
+    return Batch(Job(target, Sampling(seed=3), Drafting("autoregressive")), ours)
+
+
+def draw(batch: Batch, prompt: str):
+    decoding = batch.job.decoding([prompt])
+    for _ in rounds(decoding):
+        pass
+    return batch.keep(decoding, 0, prompt)
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_in_a_batch_folder_takes_no_picture(batch, ours, secret, dangling):
+    """It is found by how its name ends, whatever it begins with."""
+    name = batch.path("a cat").name
+    if dangling:
+        secret.unlink()
+    for link in (name, "x-" + name):
+        (ours / link).symlink_to(secret)
+    batch = Batch(batch.job, ours)
+    assert batch.find("a cat") is None
+    made = draw(batch, "a cat")
+    assert made.path == ours / name and not made.path.is_symlink() and is_regular(made.path)
+    assert not secret.exists() if dangling else secret.read_bytes() == SECRET
+    assert Batch(batch.job, ours).find("a cat").path == made.path
+
+
+@pytest.mark.parametrize("name", ["", "cats"])
+def test_the_folder_of_a_batch_is_no_link(batch, ours, secret, name):
+    folder = home(ours, batch.job, name)
+    folder.symlink_to(secret.parent)
+    with pytest.raises(AdtError, match=f"'{folder}' is a link, and nothing is written through links below"):
+        home(ours, batch.job, name)
+
+
+def test_a_pipe_in_a_batch_folder_is_passed_over(batch, ours):
+    os.mkfifo(ours / batch.path("a cat").name)
+    batch = Batch(batch.job, ours)
+    assert batch.find("a cat") is None
+    assert is_regular(draw(batch, "a cat").path)
+
+
+def test_a_profile_goes_through_no_link_and_comes_from_no_pipe(ours, secret, monkeypatch):
+    monkeypatch.setenv(profiles.FOLDER, str(ours))
+    profile = CostProfile("a model", 1, {"chain": ((0, 1.0), (16, 2.0))})
+    profiles.keep(profile)
+    (path,) = ours.iterdir()
+    path.unlink()
+    path.symlink_to(secret)
+    profiles.keep(profile)
+    assert secret.read_bytes() == SECRET and profiles.find(profile.name, 1) == profile
+    path.unlink()
+    os.mkfifo(path)
+    assert profiles.find(profile.name, 1) is None
+
+
+def test_reports_and_drafters_go_through_no_link(ours, secret):
+    figures = {"tokens": 1, "tau": 1.0, "mean_depth": 1.0, "substitution_rate": 0.0}
+    row = {"id": "1", "prompt": "a cat", "seed": 1, "seconds": 1.0, "target_forwards": 1, "file": "a.png", **figures}
+    for name in ("config.json", "model.safetensors", "report.csv", "report.json", "report.png"):
+        (ours / name).symlink_to(secret)
+    write_checkpoint(ours, {"a": torch.zeros(1)}, {}, torch.float16)
+    contact_sheet.write_report([row], {}, Image.new("RGB", (8, 8)), ours, "report")
+    assert secret.read_bytes() == SECRET and not any(path.is_symlink() for path in ours.iterdir())
+
+
+def test_codes_of_pictures_are_written_through_no_link(ours, secret):
+    codes = np.full((1, 4), -1, np.int32)
+    with secret.open("wb") as file:
+        np.save(file, codes)
+    (ours / "codes.npy").symlink_to(secret)
+    with pytest.raises(AdtError, match="codes.npy' is a link"):
+        Pictures(ours / "codes.npy", ["a cat"], 4)
+    assert (np.load(secret) == codes).all()
+
+
+def test_a_drafters_output_has_no_linked_folders(ours, secret, tmp_path, capsys):
+    (ours / "training").symlink_to(secret.parent)
+    (tmp_path / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)))
+    given = ["--held-out", "1", "--batch", "1", "--steps", "1", "--output", str(ours)]
+    assert cli.main(["train-drafter", "--prompts", str(tmp_path / "list.txt"), *given]) == 2
+    assert "training' is a link" in capsys.readouterr().err and list(secret.parent.iterdir()) == [secret]
+
+
+# ---- what is no regular file ----------------------------------------------------
+
+
+@KINDS
+def test_what_is_no_regular_file_is_refused_at_once(ours, kind):
+    path = at(ours / "odd", kind)
+    assert not is_regular(path)
+    for read in (opened, lambda path: read_text(path, 1)):
+        with pytest.raises(OSError):
+            read(path)
+    with pytest.raises(AdtError, match="can't be read as a PNG"):
+        read_settings(path)
+    with pytest.raises(AdtError, match="--continue-from: .*can't be read as a picture"):
+        open_picture(path, "--continue-from")
+    assert read_pixels(path, (8, 8)) is None
+
+
+@KINDS
+def test_records_and_codes_of_no_regular_file(ours, kind):
+    at(ours / RUNS, kind)
+    with pytest.raises(AdtError, match=f"{RUNS}' can't be (read|written)"):
+        open_records(ours, {"prompts": [], "methods": {}})
+    at(ours / "codes.npy", kind)
+    with pytest.raises(AdtError, match="codes.npy"):
+        Pictures(ours / "codes.npy", ["a cat"], 4)
+    at(ours / "0.safetensors", kind)
+    assert Features(ours, 0).get([0], [0], torch.device("cpu")) is None
+
+
+@KINDS
+def test_pictures_to_learn_from_are_files(ours, kind):
+    at(ours / "1.jpg", kind)
+    Image.new("RGB", (8, 8)).save(ours / "2.jpg")
+    at(ours / "2.txt", kind)
+    with pytest.raises(AdtError, match="2.jpg' has no caption"):
+        find_captioned(ours)
+    (ours / "2.txt").unlink() if kind != "folder" else (ours / "2.txt").rmdir()
+    (ours / "2.txt").write_text("a cat")
+    assert find_captioned(ours) == ([ours / "2.jpg"], ["a cat"])
+
+
+def test_weights_that_measure_quality_are_files(ours, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=None))
+    os.mkfifo(ours / "pytorch_model.bin")
+    (ours / "config.json").write_text("{}")
+    with pytest.raises(AdtError, match="pytorch_model.bin' is no regular file"):
+        quality.clip_metric(ours, "--clip", "CLIP score", torch.device("cpu"))
+    with pytest.raises(AdtError, match="no regular file"):
+        quality.inception_metric(ours / "pytorch_model.bin", None, 2, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("option", ["--from-png", "--continue-from", "--prompts"])
+def test_the_command_line_waits_for_no_pipe(tmp_path, capsys, option):
+    os.mkfifo(tmp_path / "a.png")
+    subject = ["--prompt", "a cat"] if option == "--continue-from" else []
+    given = [option, str(tmp_path / "a.png"), "--output", str(tmp_path / "b.png")]
+    assert cli.main(["generate", *subject, *given]) != 0
+    said = capsys.readouterr().err
+    assert "it is no regular file" in said and option.removeprefix("--") in said + "from-png"
+
+
+# ---- pictures --------------------------------------------------------------------
+
+
+def test_a_picture_starts_no_other_program(ours, monkeypatch):
+    """Pillow calls Ghostscript for EPS, whatever the file's name says."""
+    Image.new("RGB", (8, 8)).save(ours / "photo.eps")
+    photo = (ours / "photo.eps").rename(ours / "photo.png")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    with pytest.raises(AdtError, match="none of PNG, JPEG, WEBP, BMP, GIF, TIFF"):
+        open_picture(photo, "--continue-from")
+    with pytest.raises(AdtError, match="of another format"):
+        read_settings(photo)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_pictures_that_people_have_are_opened(ours, format):
+    Image.new("RGB", (8, 6), (200, 10, 30)).save(ours / "picture", format)
+    assert open_picture(ours / "picture", "--images").size == (8, 6)
+
+
+def test_what_is_far_too_large_for_a_picture(ours):
+    Image.new("RGB", (8, 8)).save(ours / "a.png")
+    os.truncate(ours / "a.png", LARGEST * 2**20 + 1)  # which takes no room on the disk
+    with pytest.raises(AdtError, match="it has 512 MiB, and 512 at most are read"):
+        open_picture(ours / "a.png", "--images")
+
+
+# ---- results over what was read ----------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A folder of models, in which the command runs."""
+    monkeypatch.chdir(tmp_path)
+    write_tiny_checkpoint(tmp_path / "target")
+    write_tiny_drafter(tmp_path / "drafter", tmp_path / "target")
+    (tmp_path / "target" / "blob").write_bytes((tmp_path / "target" / "model.safetensors").read_bytes())
+    (tmp_path / "target" / "model.safetensors").unlink()
+    (tmp_path / "target" / "model.safetensors").symlink_to("blob")  # as in Hugging Face's cache
+    for name in ("list.txt", "list.jsonl"):
+        (tmp_path / name).write_text('"a cat"\n"a dog"\n"a cow"\n')
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+GENERATE = "generate --model target --drafter drafter --prompt cat --output o.png"
+TRAIN = "train-drafter --model target --steps 1 --held-out 1 --batch 1 --every 1 --draw-batch 4"
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (f"{GENERATE} --report target/config.json", "--report: 'target/config.json' is a file of --model"),
+        (f"{GENERATE} --tokens target/model.safetensors", "--tokens: 'target/model.safetensors' is a file of --model"),
+        (f"{GENERATE} --tokens target/blob", "is a file of --model"),
+        (f"{GENERATE} --trace hard.json", "is a file of --model"),
+        (f"{GENERATE} --trace target/../target/tokenizer.json", "is a file of --model"),
+        (f"{GENERATE} --report drafter/model.safetensors", "is a file of --drafter"),
+        (f"{GENERATE} --drafter drafter+jacobi --report drafter/config.json", "is a file of --drafter"),
+        ("benchmark --model target --drafter drafter --prompts list.jsonl --output runs", "is the file of --prompts"),
+        (f"{TRAIN} --prompts out/log.csv --output out", "is the file of --prompts"),
+        (f"{TRAIN} --prompts list.txt --output drafter --compare drafter", "drafter"),
+        (f"{TRAIN} --images photos --output photos", "--output is the folder of --images"),
+        ("check-drafter --model target --drafter drafter --prompts drafter/pairing.json", "is the file of --prompts"),
+    ],
+)
+def test_no_result_replaces_what_was_read(model, capsys, monkeypatch, line, words):
+    """It is found before anything is loaded or drawn."""
+    for folder in ("out", "photos", "runs"):
+        (model / folder).mkdir()
+    (model / "hard.json").hardlink_to(model / "target" / "config.json")
+    (model / "out" / "log.csv").write_text("a cat\na dog\na cow\n")
+    (model / "drafter" / "pairing.json").write_text('["a cat"]')
+    (model / "runs" / "runs.jsonl").symlink_to("../list.jsonl")
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(model / "photos" / f"{number}.png")
+        (model / "photos" / f"{number}.txt").write_text("a cat")
+    before = contents(model)
+    monkeypatch.setattr("adt_core.models.load.fill", lambda *_: pytest.fail("weights were read"))
+    assert cli.main(line.split()) != 0
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+    assert contents(model) == before
+
+
+def test_results_may_lie_beside_a_model(model, capsys):
+    """And be written again: only its own files are taken."""
+    line = GENERATE.replace("o.png", "target/o.png") + " --report target/report.json --device cpu"
+    for _ in range(2):
+        assert cli.main(line.split()) == 0, capsys.readouterr().err
+
+
+def test_codecs_and_text_encoders_beside_a_model_are_its_files(tmp_path):
+    model = write_hugging_face(tmp_path / "models")
+    found = {path.resolve() for path in parts_of(model, "target")}
+    weights = {path.resolve() for path in (tmp_path / "models").rglob("*") if path.suffix in (".safetensors", ".pt")}
+    assert weights and weights <= found
+    assert next((tmp_path / "models").rglob("flan-t5-xl/config.json")).resolve() in found
