@@ -349,7 +349,7 @@ TRAIN = "train-drafter --model target --steps 1 --held-out 1 --batch 1 --every 1
         (f"{GENERATE} --drafter drafter+jacobi --report drafter/config.json", "is a file of --drafter"),
         ("benchmark --model target --drafter drafter --prompts list.jsonl --output runs", "is the file of --prompts"),
         (f"{TRAIN} --prompts out/log.csv --output out", "is the file of --prompts"),
-        (f"{TRAIN} --prompts list.txt --output drafter --compare drafter", "drafter"),
+        (f"{TRAIN} --prompts list.txt --output drafter --compare drafter", "is a file of --compare"),
         (f"{TRAIN} --images photos --output photos", "--output is the folder of --images"),
         ("check-drafter --model target --drafter drafter --prompts drafter/pairing.json", "is the file of --prompts"),
     ],
@@ -360,6 +360,8 @@ def test_no_result_replaces_what_was_read(model, capsys, monkeypatch, line, word
         (model / folder).mkdir()
     (model / "hard.json").hardlink_to(model / "target" / "config.json")
     (model / "out" / "log.csv").write_text("a cat\na dog\na cow\n")
+    (model / "drafter" / "training").mkdir()
+    (model / "drafter" / "training" / "settings.json").write_text("{}")  # of a run that can be resumed
     (model / "drafter" / "pairing.json").write_text('["a cat"]')
     (model / "runs" / "runs.jsonl").symlink_to("../list.jsonl")
     for number in range(3):
