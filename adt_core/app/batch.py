@@ -8,7 +8,6 @@ asked for it and whatever it was decoded together with.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
 from ..files import inside, is_link, write_in
 from ..rules.noise import NOISE_VERSION
+from .figures import are_figures
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
 from .jobs import Job
 from .prompts import plain, slug
@@ -133,9 +133,7 @@ class Batch:
 
 def _are_figures(value: object) -> TypeGuard[dict]:
     """Are they figures of a finished image?"""
-    if not isinstance(value, dict) or not value.keys().isdisjoint(("id", "prompt", "file")):
-        return False
-    return all(type(value.get(name)) in (int, float) and math.isfinite(value[name]) for name in NUMBERS)
+    return are_figures(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
 
 
 def home(root: Path, job: Job, name: str = "") -> Path:

@@ -12,10 +12,15 @@ from typing import Any, TypeGuard
 
 from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
+from .figures import are_figures, are_scores, is_map
+from .report import MEANS
 
 RUNS = "runs.jsonl"
+FIGURES = ("seconds", "verified_nodes", *MEANS)
+"""Figures that the report reads of a run."""
 LARGEST = 4096
 """MiB of the file that is read."""
+_log = logging.getLogger(__name__)
 
 
 def open_records(folder: Path, settings: dict) -> list[dict]:
@@ -28,7 +33,7 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
     begun, records = _read(path)
     if begun is None:
         if path.exists():
-            logging.getLogger(__name__).warning("'%s' is damaged and can't be read; the benchmark begins anew.", path)
+            _log.warning("'%s' is damaged and can't be read; the benchmark begins anew.", path)
         append(folder, {"settings": settings})
         begun, records = _read(path)  # another process may have been first
     if begun != settings:
@@ -39,6 +44,10 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
     for record in records:
         if _is_record(record, settings, folder):
             found.setdefault(record["prompt"], record)
+    unsound = {str(record.get("text")) for record in records if "runs" in record}
+    unsound -= {record["text"] for record in found.values()}
+    if unsound:
+        _log.warning("'%s': what it says of %d prompts can't be; they are measured again.", path, len(unsound))
     return list(found.values())
 
 
@@ -70,16 +79,23 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _is_record(record: dict, settings: dict, folder: Path) -> bool:
-    """Is it of a prompt and of all methods of these settings, with pictures that are in the folder?"""
+    """Is it of a prompt and of all methods of these settings, with figures, and pictures that are in the folder?"""
     number, runs, prompts = record.get("prompt"), record.get("runs"), settings["prompts"]
     if type(number) is not int or not 0 <= number < len(prompts) or record.get("text") != prompts[number]:
         return False
     if not isinstance(runs, dict) or set(runs) != set(settings["methods"]):
         return False
-    pictures = [run.get("picture") for run in runs.values() if isinstance(run, dict)]
-    return len(pictures) == len(runs) and all(_is_inside(one) and (folder / one).is_file() for one in pictures)
+    return all(_is_run(run, settings) and (folder / run["picture"]).is_file() for run in runs.values())
 
 
-def _is_inside(picture: object) -> TypeGuard[str]:
+def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
+    """Has it all that the report reads of a method's run?"""
+    if not are_figures(run, FIGURES) or not is_map(run.get("acceptance"), settings["grid"]):
+        return False
+    scores = run.get("quality")
+    return are_scores(scores) and bool(scores) == bool(settings["metrics"]) and _is_inside(run.get("picture"))
+
+
+def _is_inside(picture: object) -> bool:
     path = PurePosixPath(picture) if isinstance(picture, str) else PurePosixPath("..")
     return not path.is_absolute() and ".." not in path.parts

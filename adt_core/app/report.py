@@ -70,9 +70,9 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
         row = {"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high}
         row |= {column: mean(run[column] for run in runs) for column in MEANS}
         drafts, forwards = (sum(run[column] for run in runs) for column in ("verified_nodes", "target_forwards"))
-        row |= {"nodes_per_round": drafts / forwards, "identical": sum(run["agreement"] == 1 for run in runs)}
+        row |= {"nodes_per_round": drafts / max(forwards, 1), "identical": sum(run["agreement"] == 1 for run in runs)}
         scores = [run.get("quality", {}) for run in runs]
-        for column in scores[0]:
+        for column in (name for name in scores[0] if all(name in each for each in scores)):
             sums, counts = zip(*(each[column] for each in scores))
             row[column] = sum(sums) / sum(counts)
         rows.append({**row, **(sets or {}).get(name, {})})

@@ -14,7 +14,8 @@ from adt_core.app.batch import Batch
 from adt_core.app.images import read_settings, save_png
 from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, read_list, select
-from adt_core.app.records import RUNS, append, open_records
+from adt_core.app.records import FIGURES, RUNS, append, open_records
+from adt_core.app.report import summary, table
 from adt_core.engine import profiles
 from adt_core.models.load import load_target
 from adt_core.policies.costs import built_in
@@ -75,8 +76,9 @@ def captions(folder: Path) -> Callable:
 
 def records(folder: Path) -> Callable:
     """Files of records, and of measured costs, with odd lines."""
-    settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}}
-    runs = {"autoregressive": {"seconds": 1.0, "picture": "images/0.png"}}
+    settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}, "grid": [1, 2], "metrics": ["m"]}
+    figures = {**dict.fromkeys(FIGURES, 1), "acceptance": [[1, 2]], "quality": {"score": [0.5, 1]}}
+    runs = {"autoregressive": {**figures, "picture": "images/0.png"}}
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
     profile = built_in("cpu", 1)
     profiles.keep(profile)
@@ -84,7 +86,8 @@ def records(folder: Path) -> Callable:
 
     def one(data) -> None:
         shutil.rmtree(folder / "runs", ignore_errors=True)
-        (folder / "runs").mkdir()
+        (folder / "runs" / "images").mkdir(parents=True)
+        (folder / "runs" / "images" / "0.png").touch()
         path = folder / "runs" / RUNS
         lines = [
             as_json(data.draw(st.sampled_from(sound)) if data.draw(st.booleans()) else changed(data.draw, sound[0]))
@@ -95,6 +98,8 @@ def records(folder: Path) -> Callable:
         kept.write_bytes(damaged(data.draw, as_json(changed(data.draw, profile.to_json())).encode()))
         profiles.find(profile.name, 1)
         found = open_records(folder / "runs", settings)
+        if found:
+            table(summary(found), len(found))
         append(folder / "runs", sound[1])
         assert open_records(folder / "runs", settings)[: len(found)] == found
 

@@ -202,6 +202,9 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
         (0, {"seconds": "long"}),
         (0, {"tau": float("inf")}),
         (0, {"tau": None}),
+        (0, {"seconds": 10**400}),
+        (0, {"tokens": 10**308}),
+        (0, {"substitution_rate": 2}),
         (0, {"file": "../../secret.png"}),
     ],
 )

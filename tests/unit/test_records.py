@@ -2,18 +2,25 @@
 
 import json
 import logging
+import math
 
 import pytest
 
 from adt_core.app import records
 from adt_core.app.records import RUNS, append, open_records
+from adt_core.app.report import summary
 from adt_core.errors import AdtError
 
-SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": {"autoregressive": {}, "eagle2": {}}}
+METHODS = "autoregressive", "eagle2"
+SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": dict.fromkeys(METHODS), "grid": [1, 2], "metrics": ["m"]}
+FIGURES = {**dict.fromkeys(records.FIGURES, 1), "acceptance": [[1.0, 2.0]], "quality": {"score": [0.5, 1]}}
 
 
-def record(number: int, **changes) -> dict:
-    runs = {name: {"seconds": 1.0 + number, "picture": f"images/{name}/{number}.png"} for name in SETTINGS["methods"]}
+def record(number: int, figures: dict | None = None, **changes) -> dict:
+    """figures: others of the second method."""
+    run = FIGURES | {"seconds": 1.0 + number}
+    runs = {name: run | {"picture": f"images/{name}/{number}.png"} for name in METHODS}
+    runs["eagle2"] |= figures or {}
     return {"prompt": number, "text": SETTINGS["prompts"][number], "runs": runs} | changes
 
 
@@ -79,6 +86,35 @@ def test_a_damaged_or_second_record_is_left_out(folder, line):
     before = (folder / RUNS).read_bytes()
     assert open_records(folder, SETTINGS) == [record(number) for number in range(3)]
     assert (folder / RUNS).read_bytes() == before
+
+
+HUGE = 10**400
+ODD = [
+    *({name: value} for name in records.FIGURES for value in (None, "1", [], {}, True, math.nan, math.inf, -1, HUGE)),
+    *({"seconds": value} for value in (0, 1e-300, 1e300)),
+    *({name: 1.5} for name in ("agreement", "substitution_rate")),
+    *({"acceptance": value} for value in (None, 1, [], [[1]], [[1, 2], [3]], [[1, None]], [[1, HUGE]], ["12"])),
+    *({"quality": value} for value in (None, [], {}, {"a": 1}, {"a": [1]}, {"a": [1, 0]}, {"a": [HUGE, 1]})),
+    *({"picture": value} for value in (None, 5, [], "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_figures_that_no_run_can_have_are_measured_again_and_the_file_is_named(folder, odd, caplog):
+    append(folder, record(2, figures=odd))
+    with caplog.at_level(logging.WARNING):
+        assert open_records(folder, SETTINGS) == [record(0), record(1)]
+    assert f"'{folder / RUNS}': what it says of 1 prompts can't be" in caplog.text
+    append(folder, record(2))
+    found = open_records(folder, SETTINGS)
+    assert [row["method"] for row in summary(found)] == list(METHODS)
+
+
+@pytest.mark.parametrize("other", [{"other score": [1, 1]}, {"score": [1, 1], "more": [1, 1]}])
+def test_a_score_that_only_some_have_is_no_column(folder, other):
+    append(folder, record(2, figures={"quality": other}))
+    found = open_records(folder, SETTINGS)
+    assert len(found) == 3 and all("more" not in row and "other score" not in row for row in summary(found))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\0\0", b"{}\n", b'{"settings": 1}\n', b"\xff\xfe{"], ids=range(5))
