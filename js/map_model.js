@@ -24,8 +24,9 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, method, seed, inputs, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
-    Object.assign(this, { id, node, method, seed, comparable, prefill, start: start ?? 0 });
+    const { id, node, prompt, method, relaxed, seed, inputs, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
+    Object.assign(this, { id, node, prompt, method, seed, comparable, prefill, start: start ?? 0 });
+    this.lantern = relaxed ?? false; // maps of before this was told have it in their rounds alone
     this.inputs = inputs ?? {}; // the node's own values, as they were queued
     this.pictures = pictures ?? []; // files of this server
     this.thumbnails = thumbnails ?? []; // small pictures that came with the map
@@ -39,7 +40,7 @@ export class Run {
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.done = 0; // tokens decided, of all images
     this.kept = images * this.start; // tokens that were given, as when an image is continued
-    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0 };
+    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0 };
     this.state = "running"; // then "done" or "stopped"
   }
 
@@ -63,7 +64,7 @@ export class Run {
     });
   }
 
-  #enter(index, image, { position, accepted }) {
+  #enter(index, image, { position, accepted, substituted }) {
     const cells = this.roundOf[image];
     if (position === this.start) {
       cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
@@ -74,6 +75,7 @@ export class Run {
     this.done += next - 1 - position;
     this.known.emitted += accepted + 1;
     this.known.shares += 1;
+    this.known.substituted += substituted;
   }
 
   /** The cell of a token; null if it ends a row, or lies behind the image. */
@@ -85,6 +87,16 @@ export class Run {
   /** Whether every round decides one token, without drafts. */
   get plain() {
     return this.method === "autoregressive";
+  }
+
+  /** Whether look-alikes may stand for tokens (LANTERN): the image is not exactly the seed's. */
+  get relaxed() {
+    return this.lantern || this.known.substituted > 0;
+  }
+
+  /** The share of tokens that were replaced by look-alikes. */
+  get replaced() {
+    return this.known.emitted ? this.known.substituted / this.known.emitted : 0;
   }
 
   /** What is shown in place of a figure. */
@@ -164,20 +176,26 @@ export class Run {
     return (this.prefill + this.known.ms) / 1000;
   }
 
-  /**
-   * Tokens a second, tokens a pass (tau), and how many times as fast it was as `plain`, a finished run of plain decoding; null without one,
-   * and for plain decoding itself.
-   */
-  figures(plain = null) {
-    const { ms, emitted, shares } = this.known;
+  /** Tokens a second, and tokens a pass (tau). */
+  figures() {
+    const { emitted, shares } = this.known;
     const { done, seconds } = this;
-    const result = { done, total: this.total, seconds, rate: seconds ? done / seconds : 0, tau: shares ? emitted / shares : 0, speedup: null };
-    if (plain && !this.plain && ms > 0) {
-      const each = plain.known.ms / plain.known.rounds;
-      const rounds = emitted / this.count; // plain decoding needs one for each token of an image
-      result.speedup = (plain.prefill + each * rounds) / (this.prefill + ms);
-    }
-    return result;
+    return { done, total: this.total, seconds, rate: seconds ? done / seconds : 0, tau: shares ? emitted / shares : 0 };
+  }
+
+  /**
+   * How many times as fast this run was as another that did the same work, and whether both took turns; null where that was not measured:
+   * seconds of runs at other times say as much about the machine's other work.
+   *
+   * @param {Run | null} other
+   * @returns {{ratio: number, turns: boolean} | null}
+   */
+  against(other) {
+    const same = (...names) => names.every((name) => this[name] === other[name]);
+    if (!other || ![this, other].every(({ state, seconds }) => state === "done" && seconds > 0)) return null;
+    if (!same("comparable", "total", "count", "rows", "columns")) return null;
+    const turns = this.abreast > 1 && same("abreast", "prompt", "node");
+    return turns || (this.prompt && same("prompt")) ? { ratio: other.seconds / this.seconds, turns } : null;
   }
 }
 

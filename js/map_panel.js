@@ -7,8 +7,8 @@ import { draw, hit, layout, within, zoomed } from "./map_view.js";
 import { picture } from "./pictures.js";
 import { Replay, tried } from "./replay.js";
 import { saveImage } from "./save_image.js";
-import { caption, describe, numbers, sentence, summary, tokenNumbers } from "./sentences.js";
-import { methodName, words } from "./words.js";
+import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "./sentences.js";
+import { words } from "./words.js";
 
 const MOST_PIXELS = 4; // device pixels per CSS pixel, however far the page is zoomed in
 const CLOSEST = 16; // times that the map can be enlarged
@@ -19,8 +19,8 @@ const DRAGGED = 4; // pixels that a pointer may move in a click
 export class MapPanel {
   /**
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
-   *   `plain(run)` -> a run of plain decoding to measure it by, or null, `differences(run)` -> [[input, value]] that the node now has in
-   *   place of what made the run, `changed()` when a setting is to be remembered
+   *   `differences(run)` -> [[input, value]] that the node now has in place of what made the run, `changed()` when a setting is to be
+   *   remembered
    * @param {{figure: string, opacity: number}} settings
    */
   constructor(owner, settings) {
@@ -319,7 +319,7 @@ export class MapPanel {
         ink,
         picture: picture(run, image, this.redraw),
         opacity: this.settings.opacity,
-        label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(methodName(run.method), run.seed)}` : "",
+        label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(nameOf(run), run.seed)}` : "",
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
         hidden: replayed ? [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= untils[i]) : null,
@@ -343,7 +343,7 @@ export class MapPanel {
   #words({ runs, figure, ends }) {
     const [run] = runs;
     this.legend.show(figure, ends);
-    const text = runs.map((one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, this.owner.plain(one))).join("\n");
+    const text = runs.map((one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null)).join("\n");
     say(this.line, text || words.empty);
     say(this.caption, run ? caption(run, run.state === "running" ? [] : this.owner.differences(run)) : "");
     this.canvas.setAttribute("aria-label", run ? words.keys(words.figures[figure][0], run.rows, run.columns) : words.noRun);

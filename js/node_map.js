@@ -8,7 +8,8 @@ import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
 import { sound, soundProperty } from "./saved_map.js";
-import { methodName, words } from "./words.js";
+import { nameOf } from "./sentences.js";
+import { words } from "./words.js";
 
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
@@ -18,7 +19,6 @@ const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's
 
 /** node -> NodeMap, of the open workflow and its subgraphs */
 export const maps = new Map();
-const baselines = new Map(); // what is comparable -> the last run of plain decoding that was measured on this page
 
 export class NodeMap {
   constructor(node) {
@@ -89,11 +89,10 @@ export class NodeMap {
       if (run.id !== live?.id) this.#start(run, part);
       else inherit(run, live);
       this.parts[part] = run;
-      if (run.plain) baselines.set(comparable(run), run);
     }
     this.changed();
     this.keepOutOfUndo();
-    maps.forEach((map) => map.panel.refresh()); // another node may be measured by this one
+    maps.forEach((map) => map.panel.refresh()); // another node may be compared with this one
     this.panel.show(this.run);
   }
 
@@ -208,9 +207,9 @@ export class NodeMap {
     const others = [...maps.values()].filter((other) => other !== this && other.run);
     const beside = this.parts[1];
     return [
-      ...(beside ? [{ id: BESIDE, label: words.beside(methodName(beside.method)) }] : []),
-      ...(this.previous ? [{ id: "previous", label: words.previous(methodName(this.previous.method)) }] : []),
-      ...others.map(({ tag, node, run }) => ({ id: tag, label: `${node.title} #${node.id} (${methodName(run.method)})` })),
+      ...(beside ? [{ id: BESIDE, label: words.beside(nameOf(beside)) }] : []),
+      ...(this.previous ? [{ id: "previous", label: words.previous(nameOf(this.previous)) }] : []),
+      ...others.map(({ tag, node, run }) => ({ id: tag, label: `${node.title} #${node.id} (${nameOf(run)})` })),
     ];
   }
 
@@ -218,18 +217,10 @@ export class NodeMap {
     if (id === BESIDE) return this.parts[1] ?? null;
     return id === "previous" ? this.previous : ([...maps.values()].find(({ tag }) => id === tag)?.run ?? null);
   }
-
-  plain(run) {
-    return baselines.get(comparable(run)) ?? null;
-  }
 }
 
 function newTag() {
   return Math.random().toString(36).slice(2, 12);
-}
-
-function comparable(run) {
-  return `${run.comparable}, ${run.count} of ${run.rows} by ${run.columns}`;
 }
 
 /** Whether a value as it was queued, which is text, is that of a widget. */

@@ -38,6 +38,7 @@ export function sound(saved, room) {
   return {
     ...Object.fromEntries(["id", "node", "method", "seed", "comparable"].map((name) => [name, text(saved[name])])),
     ...{ data: String(saved.data), grid: [rows, columns], images, ends: ends ? 1 : 0, ...begins, part: count(part ?? 0, 0, 1), parts: count(parts ?? 1, 1, 2) },
+    relaxed: saved.relaxed === true,
     inputs: Object.fromEntries(Object.entries(inputs ?? {}).slice(0, LETTERS).map(([name, value]) => [text(name), text(value)])),
     thumbnails: (Array.isArray(thumbnails) ? thumbnails : []).map(String).filter(isPicture).slice(0, images),
   };

@@ -5,19 +5,26 @@ import { methodName, words } from "./words.js";
 
 const unit = (value, digits) => value.toFixed(digits);
 
-/** One line about a run: what was measured of it. A speed-up stands there only if `plain`, a run of plain decoding, was measured too. */
-export function summary(run, plain) {
-  const { done, total, rate, tau, speedup, seconds } = run.figures(plain);
+/** What people call how a run was drawn; if it was relaxed, that it was, and the share of tokens that it replaced. */
+export function nameOf(run) {
+  const name = methodName(run.method);
+  return run.relaxed ? words.relaxed(name, unit(100 * run.replaced, 1)) : name;
+}
+
+/** One line about a run: what was measured of it. With `other`, B beside it, how much faster it was, if that was measured. */
+export function summary(run, other = null) {
+  const { done, total, rate, tau, seconds } = run.figures();
+  const faster = run.against(other);
   const parts = run.plain ? [words.plain] : [words.tau(unit(tau, 2))];
   parts.push(words.rate(unit(rate, rate < 10 ? 1 : 0)));
-  if (speedup !== null) parts.push(words.measured(unit(speedup, 2)));
+  if (faster) parts.push((faster.turns ? words.fasterInTurns : words.fasterInPrompt)(unit(faster.ratio, 2)));
   parts.push(run.state === "done" ? words.finished(total, unit(seconds, 1)) : words.progress(done, total) + (run.state === "stopped" ? words.stopped : ""));
   return parts.join(" · ");
 }
 
 /** What made the map; with `differences`, [[input, value]], what the node has now in place of it. */
 export function caption(run, differences) {
-  const own = words.of(methodName(run.method), run.seed);
+  const own = words.of(nameOf(run), run.seed);
   return differences.length ? `${own}; ${words.now(differences)}` : own;
 }
 

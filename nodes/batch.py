@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import comfy.model_management as mm
@@ -105,7 +106,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         if said := news(items, left_out):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {said}")  # one line takes the place of another
-        rows = [_row(item, picture) for item, picture in zip(items, made)]
+        rows = [{**_row(item, picture), "relaxed": job.lantern is not None} for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [one._asdict() for one in left_out])
         ids = [item.id for item in items]
@@ -218,9 +219,19 @@ def _draw(
                     show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
                     shown = time.monotonic()
                 done = (len(kept) + stretch.start) * length + decoding.done_tokens
-                progress.update(done, f"{len(kept) + len(made)} of {count} images, {done} of {count * length} tokens")
-    progress.say(f"{count} images, {len(kept)} of them made before; they are in output/{FOLDER}/{batch.folder.name}")
+                told = f"{len(kept) + len(made)} of {count} images, {done} of {count * length} tokens"
+                progress.update(done, told + _relaxed(batch.job, [*kept, *made.values()]))
+    told = f"{count} images, {len(kept)} of them made before; they are in output/{FOLDER}/{batch.folder.name}"
+    progress.say(told + _relaxed(batch.job, [*kept, *made.values()]))
     return made
+
+
+def _relaxed(job: Job, pictures: list[Picture]) -> str:
+    """What stands behind a line about images that are not exactly those of their seeds; nothing about others."""
+    if job.lantern is None or not pictures:
+        return ""
+    replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
+    return f"; Relaxed: {100 * replaced:.1f} % of the tokens replaced"
 
 
 def _images(pictures: list[Picture]) -> Tensor:

@@ -9,7 +9,7 @@ from comfy_api.v0_0_2 import io, ui
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import is_device
 from .batch import FOLDER, metadata
-from .contact_sheet import contact_sheet, own_name, summary, write_report
+from .contact_sheet import contact_sheet, own_name, remark, summary, write_report
 from .runtime import refusal, tell
 from .schema import schema
 from .sockets import BatchResults, ResultsSocket, checked
@@ -51,7 +51,7 @@ class ADTTreeCollector(io.ComfyNode):
         _check_name(name)
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
-        sheet = contact_sheet(pictures, labels, columns, thumbnail)
+        sheet = contact_sheet(pictures, labels, columns, thumbnail, remark(results.rows))
         own, what = own_name(results.folder, name, results.rows), (results.rows, results.settings, sheet)
         *_, path = write_report(*what, results.folder, own, metadata(cls.hidden), results.left_out)
         if own != name:

@@ -13,6 +13,7 @@ from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.verify import Lantern
 from .drafting import AUTO, choose_way, speed_input
+from .figures import relaxed
 from .live_map import LiveMap, finished
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
@@ -128,8 +129,7 @@ def _report(a: Decoding, b: Decoding) -> str:
     lines, reports = [], [decoding.trace.report() for decoding in (a, b)]
     for name, decoding, report in zip("AB", (a, b), reports):
         speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"
-        replaced = f", {report['substitution_rate']:.1%} replaced by LANTERN" if decoding.lantern is not None else ""
-        lines.append(f"{name}: {report['method']}, {report['seconds']:.2f} s, {speed}{replaced}")
+        lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
     differ = int((a.codes != b.codes).sum())
     found = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
     lines.append(f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {found}")

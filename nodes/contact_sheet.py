@@ -19,7 +19,7 @@ from ..adt_core.app.images import chunks
 from ..adt_core.files import LARGEST_LIST, parse_json, read_text, to_json, write_in
 from .lettering import MISSING, Lettering
 
-COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note".split())
+COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split())
 """Columns of the CSV; JSON has all figures."""
 _MINE = "id", "prompt", "file"
 """What tells the rows of a list from those of another."""
@@ -74,6 +74,12 @@ def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
         return False  # it can't be read, so nobody knows whose it is
 
 
+def remark(rows: Sequence[dict]) -> str:
+    """What a sheet says below images that are not exactly those of their seeds; nothing below others."""
+    replaced = [row["substitution_rate"] for row in rows if row["relaxed"]]
+    return f"Relaxed (LANTERN): {100 * mean(replaced):.1f} % of the tokens replaced" if replaced else ""
+
+
 def write_report(
     rows: Sequence[dict],
     settings: dict,
@@ -113,19 +119,20 @@ def _harmless(cell: object) -> object:
 
 
 def contact_sheet(
-    pictures: Sequence[Image.Image], labels: Sequence[str], columns: int = 0, width: int = 192
+    pictures: Sequence[Image.Image], labels: Sequence[str], columns: int = 0, width: int = 192, remark: str = ""
 ) -> Image.Image:
     """Thumbnails in rows, each above its label.
 
     pictures: all of the same shape. labels: one for each; they take no room if all are empty. columns: 0 for about as
-    many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE.
+    many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE. remark: a line below all.
     """
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
     size = max(8, min(12, width // 8))
     letters = Lettering(size)
     texts = [letters.readable(label) for label in labels]
     rows, caption = -(-len(pictures) // columns), _LINES * (size + 4) if any(texts) else 0
-    note = size + 2 * _GAP if any(MISSING in text for text in texts) else 0
+    notes = [one for one in (remark, NOTE if any(MISSING in text for text in texts) else "") if one]
+    note = (size + 2 * _GAP) * len(notes)
     ratio, room = pictures[0].height / pictures[0].width, LONGEST_SIDE - _GAP
     width = max(8, min(width, room // columns - _GAP, int(((room - note) // rows - _GAP - caption) / ratio)))
     shape = (width, max(1, round(width * ratio)))
@@ -138,8 +145,8 @@ def contact_sheet(
         sheet.paste(picture.convert("RGB").resize(shape, Image.Resampling.LANCZOS), (left, top))
         for row, line in enumerate(_wrap(text, letters, shape[0], _LINES)):
             letters.draw(draw, left, top + shape[1] + 2 + row * (size + 3), line, _INK)
-    if note:
-        letters.draw(draw, _GAP, height, NOTE, _INK)
+    for number, one in enumerate(notes):
+        letters.draw(draw, _GAP, height + number * (size + 2 * _GAP), one, _INK)
     return sheet
 
 

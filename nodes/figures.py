@@ -81,13 +81,17 @@ class ADTTreeFigures(io.ComfyNode):
 
 def _lines(report: dict) -> str:
     lines = [
-        f"{report['method']}, seed {report['seed']}, {report['dtype']} on {report['device']}",
+        f"{report['method']}{relaxed(report)}, seed {report['seed']}, {report['dtype']} on {report['device']}",
         f"{report['tokens']} tokens in {report['seconds']:.2f} s: {report['tokens_per_second']:.1f} a second",
         f"{report['target_forwards']} passes of the model, {report['tau']:.2f} tokens per image in each",
     ]
     if report["verified_nodes"]:
         lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_nodes']:.2f} drafts on average")
         lines.append(f"{100 * report['drafting_seconds'] / report['seconds']:.0f} % of the time spent on drafting")
-    if report["lantern"]:
-        lines.append(f"{100 * report['substitution_rate']:.1f} % of the tokens replaced by look-alikes")
     return "\n".join(lines)
+
+
+def relaxed(report: dict) -> str:
+    """What stands behind the name of a run's method, or nothing if its image is exactly the seed's."""
+    replaced = f"{100 * report['substitution_rate']:.1f} % of the tokens replaced by LANTERN"
+    return f", Relaxed ({replaced})" if report["lantern"] else ""

@@ -35,7 +35,7 @@ _THUMBNAILS = 16_000  # characters that all of them may take
 class LiveMap:
     """Tells the browser tab that queued a prompt what each round did, at most ten times a second.
 
-    trace: of the run, as it grows. model: its name; the browser compares with plain decoding of the same model only.
+    trace: of the run, as it grows. model: its name; the browser compares the speed of runs of the same model only.
     hidden: the node's hidden inputs ``unique_id``, ``prompt``, and ``extra_pnginfo``, which names the workflow that
     the node belongs to. part: number of this run among the ``parts`` runs that the node makes side by side.
     """
@@ -103,6 +103,7 @@ class LiveMap:
             "parts": self._parts,
             "workflow": self._workflow,
             "method": settings["method"],
+            "relaxed": settings["lantern"] is not None,
             "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
             "inputs": self._inputs,
             "comparable": f"{self._model}, {settings['device']}, {precision}, guidance {guided}",

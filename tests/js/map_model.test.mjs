@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { range, Run } from "../../js/map_model.js";
 import { tried } from "../../js/replay.js";
-import { caption, describe, numbers, sentence, summary, tokenNumbers } from "../../js/sentences.js";
+import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "../../js/sentences.js";
 import { speak, words } from "../../js/words.js";
 
 const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
@@ -73,15 +73,32 @@ test("tokens of one round belong together", () => {
   assert.deepEqual(made().together(0, 4), [4, 4]);
 });
 
-test("a speed-up is told only where plain decoding was measured", () => {
-  const plain = made({ method: "autoregressive", prefill: 46 }, Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]));
-  const run = made();
-  assert.equal(run.figures(plain).speedup, (46 + 7 * 22) / (50 + 54));
-  assert.equal(run.figures().speedup, null);
-  assert.match(summary(run, plain), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as plain decoding \(measured on this page\)/);
-  assert.doesNotMatch(summary(run, null), /plain/);
-  assert.match(summary(plain, plain), /^plain decoding · 40 tokens\/s/);
-  assert.equal(plain.figures(plain).speedup, null);
+test("how much faster a run was is told only of runs that took turns, or were drawn within one prompt", () => {
+  const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]);
+  const finished = (header, rounds) => Object.assign(made(header, rounds), { state: "done" });
+  const pair = (a, b) => [finished({ prompt: "p", ...a }), finished({ prompt: "p", method: "autoregressive", prefill: 46, ...b }, plainRounds)];
+  const [a, b] = pair({ parts: 2 }, { parts: 2 });
+  assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
+  assert.match(summary(a, b), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as B \(drawn in turns\)/);
+  assert.match(summary(b), /^plain decoding · 40 tokens\/s · 8 tokens/);
+  const [first, second] = pair({}, { node: "7" });
+  assert.match(summary(first, second), /1\.92× as fast as B \(one after the other, in one prompt\)/);
+  for (const [one, other] of [pair({}, { prompt: "q" }), pair({ prompt: undefined }, { prompt: undefined }), pair({}, { comparable: "n" }), [a, null]])
+    assert.equal(one.against(other), null);
+  assert.doesNotMatch(summary(...pair({}, { prompt: "q" })), /fast|plain/);
+  b.state = "running";
+  assert.equal(a.against(b), null);
+});
+
+test("a relaxed run says so wherever it is named, with the share of tokens that were replaced", () => {
+  const run = made({ relaxed: true });
+  assert.equal(run.replaced, 1 / 7);
+  assert.equal(nameOf(run), "ADT-Tree, Relaxed (14.3 % of tokens replaced)");
+  assert.equal(caption(run, []), "This is seed 1 · ADT-Tree, Relaxed (14.3 % of tokens replaced)");
+  const untouched = made({ relaxed: true }, ROUNDS.slice(0, 2));
+  assert.equal(nameOf(untouched), "ADT-Tree, Relaxed (0.0 % of tokens replaced)");
+  assert.equal(nameOf(made({}, ROUNDS.slice(0, 2))), "ADT-Tree");
+  assert.match(nameOf(made()), /Relaxed \(14\.3 %/, "a map of before, which says so in its rounds alone");
 });
 
 test("plain decoding shows when each token came, for everything else is the same everywhere", () => {
@@ -119,8 +136,9 @@ test("one sentence says where the image was easy and where it was hard", () => {
 });
 
 test("the caption says what made the map, and what the node has now in place of it", () => {
-  assert.equal(caption(made(), []), "This is seed 1 · ADT-Tree");
-  assert.equal(caption(made(), [["seed", 2], ["guidance", 4]]), "This is seed 1 · ADT-Tree; the node now has seed 2, guidance 4");
+  const exact = made({}, ROUNDS.slice(0, 2));
+  assert.equal(caption(exact, []), "This is seed 1 · ADT-Tree");
+  assert.equal(caption(exact, [["seed", 2], ["guidance", 4]]), "This is seed 1 · ADT-Tree; the node now has seed 2, guidance 4");
 });
 
 test("the words about a token are plain, and its numbers name everything that is known of its round", () => {
@@ -147,7 +165,7 @@ test("the map speaks the languages of the pack, and English otherwise", () => {
   speak("zh");
   assert.deepEqual(shape(words), english);
   assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n与另外 2 个一起得到/);
-  assert.match(summary(run, null), /每次前向 2\.33 个 token/);
+  assert.match(summary(run), /每次前向 2\.33 个 token/);
   speak("fr");
   assert.match(describe([null], 6, 4), /not decided yet/);
 });

@@ -93,6 +93,7 @@ test("of a map from a file only what belongs to a map is taken, and nothing is f
   const taken = sound({ ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } }, new Room());
   assert.deepEqual(taken.thumbnails, ["data:image/jpeg;base64,AA"]);
   assert.deepEqual(taken.inputs, { seed: "5" });
+  assert.deepEqual([true, "yes", undefined].map((relaxed) => sound({ ...MAP, relaxed }).relaxed), [true, false, false]);
   assert.ok(!("pictures" in taken) && !("evil" in taken));
   const wrong = [{ grid: [1e6, 1e6] }, { grid: null }, { images: 1e9 }, { images: 2 ** 13, grid: [1, 1] }, { images: "x" }, { start: -1 }, { start: 10 }, { part: 2 }, { parts: 9 }];
   for (const one of wrong) assert.throws(() => sound({ ...MAP, ...one }, new Room()), JSON.stringify(one));

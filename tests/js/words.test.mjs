@@ -16,6 +16,7 @@ test("what the server says of progress is said in Chinese, and everything else i
     "8 images, 1 of them made before; they are in output/x": "8 张图像，其中 1 张是之前生成的；位于 output/x",
     "0 of 4 prompts, 3 methods each": "4 个提示词中的 0 个，每个用 3 种方法",
     "4 prompts; the results are in output/x": "4 个提示词；结果位于 output/x",
+    "3 of 8 images, 700 of 2048 tokens; Relaxed: 3.1 % of the tokens replaced": "8 张图像中的 3 张，2048 个 token 中的 700 个；放宽：3.1% 的 token 被替换",
     "a note": "a note",
   };
   assert.deepEqual(Object.keys(said).map(line), Object.keys(said));

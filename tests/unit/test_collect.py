@@ -132,6 +132,15 @@ def test_labels_are_below_their_pictures_and_end_in_time():
     assert not ink[:58].any() and ink[58:].any()
 
 
+def test_a_sheet_of_relaxed_images_says_so_below_them():
+    rows = [row("1", "a.png", 2.0, relaxed=True, substitution_rate=rate) for rate in (0.02, 0.04)]
+    assert collect.remark(rows) == "Relaxed (LANTERN): 3.0 % of the tokens replaced"
+    assert collect.remark([row("1", "a.png", 2.0, relaxed=False)]) == ""
+    plain, relaxed = (collect.contact_sheet(PICTURES, [""] * 5, remark=remark) for remark in ("", "Relaxed"))
+    assert relaxed.height > plain.height
+    assert (np.asarray(relaxed)[plain.height :] > 128).any(), "no line stands below the pictures"
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [

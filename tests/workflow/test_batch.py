@@ -173,6 +173,23 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     assert rows["1"]["file"] == fox["file"] and rows["3"]["file"].startswith("3-a-cow-")
 
 
+@pytest.mark.small_models
+def test_a_relaxed_batch_says_so_in_its_line_its_table_and_its_sheet(comfy, batch):
+    bounds = {"rule": "delta (LANTERN)", "neighbours": 10, "delta": 0.9, "factor": 2.0, "max_substitution": 1.0}
+    batch.set("ADTTreePrompts", count=2)
+    batch.set("ADTTreeBatchSampler", seed=47, lantern=batch.add("ADTTreeLantern", **bounds))
+    with comfy.socket() as browser:
+        outputs = comfy.wait(comfy.queue(batch.prompt, browser.id))
+        browser.wait_for(lambda m: m.type == "execution_success")
+        said = [m.data for m in browser.messages if m.type == TEXT]
+    (file,) = outputs[batch.id("ADTTreeCollector")]["images"]
+    folder = comfy.base / "output" / file["subfolder"]
+    rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
+    replaced = sum(row["substitution_rate"] for row in rows) / 2
+    assert [row["relaxed"] for row in rows] == [True, True] and replaced > 0
+    assert f"; Relaxed: {100 * replaced:.1f} % of the tokens replaced".encode() in said[-1]
+
+
 def made(message: bytes) -> int:
     """Finished images, by the line under the sampler; before it come the length of the node's id and the id."""
     return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])

@@ -81,8 +81,10 @@ def test_relaxed_is_lantern_with_its_usual_bounds(comfy, graph):
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, speed="Relaxed (LANTERN)")
     graph.drop("ADTTreeSampler", "drafter", "settings", "negative")
     text, _ = graph.add("PreviewAny", source=[graph.add("ADTTreeFigures", trace=[graph.id("ADTTreeSampler"), 1])[0], 1])
-    figures = json.loads(comfy.run(graph.prompt)[text]["text"][0])
+    outputs = comfy.run(graph.prompt)
+    figures = json.loads(outputs[text]["text"][0])
     assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
+    assert outputs[graph.id("ADTTreeSampler")]["adt_tree_map"][0]["relaxed"] is True, "the map does not say so"
 
 
 def test_custom_numbers_hold_and_the_model_s_own_do_not(comfy, graph, reference):
