@@ -6,6 +6,16 @@ import { scaleOf } from "./map_model.js";
 import { words } from "./words.js";
 
 const SWATCHES = 9; // a legend of more whole numbers is a ramp
+const STOPS = 17; // colours of a ramp
+
+/** The colours of a ramp, dark to light. */
+export const RAMP = Array.from({ length: STOPS }, (_, i) => cssColour(i / (STOPS - 1)));
+
+/** What the dark and the light end of a figure's scale mean, in words. @param {[number, number]} range values at the ends */
+export function ends(figure, range) {
+  const { whole } = scaleOf(figure);
+  return words.ends[figure].map((said, i) => said(whole ? String(range[i]) : range[i].toFixed(range[i] < 10 ? 1 : 0)));
+}
 
 export class Legend {
   constructor() {
@@ -13,14 +23,13 @@ export class Legend {
   }
 
   show(figure, [low, high]) {
-    const { whole } = scaleOf(figure);
     const [, legend] = words.figures[figure];
-    const steps = high - low + 1;
-    const key = `${legend} ${low} ${high}`;
+    const [dark, light] = ends(figure, [low, high]);
+    const key = `${dark} ${light}`;
     if (key === this.drawn) return;
     this.drawn = key;
     const ramp = make("span", { className: "adt-map-ramp" });
-    if (whole && steps <= SWATCHES) {
+    if (scaleOf(figure).whole && high - low < SWATCHES) {
       for (let value = low; value <= high; value++) {
         const swatch = make("span", { className: "adt-map-swatch" }, String(value));
         const share = (value - low) / (high - low);
@@ -28,10 +37,9 @@ export class Legend {
         ramp.append(swatch);
       }
     } else {
-      ramp.style.background = `linear-gradient(to right, ${Array.from({ length: 17 }, (_, i) => cssColour(i / 16)).join(", ")})`;
+      ramp.style.background = `linear-gradient(to right, ${RAMP.join(", ")})`;
     }
-    const digits = (value) => (whole ? String(value) : value.toFixed(value < 10 ? 1 : 0));
-    const ends = whole && steps <= SWATCHES ? [[], []] : [[digits(low)], [digits(high)]];
-    this.element.replaceChildren(make("span", {}, legend), ...ends[0], ramp, ...ends[1]);
+    this.element.title = legend;
+    this.element.replaceChildren(make("span", {}, dark), ramp, make("span", {}, light));
   }
 }

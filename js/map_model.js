@@ -10,7 +10,7 @@ export const FIGURES = {
   time: { whole: false, least: 0 },
 };
 
-/** In place of a figure that is the same for every token of plain decoding: when the token came. */
+/** In place of a figure that is the same for every token where nothing is drafted: when the token came. */
 const MOMENT = { whole: false, least: 0 };
 
 export function scaleOf(figure) {
@@ -40,7 +40,7 @@ export class Run {
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.done = 0; // tokens decided, of all images
     this.kept = images * this.start; // tokens that were given, as when an image is continued
-    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0 };
+    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 };
     this.state = "running"; // then "done" or "stopped"
   }
 
@@ -64,7 +64,7 @@ export class Run {
     });
   }
 
-  #enter(index, image, { position, accepted, substituted }) {
+  #enter(index, image, { position, nodes, accepted, substituted }) {
     const cells = this.roundOf[image];
     if (position === this.start) {
       cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
@@ -76,6 +76,7 @@ export class Run {
     this.known.emitted += accepted + 1;
     this.known.shares += 1;
     this.known.substituted += substituted;
+    this.known.drafted += nodes > 0;
   }
 
   /** The cell of a token; null if it ends a row, or lies behind the image. */
@@ -87,6 +88,11 @@ export class Run {
   /** Whether every round decides one token, without drafts. */
   get plain() {
     return this.method === "autoregressive";
+  }
+
+  /** The share of passes, of all images, that had drafts to check; null while none is known. */
+  get drafted() {
+    return this.known.shares ? this.known.drafted / this.known.shares : null;
   }
 
   /** Whether look-alikes may stand for tokens (LANTERN): the image is not exactly the seed's. */
@@ -101,7 +107,7 @@ export class Run {
 
   /** What is shown in place of a figure. */
   figureShown(figure) {
-    return this.plain && figure !== "time" ? "moment" : figure;
+    return (this.plain || this.drafted === 0) && figure !== "time" ? "moment" : figure;
   }
 
   /** The numbers of the rounds that decided tokens of an image. */

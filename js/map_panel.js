@@ -8,19 +8,19 @@ import { picture } from "./pictures.js";
 import { Replay, tried } from "./replay.js";
 import { saveImage } from "./save_image.js";
 import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "./sentences.js";
+import { placeTip } from "./tip.js";
 import { words } from "./words.js";
 
 const MOST_PIXELS = 4; // device pixels per CSS pixel, however far the page is zoomed in
 const CLOSEST = 16; // times that the map can be enlarged
 const WHOLE = { scale: 1, x: 0.5, y: 0.5 };
-const TIP_GAP = 6; // pixels between the tip and the tokens that it explains
 const DRAGGED = 4; // pixels that a pointer may move in a click
 
 export class MapPanel {
   /**
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
    *   `differences(run)` -> [[input, value]] that the node now has in place of what made the run, `changed()` when a setting is to be
-   *   remembered
+   *   remembered, `grow(pixels)` when it needs so much more room
    * @param {{figure: string, opacity: number}} settings
    */
   constructor(owner, settings) {
@@ -34,6 +34,7 @@ export class MapPanel {
     this.view = WHOLE; // the part of the grid that is shown
     this.panes = [];
     this.frame = 0;
+    this.opened = 0; // pixels of the numbers, while they are open
     this.redraw = this.redraw.bind(this);
     this.#build();
     this.#listen();
@@ -87,7 +88,7 @@ export class MapPanel {
     this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
     this.compare.onpointerdown = this.compare.onfocus = () => this.#offer();
     this.compare.onchange = () => this.compareWith(this.compare.value);
-    this.details.ontoggle = this.redraw;
+    this.details.ontoggle = () => this.#makeRoom();
     this.element.onpointerenter = () => this.#offer(); // other nodes may have runs by now
     const { canvas } = this;
     canvas.onpointerdown = (event) => event.button === 0 && this.#grab(event);
@@ -335,7 +336,8 @@ export class MapPanel {
     const lines = [...shown.runs.map((run) => caption(run, [])), ...[this.sentence.textContent].filter(Boolean)];
     const { rows, columns, seed } = this.run;
     const boxed = (clips) => this.#panes(shown, clips.map((clip) => ({ ...clip, clip })), null, "#eee");
-    await saveImage(`acceptance-map-seed-${seed}.png`, { rows, columns, count: shown.runs.length }, boxed, lines);
+    const scale = { figure: shown.figure, range: shown.ends };
+    await saveImage(`acceptance-map-seed-${seed}.png`, { rows, columns, count: shown.runs.length }, boxed, scale, lines);
   }
 
   // ---- words -----------------------------------------------------------------------------
@@ -354,8 +356,9 @@ export class MapPanel {
     this.#explain(run, tokens);
     this.tip.hidden = !this.panes.length || !this.cursor;
     if (this.tip.hidden) return;
-    say(this.tip, describe(tokens, this.cursor.cell, run.columns));
-    this.#placeTip(run);
+    const { pane, cell } = this.cursor;
+    say(this.tip, describe(tokens, cell, run.columns));
+    placeTip(this.tip, this.stage, this.panes[pane] ?? this.panes[0], run, run.together(this.#imageOf(run), cell), cell);
   }
 
   /** The sentence, once the run is over, and below it the numbers if they are asked for. */
@@ -372,20 +375,12 @@ export class MapPanel {
     this.table.replaceChildren(...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value)))));
   }
 
-  /** Below the rows of the tokens that it explains, or above them: never over them while there is room elsewhere. */
-  #placeTip(run) {
-    const { pane, cell } = this.cursor;
-    const box = this.panes[pane] ?? this.panes[0];
-    const [first, last] = run.together(this.#imageOf(run), cell).map((one) => Math.floor(one / run.columns));
-    const side = box.height / run.rows;
-    const [top, bottom] = [box.y + first * side, box.y + (last + 1) * side];
-    const { clientWidth: width, clientHeight: height } = this.stage;
-    const { offsetWidth: w, offsetHeight: h } = this.tip;
-    const below = height - bottom >= h + TIP_GAP || height - bottom >= top;
-    const middle = box.x + (((cell % run.columns) + 0.5) * box.width) / run.columns;
-    const clamp = (at, most) => Math.max(0, Math.min(at, most));
-    this.tip.style.left = `${clamp(middle - w / 2, width - w)}px`;
-    this.tip.style.top = `${clamp(below ? bottom + TIP_GAP : top - h - TIP_GAP, height - h)}px`;
+  /** The numbers take no room from the map: the node becomes higher by them, and lower again. */
+  #makeRoom() {
+    this.draw();
+    const height = this.details.open ? this.details.lastElementChild.offsetHeight : 0;
+    this.owner.grow(height - this.opened);
+    this.opened = height;
   }
 }
 

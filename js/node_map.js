@@ -29,7 +29,7 @@ export class NodeMap {
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     forwardWheelAndPan(this.panel.element, app);
     for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
-    const getMinHeight = () => (this.run ? MIN_HEIGHT : IDLE_HEIGHT);
+    const getMinHeight = () => (this.run ? MIN_HEIGHT + this.panel.opened : IDLE_HEIGHT);
     const options = { serialize: false, hideOnZoom: false, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
     widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
@@ -56,6 +56,13 @@ export class NodeMap {
     const [width, height] = this.node.computeSize();
     const [w, h] = this.node.size;
     this.node.setSize([Math.max(w, width, MIN_WIDTH), Math.max(h, height)]);
+  }
+
+  /** Make the node so much higher. */
+  grow(pixels) {
+    this.node.setSize([this.node.size[0], this.node.size[1] + pixels]);
+    this.node.setDirtyCanvas?.(true, true);
+    this.keepOutOfUndo();
   }
 
   // ---- runs ------------------------------------------------------------------------------

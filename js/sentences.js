@@ -3,6 +3,8 @@
 import { contrast, places } from "./places.js";
 import { methodName, words } from "./words.js";
 
+const FEW = 0.1; // share of passes that had drafts, below which they are worth no word
+
 const unit = (value, digits) => value.toFixed(digits);
 
 /** What people call how a run was drawn; if it was relaxed, that it was, and the share of tokens that it replaced. */
@@ -15,11 +17,17 @@ export function nameOf(run) {
 export function summary(run, other = null) {
   const { done, total, rate, tau, seconds } = run.figures();
   const faster = run.against(other);
-  const parts = run.plain ? [words.plain] : [words.tau(unit(tau, 2))];
+  const parts = [run.plain ? words.plain : words.tau(unit(tau, 2))];
+  if (undrafted(run)) parts.unshift(words.undrafted[Number(run.drafted > 0)]);
   parts.push(words.rate(unit(rate, rate < 10 ? 1 : 0)));
   if (faster) parts.push((faster.turns ? words.fasterInTurns : words.fasterInPrompt)(unit(faster.ratio, 2)));
   parts.push(run.state === "done" ? words.finished(total, unit(seconds, 1)) : words.progress(done, total) + (run.state === "stopped" ? words.stopped : ""));
   return parts.join(" · ");
+}
+
+/** Whether Auto left drafts out, as it does where they don't pay. */
+function undrafted(run) {
+  return run.method === "auto" && run.drafted !== null && run.drafted < FEW;
 }
 
 /** What made the map; with `differences`, [[input, value]], what the node has now in place of it. */
@@ -33,8 +41,9 @@ export function sentence(run, image) {
   const found = contrast(run, image);
   if (!found) return "";
   const { easy, hard, all } = found;
+  if (undrafted(run)) return words.unpaid(run.drafted > 0, run.count);
   if (all) return words.everywhere(words.range(all.low, all.high), all.most);
-  return words.contrast(words.upTo(words.thirds[easy.place], easy.most), words.hard(words.thirds[hard.place], words.range(hard.low, hard.high)));
+  return words.contrast([words.thirds[easy.place], easy.most], [words.thirds[hard.place], words.range(hard.low, hard.high)]);
 }
 
 /** The numbers behind the sentence, [[what, value]]. */

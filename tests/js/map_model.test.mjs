@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { ends } from "../../js/legend.js";
 import { range, Run } from "../../js/map_model.js";
 import { tried } from "../../js/replay.js";
 import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "../../js/sentences.js";
@@ -111,6 +112,26 @@ test("plain decoding shows when each token came, for everything else is the same
   assert.equal(sentence(plain, 0), "Everywhere: one token at a time.");
 });
 
+test("a run whose drafts Auto left out says that they don't pay, and shows when each token came", () => {
+  const single = (at, nodes = 0) => [20, 0, [0, at, nodes, nodes, nodes, nodes, nodes, 0, 0, nodes ? [1] : []]];
+  const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
+  const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
+  assert.equal(none.figureShown("acceptance"), "moment");
+  assert.match(summary(none), /^no drafts · 1\.00 tokens per pass/);
+  assert.equal(sentence(none, 0), "No drafts: they don't pay here, so each pass brought one token.");
+  const few = auto(Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))), 4);
+  assert.equal(few.figureShown("acceptance"), "acceptance");
+  assert.match(summary(few), /^hardly any drafts · 1\.00 tokens per pass/);
+  assert.equal(sentence(few, 0), "Hardly any drafts: with 4 images at once they don't pay here, so most passes brought one token.");
+  const missed = auto(Array.from({ length: 15 }, (_, i) => single(i, 1)));
+  assert.equal(sentence(missed, 0), "Everywhere: one token at a time.", "drafts were made, and all of them refused");
+});
+
+test("the ends of the scale are said in words: what is easy is light, and what is hard is dark", () => {
+  assert.deepEqual(ends("acceptance", [1, 12]), ["hard: 1 token a pass", "easy: 12 tokens"]);
+  assert.deepEqual(ends("time", [0, 12.34]), ["quick: 0.0 ms a token", "slow: 12 ms"]);
+});
+
 test("at a moment of the replay, only tokens of earlier rounds are there, and the tree of the round is", () => {
   const run = made();
   assert.deepEqual(run.roundsOf(0), [0, 1, 2]);
@@ -129,7 +150,7 @@ test("one sentence says where the image was easy and where it was hard", () => {
   const rounds = [[10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]], [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]]];
   for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [1]]]);
   const run = made({ grid: [6, 6] }, rounds);
-  assert.match(sentence(run, 0), /^Top( left| right)?: up to 6 tokens at once; [a-z ]+: 1\.$/);
+  assert.match(sentence(run, 0), /^Easy: top( left| right)?, up to 6 tokens at once\. Hard: [a-z ]+, 1\.$/);
   const table = numbers(run, 0);
   assert.deepEqual(table.find(([name]) => name === "passes of the model"), ["passes of the model", 26]);
   assert.deepEqual(table.find(([name]) => name === "tokens guessed"), ["tokens guessed", 5 + 6 + 24]);
