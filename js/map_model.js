@@ -24,10 +24,11 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, prompt, method, relaxed, seed, inputs, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
+    const { id, node, prompt, method, relaxed, seed, inputs, texts, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
     Object.assign(this, { id, node, prompt, method, seed, comparable, prefill, start: start ?? 0 });
     this.lantern = relaxed ?? false; // maps of before this was told have it in their rounds alone
     this.inputs = inputs ?? {}; // the node's own values, as they were queued
+    this.texts = texts ?? {}; // those that its prompts are made of, by node and input
     this.pictures = pictures ?? []; // files of this server
     this.thumbnails = thumbnails ?? []; // small pictures that came with the map
     this.abreast = parts ?? 1; // runs that the node makes side by side

@@ -1,5 +1,6 @@
 /** The widget's controls, canvas and words for one node. What runs there are and how they are kept is its owner's business. */
 
+import { Caption } from "./caption.js";
 import { make } from "./elements.js";
 import { Legend } from "./legend.js";
 import { FIGURES, range } from "./map_model.js";
@@ -19,7 +20,7 @@ const DRAGGED = 4; // pixels that a pointer may move in a click
 export class MapPanel {
   /**
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
-   *   `differences(run)` -> [[input, value]] that the node now has in place of what made the run, `changed()` when a setting is to be
+   *   `differences(run)` -> what the node now has in place of what made the run, see caption.js, `off` -> why it does not run, `changed()` when a setting is to be
    *   remembered, `grow(pixels)` when it needs so much more room
    * @param {{figure: string, opacity: number}} settings
    */
@@ -56,7 +57,7 @@ export class MapPanel {
     this.farther = make("button", { type: "button", "aria-label": words.zoomOut, title: words.zoomOut }, "−");
     this.zoom = make("div", { className: "adt-map-zoom" }, this.closer, this.farther);
     this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.zoom, this.tip);
-    this.caption = make("div", { className: "adt-map-caption", role: "note" });
+    this.caption = new Caption();
     this.replay = new Replay(this.redraw);
     this.legend = new Legend();
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": words.opacity, title: words.opacity });
@@ -71,7 +72,7 @@ export class MapPanel {
       { className: "adt-map", role: "group", "aria-label": words.map },
       make("div", { className: "adt-map-bar" }, figures, this.images),
       this.stage,
-      this.caption,
+      this.caption.element,
       this.replay.element,
       this.legend.element,
       make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.compare),
@@ -333,7 +334,7 @@ export class MapPanel {
   async save() {
     const shown = this.#shown();
     if (!shown.runs.length) return;
-    const lines = [...shown.runs.map((run) => caption(run, [])), ...[this.sentence.textContent].filter(Boolean)];
+    const lines = [...shown.runs.map((run) => caption(run)), ...[this.sentence.textContent].filter(Boolean)];
     const { rows, columns, seed } = this.run;
     const boxed = (clips) => this.#panes(shown, clips.map((clip) => ({ ...clip, clip })), null, "#eee");
     const scale = { figure: shown.figure, range: shown.ends };
@@ -347,7 +348,8 @@ export class MapPanel {
     this.legend.show(figure, ends);
     const text = runs.map((one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null)).join("\n");
     say(this.line, text || words.empty);
-    say(this.caption, run ? caption(run, run.state === "running" ? [] : this.owner.differences(run)) : "");
+    this.caption.show(run, run && run.state !== "running" ? this.owner.differences(run) : [], this.owner.off);
+    this.element.classList.toggle("adt-map-off", this.owner.off !== "");
     this.canvas.setAttribute("aria-label", run ? words.keys(words.figures[figure][0], run.rows, run.columns) : words.noRun);
     this.zoom.hidden = !run;
     this.farther.disabled = this.view.scale === 1;

@@ -9,10 +9,11 @@ import { forwardWheelAndPan } from "./pointer.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
 import { sound, soundProperty } from "./saved_map.js";
 import { nameOf } from "./sentences.js";
-import { words } from "./words.js";
+import { PROMPT, words } from "./words.js";
 
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
+const WILDCARDS = /[{}]|\/\*|\/\//; // ComfyUI draws from {red|blue} when it queues, and leaves comments out
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
 const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's first run and from then on
@@ -203,11 +204,29 @@ export class NodeMap {
     this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
   }
 
-  /** The node's own values that are others than those that made the run, [[input, value]]. */
+  /** Values of the node, and texts of its prompts, that are others than those that made the run; see caption.js. */
   differences(run) {
-    return (this.node.widgets ?? [])
-      .filter(({ name, value, hidden }) => !hidden && name in run.inputs && !same(run.inputs[name], value))
-      .map(({ name, label, value }) => [label ?? name, value]);
+    const own = changed(this.node, run.inputs).filter(({ widget }) => !widget.hidden && widget.options?.hidden !== true);
+    const texts = Object.entries(run.texts).flatMap(([id, values]) => changed(nodeAt(id), values));
+    return [
+      ...own.map((one) => this.#difference(one, one.widget.label ?? one.widget.name)),
+      ...texts.filter(({ widget }) => !WILDCARDS.test(widget.value)).map((one) => this.#difference(one, PROMPT)),
+    ];
+  }
+
+  #difference({ node, widget, was }, name) {
+    const take = () => {
+      widget.value = typeof widget.value === "number" ? Number(was) : typeof widget.value === "boolean" ? was === "true" : was;
+      widget.callback?.(widget.value, app.canvas, node);
+      node.setDirtyCanvas?.(true, true);
+      this.panel.redraw();
+    };
+    return { name, now: String(widget.value), was, take };
+  }
+
+  /** Why the node does not run, or "". */
+  get off() {
+    return words.off[this.node.mode] ?? "";
   }
 
   choices() {
@@ -228,6 +247,14 @@ export class NodeMap {
 
 function newTag() {
   return Math.random().toString(36).slice(2, 12);
+}
+
+/** The widgets of a node whose values are others than those that were queued, by input. What is linked is no value of the node's. */
+function changed(node, queued) {
+  const linked = (name) => (node.inputs?.find((input) => input.name === name)?.link ?? null) !== null;
+  return (node?.widgets ?? [])
+    .filter(({ name, value }) => name in queued && !same(queued[name], value) && !linked(name))
+    .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
 /** Whether a value as it was queued, which is text, is that of a widget. */

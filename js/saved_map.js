@@ -10,6 +10,7 @@ const CELLS = 2 ** 20; // of all images of a run
 const IMAGES = 2 ** 12; // of a run
 const LARGEST = 2 ** 40; // number of a map
 const LETTERS = 2 ** 10; // of a text
+const PROMPT = 2 ** 14; // and of one that a prompt is made of
 const REFERENCES = 8; // to runs, of a node
 const THUMBNAIL = 2 ** 16; // letters of a picture
 const [OWN, FILE] = [2 ** 25, 2 ** 21]; // bytes that numbers take: of a map that this server made, and of all maps of a file
@@ -31,7 +32,7 @@ export class Room {
  * are in it rather than somewhere in the network. Throws if it is no map. @param {Room} room for all maps of the file
  */
 export function sound(saved, room) {
-  const { grid, images, thumbnails, inputs, ends, start, prefill, part, parts } = saved;
+  const { grid, images, thumbnails, inputs, texts, ends, start, prefill, part, parts } = saved;
   const [rows, columns] = grid.map((side) => count(side, 1, CELLS));
   room.take(count(rows * columns * count(images, 1, IMAGES), 1, CELLS));
   const begins = { start: count(start ?? 0, 0, rows * (columns + 1) - 1), prefill: Math.min(Math.max(Number(prefill) || 0, 0), LARGEST) };
@@ -39,7 +40,8 @@ export function sound(saved, room) {
     ...Object.fromEntries(["id", "node", "method", "seed", "comparable"].map((name) => [name, text(saved[name])])),
     ...{ data: String(saved.data), grid: [rows, columns], images, ends: ends ? 1 : 0, ...begins, part: count(part ?? 0, 0, 1), parts: count(parts ?? 1, 1, 2) },
     relaxed: saved.relaxed === true,
-    inputs: Object.fromEntries(Object.entries(inputs ?? {}).slice(0, LETTERS).map(([name, value]) => [text(name), text(value)])),
+    inputs: Object.fromEntries(entries(inputs).map(([name, value]) => [text(name), text(value)])),
+    texts: Object.fromEntries(entries(texts).map(([node, values]) => [text(node), whole(values)])),
     thumbnails: (Array.isArray(thumbnails) ? thumbnails : []).map(String).filter(isPicture).slice(0, images),
   };
 }
@@ -51,6 +53,15 @@ function count(value, least, most) {
 
 function text(value) {
   return String(value).slice(0, LETTERS);
+}
+
+/** The texts that are there in full: one that was cut would never be what stands in its node. */
+function whole(values) {
+  return Object.fromEntries(entries(values).filter(([, value]) => typeof value === "string" && value.length <= PROMPT));
+}
+
+function entries(values) {
+  return Object.entries(values ?? {}).slice(0, LETTERS);
 }
 
 function isPicture(address) {

@@ -30,10 +30,12 @@ function undrafted(run) {
   return run.method === "auto" && run.drafted !== null && run.drafted < FEW;
 }
 
-/** What made the map; with `differences`, [[input, value]], what the node has now in place of it. */
-export function caption(run, differences) {
+/**
+ * What made the map; with `differences`, { name, now }, what the node has now in place of it; with `off`, why it does not run.
+ */
+export function caption(run, differences = [], off = "") {
   const own = words.of(nameOf(run), run.seed);
-  return differences.length ? `${own}; ${words.now(differences)}` : own;
+  return [own, ...(differences.length ? [words.now(differences)] : []), ...(off ? [off] : [])].join("; ");
 }
 
 /** One sentence about where an image was easy and where it was hard, or "" while nothing is known. */

@@ -11,6 +11,9 @@ const LINES = [
 /** What it says behind any of them, of images that are not exactly those of their seeds. */
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
 
+/** The name of a difference in a text that a prompt is made of. */
+export const PROMPT = Symbol("prompt");
+
 const ENGLISH = {
   methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "Plain" },
   staticTree: (name) => `Static: ${name}`,
@@ -43,7 +46,10 @@ const ENGLISH = {
   noRun: "No run yet",
   keys: (figure, rows, columns) => `${figure} of ${rows} by ${columns} tokens. Arrow keys move from token to token, + and - zoom.`,
   of: (method, seed) => `This is seed ${seed} · ${method}`,
-  now: (differences) => `the node now has ${differences.map(([name, value]) => `${name} ${value}`).join(", ")}`,
+  now: (differences) => `the node now has ${differences.map(({ name, now }) => (name === PROMPT ? "another prompt" : `${name} ${now}`)).join(", ")}`,
+  take: (name, was) => (name === PROMPT ? "use its prompt" : `use ${name} ${was}`),
+  takeFrom: (name, was) => `Give the node back what made this picture: ${was}`,
+  off: { 2: "the node is muted, so this is an old map", 4: "the node is bypassed, so this is an old map" },
   replay: "Watch the image grow, round by round",
   play: "Play",
   pause: "Pause",
@@ -125,7 +131,10 @@ const CHINESE = {
   noRun: "尚未运行",
   keys: (figure, rows, columns) => `${rows} 行 ${columns} 列 token 的${figure}。用方向键逐个移动，用 + 和 - 缩放。`,
   of: (method, seed) => `这是种子 ${seed} · ${method}`,
-  now: (differences) => `节点现在的值：${differences.map(([name, value]) => `${name} ${value}`).join("，")}`,
+  now: (differences) => `节点现在的值：${differences.map(({ name, now }) => (name === PROMPT ? "另一个提示词" : `${name} ${now}`)).join("，")}`,
+  take: (name, was) => (name === PROMPT ? "用这张图的提示词" : `用 ${name} ${was}`),
+  takeFrom: (name, was) => `把生成这张图的值还给节点：${was}`,
+  off: { 2: "节点已静音，这是旧的接受图", 4: "节点已绕过，这是旧的接受图" },
   replay: "逐轮观看图像的形成",
   play: "播放",
   pause: "暂停",

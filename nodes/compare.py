@@ -127,7 +127,7 @@ def _picture(images: Tensor, number: int) -> Image.Image:
 def _report(a: Decoding, b: Decoding) -> str:
     """One line for each, and one that compares them."""
     lines, reports = [], [decoding.trace.report() for decoding in (a, b)]
-    for name, decoding, report in zip("AB", (a, b), reports):
+    for name, report in zip("AB", reports):
         speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"
         lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
     differ = int((a.codes != b.codes).sum())

@@ -124,7 +124,8 @@ def contact_sheet(
     """Thumbnails in rows, each above its label.
 
     pictures: all of the same shape. labels: one for each; they take no room if all are empty. columns: 0 for about as
-    many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE. remark: a line below all.
+    many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE. remark: a line below
+    all.
     """
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
     size = max(8, min(12, width // 8))

@@ -52,7 +52,7 @@ class LiveMap:
         self._id = secrets.token_hex(8)
         workflow = (workflow_of(hidden) or {}).get("id")
         self._workflow = workflow if isinstance(workflow, str) else None
-        self._inputs = _values(hidden)
+        self._hidden, self._inputs = hidden, _values(hidden)
         self._sent, self._next = 0, 0.0
 
     def update(self) -> None:
@@ -81,7 +81,8 @@ class LiveMap:
         while sum(map(len, thumbnails)) > _THUMBNAILS:
             thumbnails.pop()
         data = pack(self._trace.rounds)
-        return {**self._header(), "data": data, "pictures": pictures, "thumbnails": thumbnails}
+        own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
+        return {**self._header(), **own}
 
     def _take_pictures(self, picture: Callable, budget: float, pictures: list[dict], thumbnails: list[str]) -> None:
         started, seconds = time.monotonic(), self._trace.report()["seconds"]
@@ -126,9 +127,29 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
 def _values(hidden: Any) -> dict[str, str]:
     """The values of the node's own widgets as they were queued, by input; links are left out."""
-    inputs = ((hidden.prompt or {}).get(hidden.unique_id) or {}).get("inputs") or {}
+    inputs = _inputs(hidden, hidden.unique_id)
     plain = {name: value for name, value in inputs.items() if isinstance(value, str | int | float)}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
+
+
+def _texts(hidden: Any) -> dict[str, dict[str, str]]:
+    """The texts that the node's prompts were made of, by node and input: what is typed in the nodes before them, a
+    model's own left out."""
+    found: dict[str, dict[str, str]] = {}
+    pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
+    while pending:
+        given = pending.pop()
+        number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
+        if number is not None and number not in found:
+            inputs = _inputs(hidden, number)
+            found[number] = {name: value for name, value in inputs.items() if isinstance(value, str)}
+            pending += [value for name, value in inputs.items() if name != "clip"]
+    return {number: texts for number, texts in found.items() if texts}
+
+
+def _inputs(hidden: Any, number: Any) -> dict:
+    """What a node of the prompt was given."""
+    return ((hidden.prompt or {}).get(number) or {}).get("inputs") or {}
 
 
 def _pack(one: Round) -> list:

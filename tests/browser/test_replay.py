@@ -93,13 +93,15 @@ def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     sampler = done(tab, workflow)
     tab.map(sampler, "panel.draw()")
     said = tab.map(sampler, "panel.sentence.textContent")
-    places = "Top left|Top|Top right|Left|The middle|Right|Bottom left|Bottom|Bottom right"
+    places = "top left|top|top right|left|the middle|right|bottom left|bottom|bottom right"
     assert re.fullmatch(
-        rf"(({places}): up to \d+ tokens at once; ({places.lower()}): [\d or t]+|Everywhere .*)\.", said
+        rf"(Easy: ({places}), up to \d+ tokens at once\. Hard: ({places}), [\d or t]+|Everywhere .*)\.", said
     ), said
     assert not tab.map(sampler, "panel.table.checkVisibility()")
+    size = tab.map(sampler, "[map.node.size[1], panel.stage.clientHeight]")
     tab.widget(sampler).locator("summary").press("Enter")
     tab.wait(sampler, "panel.table.checkVisibility() && panel.table.rows.length > 9")
+    tab.wait(sampler, f"map.node.size[1] > {size[0]} + 100 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3")
     told = tab.map(sampler, "Array.from(panel.table.rows, (row) => row.textContent)")
     assert f"passes of the model{tab.map(sampler, 'run.rounds.length')}" in told
     assert any(row.startswith("The middle") for row in told) and any(row.startswith("seed") for row in told)
@@ -108,6 +110,10 @@ def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     tab.page.mouse.wheel(0, 60)
     tab.wait(sampler, "panel.table.parentElement.scrollTop > 0")
     assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel turns over what has more to show"
+    tab.widget(sampler).locator("summary").press("Enter")
+    tab.wait(
+        sampler, f"Math.abs(map.node.size[1] - {size[0]}) < 3 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3"
+    )
 
 
 def test_the_map_can_be_enlarged_and_moved(tab, workflow):
@@ -157,6 +163,8 @@ def test_the_map_is_saved_as_an_image(tab, workflow):
         image = Image.open(io.BytesIO(file.read())).convert("RGB")
     assert image.width == 1024 and image.height > 1024
     assert len({image.getpixel((43 + 85 * i, 43 + 85 * j)) for i in range(12) for j in range(12)}) > 20
+    scale = [sum(image.getpixel((x, 1024 + 22))) for x in range(200, 860, 20)]
+    assert scale == sorted(scale) and scale[-1] > scale[0] + 200, "from dark to light between the words"
 
 
 def test_plain_decoding_shows_when_each_token_came(tab, workflow):
@@ -165,7 +173,8 @@ def test_plain_decoding_shows_when_each_token_came(tab, workflow):
     assert len({tuple(colour) for colour in painted(tab, sampler)}) > 20
     moments = values(tab, sampler, "moment")
     assert moments == sorted(moments) and moments[0] < moments[-1]
-    assert "seconds until the token was there" in tab.map(sampler, "panel.legend.element.textContent")
+    assert re.fullmatch(r"first: [\d.]+ slast: [\d.]+ s", tab.map(sampler, "panel.legend.element.textContent"))
+    assert tab.map(sampler, "panel.legend.element.title") == "seconds until the token was there"
     assert tab.map(sampler, "panel.sentence.textContent") == "Everywhere: one token at a time."
     tab.screenshot("plain")
 

@@ -59,7 +59,7 @@ def test_a_png_dropped_on_a_fresh_server_brings_its_map_prompt_and_seed(tab, com
         )
         assert "a barn in the snow" in prompts
         other.wait(node, "map.pictureShown()")
-        assert f"seed {wanted[1]}" in other.map(node, "(panel.draw(), panel.caption.textContent)")
+        assert f"seed {wanted[1]}" in other.map(node, "(panel.draw(), panel.caption.element.textContent)")
         other.screenshot("dropped")
         graph = json.dumps(other.page.evaluate("app.graph.serialize()"))
         assert "adt_tree_maps" not in graph and len(graph) < 60_000, "the page keeps maps out of what can be undone"
@@ -148,11 +148,49 @@ def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflo
     sampler = done(tab, workflow)
     seed = widget(tab, sampler, "seed")
     says = f"This is seed {seed} · ADT-Tree"
-    assert tab.map(sampler, "(panel.draw(), panel.caption.textContent)") == says
+    assert tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)") == says
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 5")
-    tab.page.evaluate("app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()")
-    tab.wait(sampler, f"panel.caption.textContent === '{says}; the node now has seed {seed + 5}'")
+    noticed(tab)
+    tab.wait(sampler, f"panel.caption.element.firstChild.data === '{says}; the node now has seed {seed + 5}'")
     tab.screenshot("differs")
+    tab.widget(sampler).get_by_role("button", name=f"use seed {seed}").click()
+    tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
+    assert widget(tab, sampler, "seed") == seed
+
+
+def test_the_map_says_that_the_prompt_is_another_now_and_gives_it_back(tab, workflow):
+    sampler = done(tab, workflow)
+    says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
+    text = "map.node.getInputNode(map.node.inputs.findIndex((i) => i.name === 'positive')).widgets[0]"
+    before = tab.map(sampler, f"{text}.value")
+    tab.map(sampler, f"({text}.value = '{{a red|a blue}} house', 0)")
+    noticed(tab)
+    tab.page.wait_for_timeout(300)
+    assert tab.map(sampler, "panel.caption.element.textContent") == says, "what is drawn from it may be the same"
+    tab.map(sampler, f"({text}.value = 'another house', 0)")
+    noticed(tab)
+    tab.wait(sampler, f"panel.caption.element.firstChild.data === '{says}; the node now has another prompt'")
+    tab.widget(sampler).get_by_role("button", name="use its prompt").click()
+    tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
+    assert tab.map(sampler, f"{text}.value") == before
+
+
+def test_the_map_of_a_node_that_does_not_run_says_so(tab, workflow):
+    sampler = done(tab, workflow)
+    for mode, why in ((2, "muted"), (4, "bypassed")):
+        tab.map(sampler, "map.node.mode = argument", mode)
+        noticed(tab)
+        tab.wait(sampler, f"panel.caption.element.textContent.endsWith('the node is {why}, so this is an old map')")
+        assert float(tab.map(sampler, "getComputedStyle(panel.stage).opacity")) < 1
+        tab.screenshot(why)
+    tab.map(sampler, "map.node.mode = 0")
+    noticed(tab)
+    tab.wait(sampler, "!panel.caption.element.textContent.includes('old map')")
+
+
+def noticed(tab) -> None:
+    """ComfyUI looks at the workflow, as it does after a click or a key."""
+    tab.page.evaluate("app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()")
 
 
 def test_a_page_that_is_loaded_again_during_a_run_knows_its_messages(tab, workflow):

@@ -4,7 +4,7 @@ import { ends } from "../../js/legend.js";
 import { range, Run } from "../../js/map_model.js";
 import { tried } from "../../js/replay.js";
 import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "../../js/sentences.js";
-import { speak, words } from "../../js/words.js";
+import { PROMPT, speak, words } from "../../js/words.js";
 
 const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
 // [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted, drafts on each level]]
@@ -159,7 +159,9 @@ test("one sentence says where the image was easy and where it was hard", () => {
 test("the caption says what made the map, and what the node has now in place of it", () => {
   const exact = made({}, ROUNDS.slice(0, 2));
   assert.equal(caption(exact, []), "This is seed 1 · ADT-Tree");
-  assert.equal(caption(exact, [["seed", 2], ["guidance", 4]]), "This is seed 1 · ADT-Tree; the node now has seed 2, guidance 4");
+  const differences = [{ name: "seed", now: 2 }, { name: "guidance", now: 4 }, { name: PROMPT, now: "a cat" }];
+  assert.equal(caption(exact, differences), "This is seed 1 · ADT-Tree; the node now has seed 2, guidance 4, another prompt");
+  assert.equal(caption(exact, [], words.off[2]), "This is seed 1 · ADT-Tree; the node is muted, so this is an old map");
 });
 
 test("the words about a token are plain, and its numbers name everything that is known of its round", () => {

@@ -174,10 +174,11 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
 
 
 @pytest.mark.small_models
-def test_a_relaxed_batch_says_so_in_its_line_its_table_and_its_sheet(comfy, batch):
+def test_a_relaxed_batch_says_so_in_its_line_its_table_and_its_sheet(comfy, batch, graph):
     bounds = {"rule": "delta (LANTERN)", "neighbours": 10, "delta": 0.9, "factor": 2.0, "max_substitution": 1.0}
-    batch.set("ADTTreePrompts", count=2)
-    batch.set("ADTTreeBatchSampler", seed=47, lantern=batch.add("ADTTreeLantern", **bounds))
+    drafting = batch.add("ADTTreeSettings", **{**graph.inputs("ADTTreeSettings"), "method": "adt-tree"})
+    lantern = batch.add("ADTTreeLantern", **bounds)
+    batch.set("ADTTreePrompts", count=2).set("ADTTreeBatchSampler", seed=47, settings=drafting, lantern=lantern)
     with comfy.socket() as browser:
         outputs = comfy.wait(comfy.queue(batch.prompt, browser.id))
         browser.wait_for(lambda m: m.type == "execution_success")

@@ -67,6 +67,8 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
         assert shares == [[share[name] for name in names] for share in theirs["images"]]
     assert any(share["levels"] and max(share["levels"]) > 1 for one in trace["rounds"] for share in one["images"])
     assert kept["inputs"]["seed"] == "601" and kept["relaxed"] is False
+    number = traced.inputs("ADTTreeSampler")["positive"][0]
+    assert kept["texts"][number] == {"text": traced.prompt[number]["inputs"]["text"]} and "texts" not in told[0].data
     (file,) = kept["pictures"]
     picture = np.asarray(Image.open(io.BytesIO(comfy.get("/view", **file))))
     saved = np.asarray(Image.open(io.BytesIO(comfy.files(outputs)[0])))
