@@ -93,7 +93,9 @@ test("of a map from a file only what belongs to a map is taken, and nothing is f
   const taken = sound({ ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } }, new Room());
   assert.deepEqual(taken.thumbnails, ["data:image/jpeg;base64,AA"]);
   assert.deepEqual(taken.inputs, { seed: "5" });
-  assert.deepEqual([true, "yes", undefined].map((relaxed) => sound({ ...MAP, relaxed }).relaxed), [true, false, false]);
+  assert.deepEqual([true, "yes", undefined].map((relaxed) => sound({ ...MAP, relaxed }, new Room()).relaxed), [true, false, false]);
+  const texts = { 4: { text: "a cat", long: "x".repeat(2 ** 15), odd: 5 } };
+  assert.deepEqual(sound({ ...MAP, texts }, new Room()).texts, { 4: { text: "a cat" } });
   assert.ok(!("pictures" in taken) && !("evil" in taken));
   const wrong = [{ grid: [1e6, 1e6] }, { grid: null }, { images: 1e9 }, { images: 2 ** 13, grid: [1, 1] }, { images: "x" }, { start: -1 }, { start: 10 }, { part: 2 }, { parts: 9 }];
   for (const one of wrong) assert.throws(() => sound({ ...MAP, ...one }, new Room()), JSON.stringify(one));
