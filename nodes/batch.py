@@ -106,18 +106,18 @@ class ADTTreeBatchSampler(io.ComfyNode):
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         if said := news(items, left_out):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {said}")  # one line takes the place of another
-        rows = [{**_row(item, picture), "relaxed": job.lantern is not None} for item, picture in zip(items, made)]
+        rows = [_row(item, picture, job.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [one._asdict() for one in left_out])
         ids = [item.id for item in items]
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
 
 
-def _row(item: Item, picture: Picture) -> dict:
-    """What the report says of an image."""
+def _row(item: Item, picture: Picture, relaxed: bool) -> dict:
+    """What the report says of an image. relaxed: it is not exactly that of its seed."""
     whole = {"caption": item.caption} if item.caption != item.prompt else {}
-    row = {"id": item.id, "prompt": item.prompt, **picture.figures, "file": picture.path.name, "note": item.note}
-    return row | whole
+    own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
+    return {"id": item.id, "prompt": item.prompt, **picture.figures, **own, **whole}
 
 
 def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:

@@ -19,7 +19,9 @@ from ..adt_core.app.images import chunks
 from ..adt_core.files import LARGEST_LIST, parse_json, read_text, to_json, write_in
 from .lettering import MISSING, Lettering
 
-COLUMNS = tuple("id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split())
+COLUMNS = tuple(
+    "id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split()
+)
 """Columns of the CSV; JSON has all figures."""
 _MINE = "id", "prompt", "file"
 """What tells the rows of a list from those of another."""

@@ -220,7 +220,8 @@ class Engine:
             for finished in rounds(decoding):
                 shown = finished if job is self.jobs[0] else []
                 grids, known = decoding.grid_codes(), decoding.conditions()
-                pngs = {first + image: self._png(first + image, grids[[image]], known) for image in shown}
+                made = {image: known | _replaced(decoding, image) for image in shown}
+                pngs = {first + image: self._png(first + image, grids[[image]], made[image]) for image in shown}
                 yield Step(decoding.done_tokens - done, pngs)
                 done = decoding.done_tokens
             results.append(Result(decoding.grid_codes(), decoding.trace))
@@ -232,6 +233,13 @@ class Engine:
         prompt, image = divmod(number, options.batch_size)
         settings = job.settings(self.plan.prompts[prompt], options.image_index + image, conditions)
         return to_png(job.pixels(codes)[0], settings)
+
+
+def _replaced(decoding: Decoding, image: int) -> dict:
+    """What the picture of an image that LANTERN drew says besides: the share of its tokens that were replaced."""
+    if decoding.lantern is None:
+        return {}
+    return {"figures": {"substitution_rate": decoding.trace.part([image]).report()["substitution_rate"]}}
 
 
 def run(plan: Plan) -> str:

@@ -81,6 +81,7 @@ def parameters(settings: dict, width: int, height: int) -> str:
     values = {
         "Steps": settings.get("image_tokens"),
         "Sampler": settings.get("method"),
+        "Relaxed": _relaxed(settings),
         "CFG scale": settings.get("guidance"),
         "Seed": settings.get("seed"),
         "Size": f"{width}x{height}",
@@ -94,6 +95,15 @@ def parameters(settings: dict, width: int, height: int) -> str:
     line = ", ".join(f"{name}: {_quoted(value)}" for name, value in values.items() if value is not None)
     lines = prompt, f"Negative prompt: {negative}" if negative else "", line
     return "\n".join(filter(None, lines)).replace("\0", " ")  # which ends such a text
+
+
+def _relaxed(settings: dict) -> str | None:
+    """How LANTERN drew an image, which is not exactly the seed's then; None for an exact one."""
+    if settings.get("lantern_delta") is None and settings.get("lantern_lambda") is None:
+        return None
+    figures = settings.get("figures")
+    replaced = figures.get("substitution_rate") if isinstance(figures, dict) else None
+    return "LANTERN" if replaced is None else f"LANTERN ({100 * replaced:.1f} % of the tokens replaced)"
 
 
 def _quoted(value: object) -> str:

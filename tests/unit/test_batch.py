@@ -281,6 +281,14 @@ def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
     assert parameters({}, 8, 8) == parameters({"prompt": None}, 8, 8) == ""
 
 
+def test_a_relaxed_image_says_so_to_other_programs():
+    settings = {"prompt": "a", "method": "auto", "lantern_delta": 0.7, "lantern_lambda": None}
+    assert "Sampler: auto, Relaxed: LANTERN, " in parameters(settings, 8, 8)
+    settings["figures"] = {"substitution_rate": 0.031}
+    assert "Relaxed: LANTERN (3.1 % of the tokens replaced), " in parameters(settings, 8, 8)
+    assert "Relaxed" not in parameters({**settings, "lantern_delta": None}, 8, 8)
+
+
 def test_folders_are_called_by_the_model_and_old_ones_go_on(make, tmp_path):
     """Folders of earlier versions are called by the key alone."""
     unique = key(make)

@@ -150,6 +150,21 @@ def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     assert load("again.json")["tokens"] == [tokens[-1]]
 
 
+def test_the_png_of_a_relaxed_image_says_how_much_was_replaced_and_makes_it_again(generate):
+    relaxed = {"method": "adt-tree", "lantern_delta": 1, "lantern_k": 1000}
+    assert generate(**relaxed, batch_size=2, output="x.png", report="r.json")[0] == 0
+    shares = []
+    for name in ("x-0001.png", "x-0002.png"):
+        with Image.open(name) as image:
+            shares.append(json.loads(image.text["adt_tree"])["figures"]["substitution_rate"])
+            told = image.text["parameters"]
+        assert f"Relaxed: LANTERN ({100 * shares[-1]:.1f} % of the tokens replaced), " in told
+    assert sum(shares) / 2 == pytest.approx(load("r.json")["substitution_rate"]) != 0
+    assert generate(prompt=None, from_png="x-0002.png", output="again.png")[0] == 0
+    with Image.open("x-0002.png") as one, Image.open("again.png") as two:
+        assert one.tobytes() == two.tobytes() and one.text == two.text
+
+
 def test_prompts_of_a_list_may_be_decoded_together(generate):
     """The same files, tokens and figures, whoever keeps them company."""
     Path("list.txt").write_text(
