@@ -3,7 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
-import { isOpen, maps, nodeAt, NodeMap, numbersOf } from "./node_map.js";
+import { isOpen, maps, nodeAt, NodeMap } from "./node_map.js";
 import { onPreference } from "./preferences.js";
 import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
 import { Room } from "./saved_map.js";
@@ -17,17 +17,6 @@ let loading = null;
 
 function openWorkflow() {
   return (app.rootGraph ?? app.graph)?.id;
-}
-
-/** Note with every prompt which maps its nodes have: at its end another workflow may be open, with nodes of the same numbers. */
-function noteQueued() {
-  const { queuePrompt } = api;
-  api.queuePrompt = async function (...args) {
-    const homes = Object.fromEntries([...maps.values()].flatMap((map) => numbersOf(map.node).map((id) => [id, map.home])));
-    const answer = await queuePrompt.apply(this, args);
-    noteHomes(answer?.prompt_id, homes);
-    return answer;
-  };
 }
 
 /** The home of the map that a message is for. Of a prompt that this tab did not queue, it is known by the open workflow alone. */
@@ -45,6 +34,7 @@ function listen() {
   const stop = () => maps.forEach((map) => map.stop());
   let live, started; // of the prompt: the run last told of, and the workflow that was open when it began
   const listeners = {
+    "adt_tree.queued": ({ detail }) => noteHomes(detail.prompt, detail.homes), // at its end another workflow may be open
     "adt_tree.map": ({ detail }) => {
       live = detail.id;
       const run = seen(live) ?? new Run(detail);
@@ -82,7 +72,6 @@ function addStyles() {
 }
 
 listen(); // before ComfyUI connects: it logs messages that nobody listens to, and a run may go on while the page is loaded again
-noteQueued();
 
 app.registerExtension({
   name: "adttree.acceptance_map",

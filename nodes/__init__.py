@@ -3,7 +3,7 @@
 from comfy_api.v0_0_2 import ComfyExtension, io
 from server import PromptServer
 
-from . import folders, saved_map
+from . import folders, homes, saved_map
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeCollector
@@ -22,7 +22,8 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        PromptServer.instance.add_on_prompt_handler(saved_map.remind)
+        for handler in (saved_map.remind, homes.announce):
+            PromptServer.instance.add_on_prompt_handler(handler)
         return [
             ADTTreeModelLoader,
             ADTTreeImageSize,

@@ -17,6 +17,8 @@ from typing import Any
 from ..adt_core.rules.trace import ImageRound, Round
 
 KEY = "adt_tree_maps"
+PROPERTY = "adt_tree_map"
+"""Of a node in a workflow: what the page notes of its map."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
 _KEPT = 32  # finished maps, for results that ComfyUI takes from its cache
@@ -138,15 +140,48 @@ def _dictionary(holder: dict, name: str) -> dict:
 
 def remind(request: dict) -> dict:
     """Before a prompt is queued: its workflow gets the maps of nodes whose results ComfyUI may take from its cache."""
-    prompt = request.get("prompt")
-    workflow = _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
-    if not isinstance(prompt, dict) or workflow is None:
-        return request
-    ours = [number for number, node in prompt.items() if isinstance(node, dict) and node.get("class_type") in NODES]
-    if ours:
+    prompt, workflow, ours = _parts(request)
+    if prompt is not None and workflow is not None and ours:
         maps = _maps(workflow)
         maps.clear()
         for number in ours:
             if (entry := _finished.get(digest(prompt, number) or "")) is not None:
                 maps[number] = {**entry, "cached": True}
     return request
+
+
+def homes(request: dict) -> dict[str, str] | None:
+    """Where the maps of a prompt's nodes belong, by execution id: "12:5" is node 5 in the subgraph of node 12.
+
+    A home is what js/node_map.js calls so: the workflow's id and the node's tag. None for a prompt without a workflow.
+    """
+    _, workflow, ours = _parts(request)
+    if workflow is None:
+        return None
+    tags = {number: _tag(workflow, number) for number in ours}
+    return {number: f"{workflow.get('id')} {tag}" for number, tag in tags.items() if tag is not None}
+
+
+def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
+    """The prompt and the workflow of a request, None for what is none, and the nodes that have maps."""
+    prompt, workflow = _entry(request, "prompt"), _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
+    nodes = (prompt or {}).items()
+    return prompt, workflow, [key for key, node in nodes if isinstance(node, dict) and node.get("class_type") in NODES]
+
+
+def _tag(workflow: dict, number: str) -> str | None:
+    """The tag of a node's map, where its workflow says it."""
+    *path, last = number.split(":")
+    graph = workflow
+    try:
+        for part in path:
+            kind = _node(graph, part)["type"]
+            graph = next(one for one in workflow["definitions"]["subgraphs"] if one["id"] == kind)
+        tag = _node(graph, last)["properties"][PROPERTY]["tag"]
+    except (AttributeError, LookupError, StopIteration, TypeError):
+        return None
+    return tag if isinstance(tag, str) else None
+
+
+def _node(graph: dict, number: str) -> dict:
+    return next(node for node in graph["nodes"] if str(node["id"]) == number)

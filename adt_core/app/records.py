@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
@@ -85,7 +86,7 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
         return False
     if not isinstance(runs, dict) or set(runs) != set(settings["methods"]):
         return False
-    return all(_is_run(run, settings) and (folder / run["picture"]).is_file() for run in runs.values())
+    return all(_is_run(run, settings) and os.path.isfile(folder / run["picture"]) for run in runs.values())
 
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:

@@ -135,3 +135,12 @@ def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
         tab.load(data)
     tab.page.wait_for_timeout(300)
     assert tab.page.evaluate(known) == 1
+
+
+def test_a_refused_prompt_does_not_name_a_file_of_ours(tab, small):
+    """Whoever reads the error of a stock node would look for its fault in this pack."""
+    tab.load(small.data)
+    stack = tab.page.evaluate(
+        "app.api.queuePrompt(0, { output: {}, workflow: {} }).then(() => '', ({ stack }) => stack)"
+    )
+    assert "queuePrompt" in stack and "ADT-Tree" not in stack

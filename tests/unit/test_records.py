@@ -95,7 +95,7 @@ ODD = [
     *({name: 1.5} for name in ("agreement", "substitution_rate")),
     *({"acceptance": value} for value in (None, 1, [], [[1]], [[1, 2], [3]], [[1, None]], [[1, HUGE]], ["12"])),
     *({"quality": value} for value in (None, [], {}, {"a": 1}, {"a": [1]}, {"a": [1, 0]}, {"a": [HUGE, 1]})),
-    *({"picture": value} for value in (None, 5, [], "")),
+    *({"picture": value} for value in (None, 5, [], "", "x" * 5000, "a\0b")),
 ]  # fmt: skip
 
 

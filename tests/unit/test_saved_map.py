@@ -5,7 +5,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from adt_tree_pack.nodes.saved_map import attach, digest, pack, remind
+from adt_tree_pack.nodes.saved_map import attach, digest, homes, pack, remind
 
 from adt_core.rules.trace import ImageRound, Round
 
@@ -77,3 +77,33 @@ def test_what_is_no_workflow_gets_no_map_and_harms_nothing(odd):
         assert remind(request) is request
     for extra_pnginfo in (odd, {"workflow": odd if not isinstance(odd, dict) else None}):
         attach(SimpleNamespace(extra_pnginfo=extra_pnginfo, prompt=odd, unique_id="3"), [])
+
+
+def queued(workflow: object, *numbers: str) -> dict:
+    prompt = {number: {"class_type": "ADTTreeSampler", "inputs": {}} for number in numbers}
+    return {"prompt": prompt | {"9": {"class_type": "Save"}}, "extra_data": {"extra_pnginfo": {"workflow": workflow}}}
+
+
+def tagged(number: int | str, tag: object) -> dict:
+    return {"id": number, "type": "ADTTreeSampler", "properties": {"adt_tree_map": {"tag": tag}}}
+
+
+def test_maps_belong_to_their_workflow_and_the_tags_of_its_nodes_also_in_subgraphs():
+    inner = {"id": "sub", "nodes": [tagged(5, "b"), {"id": 6, "type": "subsub"}]}
+    subgraphs = [inner, {"id": "subsub", "nodes": [tagged(7, "c")]}]
+    nodes = [tagged(3, "a"), {"id": 12, "type": "sub"}, tagged(4, None), {"id": 8, "type": "ADTTreeSampler"}]
+    workflow = {"id": "w", "nodes": nodes, "definitions": {"subgraphs": subgraphs}}
+    found = homes(queued(workflow, "3", "12:5", "12:6:7", "4", "8", "77", "3:5", "12:99"))
+    assert found == {"3": "w a", "12:5": "w b", "12:6:7": "w c"}
+    assert homes({"prompt": {}}) is None and homes(queued(workflow)) == {}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_in_a_workflow_of_any_kind_nothing_has_a_home(odd):
+    for workflow in (
+        {"nodes": odd},
+        {"nodes": [odd]},
+        {"nodes": [{"id": 3, "properties": odd}]},
+        {"nodes": [tagged(3, odd)]},
+    ):
+        assert homes(queued(workflow, "3", "3:5")) in ({}, {"3": f"None {odd}"} if isinstance(odd, str) else {})
