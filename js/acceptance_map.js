@@ -4,6 +4,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
 import { isOpen, maps, nodeAt, NodeMap } from "./node_map.js";
+import { openedFile } from "./opened_file.js";
 import { onPreference } from "./preferences.js";
 import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
 import { Room } from "./saved_map.js";
@@ -87,7 +88,7 @@ app.registerExtension({
     if (brought !== undefined) delete workflow.extra[TRAVELLED]; // the page keeps them: they would be in every state that can be undone
     let done;
     const ready = new Promise((resolve) => (done = resolve));
-    loading = { travelled: brought === undefined ? null : Object(brought), room: new Room(), ready, done };
+    loading = { travelled: brought === undefined ? null : Object(brought), file: brought && openedFile(), room: new Room(), ready, done };
   },
 
   afterConfigureGraph() {

@@ -3,6 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { FIGURES } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
+import { ownImage } from "./own_image.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
@@ -141,7 +142,7 @@ export class NodeMap {
    * Bring back what belongs to the node, and the look of its widget.
    *
    * @param {object | null} loading the workflow that is being loaded, or null if the node is a copy: `travelled`, the maps that came with it,
-   *   by node, or null; `ready`, when all of it is there. If maps came with it, no others belong to it. Otherwise it is what the node refers
+   *   by node, or null; `file`, a promise of the picture that it came out of, or of null; `ready`, when all of it is there. If maps came with it, no others belong to it. Otherwise it is what the node refers
    *   to, or what it showed since in this browser tab.
    */
   async restore(loading) {
@@ -161,13 +162,16 @@ export class NodeMap {
     for (const one of found) if (one !== previous) this.#start(one, one.reference?.part ?? 0);
     this.previous = previous && previous !== run ? previous : null;
     noteShown(home, this.#references);
+    this.panel.image = run.reference?.image ?? 0;
     this.panel.show(this.run);
   }
 
-  async #unpack({ travelled, room }) {
+  async #unpack({ travelled, file, room }) {
     const own = numbersOf(this.node).find((number) => Object.hasOwn(travelled, number));
     try {
-      return await Promise.all((travelled[own]?.parts ?? []).slice(0, 2).map((saved, part) => load(sound(saved, room), { part }, room)));
+      const maps = (travelled[own]?.parts ?? []).slice(0, 2).map((saved) => sound(saved, room));
+      const image = maps.length ? await ownImage(await file, maps[0]) : null;
+      return await Promise.all(maps.map((saved, part) => load(saved, { part, ...(image && { image }) }, room)));
     } catch {
       return []; // damaged, or made by somebody else: no map rather than a wrong one
     }

@@ -32,7 +32,7 @@ export class Room {
  * are in it rather than somewhere in the network. Throws if it is no map. @param {Room} room for all maps of the file
  */
 export function sound(saved, room) {
-  const { grid, images, thumbnails, inputs, texts, ends, start, prefill, part, parts } = saved;
+  const { grid, images, thumbnails, marks, inputs, texts, ends, start, prefill, part, parts } = saved;
   const [rows, columns] = grid.map((side) => count(side, 1, CELLS));
   room.take(count(rows * columns * count(images, 1, IMAGES), 1, CELLS));
   const begins = { start: count(start ?? 0, 0, rows * (columns + 1) - 1), prefill: Math.min(Math.max(Number(prefill) || 0, 0), LARGEST) };
@@ -43,6 +43,7 @@ export function sound(saved, room) {
     inputs: Object.fromEntries(entries(inputs).map(([name, value]) => [text(name), text(value)])),
     texts: Object.fromEntries(entries(texts).map(([node, values]) => [text(node), whole(values)])),
     thumbnails: (Array.isArray(thumbnails) ? thumbnails : []).map(String).filter(isPicture).slice(0, images),
+    marks: (Array.isArray(marks) ? marks : []).slice(0, images).map((mark) => (typeof mark === "string" ? text(mark) : null)),
   };
 }
 

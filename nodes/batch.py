@@ -34,6 +34,7 @@ from .sampling import (
     preset_input,
     sampling_inputs,
 )
+from .saved_map import without_maps
 from .schema import schema
 from .sockets import (
     BatchResults,
@@ -161,11 +162,12 @@ def _job(
 
 
 def metadata(hidden: Any) -> dict[str, str]:
-    """The text chunks of ComfyUI's own PNGs: a picture that is dropped on the page opens its workflow."""
+    """The text chunks of ComfyUI's own PNGs: a picture that is dropped on the page opens its workflow, without the maps
+    of other pictures."""
     if args.disable_metadata:
         return {}
     more = hidden.extra_pnginfo if isinstance(hidden.extra_pnginfo, dict) else {}
-    found = {"prompt": hidden.prompt, **more}
+    found = {"prompt": hidden.prompt, **without_maps(more)}
     return {name: json.dumps(value) for name, value in found.items() if value is not None and is_keyword(name)}
 
 

@@ -10,11 +10,14 @@ from ..adt_core.app.continuation import KEEP
 from ..adt_core.app.jobs import rounds
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.verify import Lantern
+from .decoration import decorating
 from .drafting import AUTO, choose_way, speed_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
+from .marks import expect
 from .runtime import Progress, check_cancelled
 from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .saved_map import parts_of
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -105,6 +108,9 @@ class ADTTreeSampler(io.ComfyNode):
         with loaded_for([decoding], model, way.loaded):
             shown = _decode(decoding, model, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
+        with decorating("the marks of the images"):
+            for saved in parts_of(cls.hidden):
+                expect(vectors, saved)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 

@@ -116,6 +116,21 @@ def attach(hidden: Any, parts: list[dict]) -> None:
             _finished.popitem(last=False)
 
 
+def parts_of(hidden: Any) -> list[dict]:
+    """The maps of a node that :func:`attach` has put into its workflow; what they get is saved as well."""
+    entry = _entry(_maps(workflow_of(hidden)), hidden.unique_id)
+    return entry["parts"] if entry is not None else []
+
+
+def without_maps(extra: dict) -> dict:
+    """What images carry beside their prompt, for one that no map of its workflow shows: so none is shown with it."""
+    workflow = _entry(extra, "workflow")
+    more = _entry(workflow, "extra")
+    if workflow is None or more is None or KEY not in more:
+        return extra
+    return {**extra, "workflow": {**workflow, "extra": {**more, KEY: {}}}}
+
+
 def workflow_of(hidden: Any) -> dict | None:
     """The workflow that a node's prompt came with, which any client may have written; None if that is none."""
     return _entry(hidden.extra_pnginfo, "workflow")

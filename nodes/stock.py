@@ -17,6 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core.errors import AdtError
+from .decoration import decorating
+from .marks import note
 from .runtime import check_cancelled, loaded, tell
 from .sockets import LoadedModel
 
@@ -161,6 +163,8 @@ class ImageTokenizer(_Stock):
             for vectors in samples.split(1):  # one by one: memory does not grow with the batch, nor do images differ
                 pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
                 images.append(to_image(pixels).to(mm.intermediate_device()))
+                with decorating("the mark of an image"):
+                    note(vectors, images[-1])
         return torch.cat(images)
 
     def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:

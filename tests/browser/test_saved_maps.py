@@ -1,11 +1,14 @@
 """A map belongs to its picture: it comes with the image that is dropped and with no other; undo and reload keep it."""
 
+import io
 import json
 
 import pytest
 from comfy_page import ComfyPage
 from comfy_server import NEWEST, PACKS, Comfy
 from map_reading import done, run_again, values
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 DROP = """([bytes, name]) => {
   const files = new DataTransfer();
@@ -110,6 +113,35 @@ def test_maps_and_properties_of_any_kind_are_no_map_and_no_trouble(tab, workflow
         own = tab.map(sampler, "map.node.properties.adt_tree_map")
         assert (own["figure"], own["opacity"], own["runs"]) == ("acceptance", 0.6, [])
     assert "adt_tree_maps" not in tab.page.evaluate("JSON.stringify(app.graph.serialize())")
+
+
+def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
+    """They carry the same map. Another picture in such a file is none of the batch, and then the first is shown."""
+    sampler = done(tab, workflow.batch(3))
+    files = comfy.files(comfy.wait(tab.map(sampler, "run.reference.prompt")))
+    assert len(files) == 3
+    tab.wait(sampler, "run.thumbnails.length > 0")
+    wanted = [values(tab, sampler, image=image) for image in range(3)]
+    assert wanted[0] != wanted[1] != wanted[2]
+    for image in (2, 0, 1):
+        node = drop(tab, files[image])
+        tab.finished(node)
+        tab.wait(node, f"panel.image === {image} && panel.images.value === '{image}' && map.pictureShown()")
+        assert values(tab, node, image=image) == wanted[image]
+    tab.open()
+    tab.finished(node)
+    tab.wait(node, "panel.image === 1")
+    tab.screenshot("of a batch")
+    with Image.open(io.BytesIO(files[2])) as one:
+        info, other = PngInfo(), ImageOps.invert(one.convert("RGB"))
+        info.add_text("workflow", one.info["workflow"])
+        larger = one.convert("RGB").resize((3 * one.width, 3 * one.height), Image.Resampling.BICUBIC)
+    for picture, image in ((larger, 2), (other, 0)):
+        picture.save(file := io.BytesIO(), "PNG", pnginfo=info)
+        node = drop(tab, file.getvalue())
+        tab.finished(node)
+        tab.page.wait_for_timeout(500)
+        assert tab.map(node, "panel.image") == image
 
 
 def test_undoing_something_else_keeps_the_map(tab, workflow):

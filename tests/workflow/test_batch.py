@@ -145,8 +145,9 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     name, long = uuid.uuid4().hex[:8], "a red house " * 500
     batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="cut", chunk_size=3)
     batch.set("ADTTreePrompts", file="(the text below)", text=f"a fox\n\n{long}\na hen", count=0)
+    workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
     with comfy.socket() as browser:
-        comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=300)
+        comfy.wait(comfy.queue(batch.prompt, browser.id, extra_pnginfo={"workflow": workflow}), timeout=300)
         browser.wait_for(lambda m: m.type == "execution_success")
         said = b" ".join(m.data for m in browser.messages if m.type == TEXT).decode(errors="replace")
     assert "1 of 4 prompts are blank and were left out: '2'." in said
@@ -157,6 +158,9 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     assert (
         cut["caption"] == long.strip() and long.startswith(cut["prompt"]) and cut["note"].startswith("cut to its fir")
     )
+    for name in (fox["file"], "report.png"):
+        with Image.open(folder / name) as one:
+            assert json.loads(one.info["workflow"]) == {"id": "w", "extra": {"adt_tree_maps": {}, "x": 1}}
     first = {path: path.read_bytes() for path in folder.iterdir()}
 
     batch.set("ADTTreeBatchSampler", unfit_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")

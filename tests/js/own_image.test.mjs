@@ -1,0 +1,29 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { mark, nearest } from "../../js/own_image.js";
+
+function picture(width, height, colour) {
+  const data = new Uint8ClampedArray(4 * width * height);
+  for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) data.set([...colour(x, y), 255], 4 * (y * width + x));
+  return { data, width, height };
+}
+
+test("a mark is the mean colours of eight by eight regions, row by row, as nodes/marks.py makes it", () => {
+  const found = mark(picture(28, 40, (x, y) => [x, y, 7]));
+  assert.equal(found.length, 192);
+  assert.deepEqual(found.slice(0, 3), [1.5, 2, 7]); // pixels 0 to 3, and 0 to 4
+  assert.deepEqual(found.slice(3, 6), [4.5, 2, 7]); // a region begins within a pixel that the one before ends in: 3 to 6
+  assert.deepEqual(found.slice(3 * (7 * 8 + 3), 3 * (7 * 8 + 3) + 3), [11.5, 37, 7]);
+  assert.equal(mark(picture(3, 2, () => [9, 9, 9])).every((value) => value === 9), true);
+});
+
+test("an image is known by the nearest mark, if it is near and no other is about as near", () => {
+  const flat = (value) => Array(192).fill(value);
+  assert.equal(nearest([flat(10), flat(60), flat(90)], flat(62)), 1);
+  assert.equal(nearest([null, null, flat(90)], flat(90)), 2);
+  assert.equal(nearest([flat(10), flat(60)], flat(34)), null);
+  assert.equal(nearest([flat(50), flat(55)], flat(52)), null);
+  assert.equal(nearest([flat(50), flat(50)], flat(50)), 0);
+  assert.equal(nearest([[50], null], flat(50)), null);
+  assert.equal(nearest([], flat(50)), null);
+});

@@ -1,0 +1,49 @@
+"""Marks of the images of a batch: they tell images apart, and stay as they are when a picture is enlarged."""
+
+import base64
+
+import numpy as np
+import pytest
+import torch
+from adt_tree_pack.nodes import marks
+
+PICTURES = torch.rand(3, 40, 28, 3, generator=torch.Generator().manual_seed(1))
+VECTORS = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch):
+    monkeypatch.setattr(marks, "_awaited", type(marks._awaited)())
+
+
+def read(mark: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(mark), np.uint8).astype(float).reshape(8, 8, 3)
+
+
+def test_a_mark_is_the_mean_colours_of_the_file():
+    own = read(marks.mark(PICTURES[0]))
+    file = np.floor(255 * PICTURES[0].numpy())
+    assert own[0, 0] == pytest.approx(file[:5, :4].mean((0, 1)), abs=0.51)
+    assert own[7, 3] == pytest.approx(file[35:, 10:14].mean((0, 1)), abs=0.51), "row by row"
+    large = PICTURES[0].repeat_interleave(3, 0).repeat_interleave(3, 1)
+    assert np.abs(read(marks.mark(large)) - own).max() < 12 and np.abs(read(marks.mark(PICTURES[1])) - own).max() > 25
+
+
+def test_a_map_gets_a_mark_of_each_image_that_is_decoded():
+    """In whatever order, also by two maps of the same images; an image alone needs none."""
+    saved, other, alone = {"images": 3}, {"images": 3}, {"images": 1}
+    marks.expect(VECTORS, saved)
+    marks.expect(VECTORS, other)
+    marks.expect(VECTORS[:1], alone)
+    marks.note(VECTORS[2:], PICTURES[2:])
+    marks.note(VECTORS[:1], PICTURES[:1])
+    marks.note(VECTORS[:1] + 1, PICTURES[1:2])
+    assert saved["marks"] == other["marks"] == [marks.mark(PICTURES[0]), None, marks.mark(PICTURES[2])]
+    assert "marks" not in alone
+
+
+def test_maps_that_wait_are_few():
+    for number in range(200):
+        marks.expect(VECTORS + number, {"images": 3})
+        marks.expect(VECTORS, {"images": 3})
+    assert len(marks._awaited) <= 256 and max(map(len, marks._awaited.values())) <= 4
