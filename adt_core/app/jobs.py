@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..drafters import Drafter
 from ..engine.decoding import Decoding
-from ..errors import Check
+from ..errors import AdtError, Check, shown
 from ..models.checkpoint import BUNDLED
 from ..models.target import Prompt, Target, suffixed
 from ..policies import CostProfile, Drafting
@@ -68,7 +68,14 @@ class Job:
 
         Raises AdtError for one that is empty or too long, now rather than when its turn comes.
         """
-        notes = [self.check_prompt(prompt) for prompt in prompts]
+        notes = []
+        for number, prompt in enumerate(prompts, start=1):
+            try:
+                notes.append(self.check_prompt(prompt))
+            except AdtError as error:
+                if len(prompts) == 1:
+                    raise
+                raise AdtError(f"--prompts: number {number} of {len(prompts)}, {shown(prompt)}: {error}") from error
         if self.negative.strip():
             self.target.check_prompt(self.negative)
         return list(filter(None, notes))

@@ -382,6 +382,13 @@ def test_blank_prompts_of_a_list_are_named(generate):
     assert "1 of 3 prompts are blank and were left out: '2'." in out
 
 
+def test_a_prompt_of_a_list_that_is_too_long_is_named(generate):
+    Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500)
+    refused = generate(prompt=None, prompts="list.txt", output="x.png")
+    assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "tokens long")
+    assert not list(Path().glob("x*"))
+
+
 def test_empty_list_of_prompts(generate):
     Path("list.txt").write_text("\n \n")
     assert_refused(generate(prompt=None, prompts="list.txt"), "--prompts", "list.txt", "empty", code=2)
