@@ -35,10 +35,22 @@ def _again(sentence: str) -> AdtError:
     return AdtError(sentence)
 
 
+_NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "unable to allocate",
+    "status_alloc_failed",
+)
+_NO_MEMORY_OF_ONEDNN = "could not create a primitive", "could not create a memory", "could not create a memory object"
+"""What torch's products on a CPU say of it, word for word: longer sentences say that something is not supported."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Does an error say that there is too little memory? Python, torch and drivers each say so in their own words."""
-    words = "out of memory", "can't allocate memory", "not enough memory"
-    return isinstance(error, MemoryError) or any(said in str(error) for said in words)
+    by_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return by_kind or any(said in str(error).lower() for said in _NO_MEMORY) or str(error) in _NO_MEMORY_OF_ONEDNN
 
 
 @contextmanager

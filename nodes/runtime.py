@@ -19,7 +19,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core.engine.kept import held_bytes, release
-from ..adt_core.errors import AdtError
+from ..adt_core.errors import AdtError, is_out_of_memory
 from .decoration import decorating
 
 _AMPLE = 128 * 2**30
@@ -174,7 +174,9 @@ def loaded(
         mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
         _check_complete(patchers)
         yield device
-    except torch.cuda.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         mm.unload_all_models()  # as ComfyUI does where such an error reaches it
         for patcher in patchers:
             patcher.detach()  # ComfyUI forgot those that were on the card when loading another failed

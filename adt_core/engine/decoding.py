@@ -149,8 +149,9 @@ class Decoding:
             while (round := self._next_on_own_threads(queue)) is not None:
                 self.trace.rounds.append(round)
                 yield round
-        except torch.cuda.OutOfMemoryError:
-            queue.lanes = None
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                queue.lanes = None
             raise
         finally:
             self._queue = None
@@ -181,8 +182,9 @@ class Decoding:
                 if lanes is not None and self._task.check is not None:
                     self._task.check()
                 return None if lanes is None else self._round(lanes)
-            except torch.cuda.OutOfMemoryError:
-                if self.at_once == 1 and not kept.held_bytes(self.target.decoder):
+            except (MemoryError, RuntimeError) as error:
+                is_least = self.at_once == 1 and not kept.held_bytes(self.target.decoder)
+                if is_least or not is_out_of_memory(error):
                     raise
             lanes = None  # so that nothing here holds on to what is in memory, nor does the error any more
             self._free_memory(queue)

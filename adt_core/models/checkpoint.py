@@ -27,6 +27,8 @@ SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
 _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
 """The name of a part of the weights, such as model-00001-of-00003.safetensors."""
+_MAPPED = 2**28
+"""Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
 
@@ -94,13 +96,27 @@ class Stored(NamedTuple):
     read: Callable[[], Tensor]
 
 
+class _Weights:
+    """A safetensors file, to read tensors of. It is opened anew when much of it is in memory.
+
+    To open it for each tensor would take a minute where its header is made to be long.
+    """
+
+    def __init__(self, file: Path):
+        self.file, self._taken = file, 0
+        self._opened: safe_open | None = None
+
+    def read(self, name: str) -> Tensor:
+        if self._opened is None or self._taken > _MAPPED:
+            self._opened, self._taken = safe_open(self.file, "pt"), 0
+        tensor = self._opened.get_tensor(name)
+        self._taken += tensor.nbytes
+        return tensor
+
+
 def _read_safetensors(file: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file. Only its header is read."""
-
-    def read(name: str) -> Tensor:
-        with safe_open(file, "pt") as again:  # so that no more than one tensor is mapped into memory
-            return again.get_tensor(name)
-
+    read = _Weights(file).read
     try:
         with safe_open(file, "pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}
@@ -152,6 +168,9 @@ class Checkpoint:
         known = mistaken.layout(path) if path.is_file() else ""
         if known:
             raise AdtError(f"{path} {known}.")
+        known = mistaken.quantised(self.config, ())
+        if known:
+            raise AdtError(f"{path} {known}.")
         self._check_shards(files)
         if not files:
             known = mistaken.layout(path)
@@ -169,6 +188,9 @@ class Checkpoint:
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         refuse_damage(file)
         stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
+        known = mistaken.quantised({}, stored)
+        if known:
+            raise AdtError(f"{file} {known}.")
         self.files.append(file)
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
 
@@ -291,6 +313,11 @@ def check_entries(
         if found != shape:
             problem = f"{name} has shape {found}, but {shape} was expected"
             raise AdtError(f"{checkpoint.path}: {problem}; the file belongs to another model.")
+    for name in (name for entry in entries if entry.parameter.is_floating_point() for name in entry.names):
+        kind = checkpoint[name].dtype
+        if not kind.lower().startswith(("f", "bf")):
+            problem = f"{name} is stored in {kind}, so it is quantised or damaged"
+            raise AdtError(f"{checkpoint.path}: {problem}; {mistaken.ORIGINAL}.")
 
 
 def _common(tensor: Tensor) -> Tensor:

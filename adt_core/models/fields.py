@@ -69,6 +69,38 @@ def word(config: dict, name: str, source: Source, choices: tuple[str, ...]) -> s
     return value
 
 
+_PLAIN: dict[str, tuple] = dict.fromkeys(
+    ("attention_bias", "mlp_bias", "use_sliding_window", "swin_norm"), (None, False)
+)
+_PLAIN |= dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "num_experts"), (None, 0))
+_PLAIN |= dict.fromkeys(("num_local_experts", "n_routed_experts", "attention_chunk_size"), (None, 0))
+_PLAIN |= dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), (None, 1))
+_PLAIN |= {"hidden_act": (None, "silu", "swish"), "hidden_activation": (None, "silu", "swish")}
+_PLAIN |= {"partial_rotary_factor": (None, 1), "attention_multiplier": (None,), "query_pre_attn_scalar": (None,)}
+"""Fields that change what a decoder computes -> the values with which it computes what it does here."""
+_UNSCALED = (None, "default")
+
+
+def check_maths(config: dict, source: Source) -> None:
+    """AdtError if a ``config.json`` asks for a decoder that computes something else than those of all families here."""
+    asked = {name: config.get(name) for name, plain in _PLAIN.items() if config.get(name) not in plain}
+    if config.get("use_sliding_window") is not False and config.get("sliding_window"):
+        asked["sliding_window"] = config["sliding_window"]
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = config.get(name) or {}
+        kinds = [rope.get("rope_type"), rope.get("type")] if isinstance(rope, dict) else [rope]
+        if any(kind not in _UNSCALED for kind in kinds) or (
+            isinstance(rope, dict) and rope.get("partial_rotary_factor") not in (None, 1)
+        ):
+            asked[name] = rope
+    hidden, heads, width = (config.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim"))
+    if type(hidden) is int and type(heads) is int and heads > 0 and width not in (None, hidden // heads):
+        asked["head_dim"] = width
+    for name, value in asked.items():
+        problem = f"config.json asks for {name} {shown(value, 60)}, which none of the models here has"
+        raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or another model.")
+
+
 def _refuse(source: Source, name: str, value: object, expected: str) -> NoReturn:
     raise AdtError(
         f"{source}: config.json says {name} is {shown(value)}, but {expected} was expected; download it again."

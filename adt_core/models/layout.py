@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import AdtError
 from .checkpoint import Checkpoint, Entry, same, transposed
 from .config import DecoderConfig
-from .fields import number, section, whole_number
+from .fields import check_maths, number, section, whole_number
 from .layers import Decoder, Layer
 from .quantised import store
 
@@ -33,6 +33,7 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     if hidden % heads:
         problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise AdtError(f"{source}: config.json's {problem}; download it again.")
+    check_maths(config, source)
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     found = {
         "vocab_size": size("vocab_size"),
@@ -65,7 +66,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     c = layer.config
     h, kv, wide = c.hidden_size, c.num_kv_heads * c.head_dim, c.intermediate_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv, gate_up = (f"{attention}.{x}_proj.weight" for x in "qkv"), (f"{mlp}.{x}_proj.weight" for x in ("gate", "up"))
+    qkv, gate_up = [f"{attention}.{x}_proj.weight" for x in "qkv"], [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
 
     def unpaired(weight: Tensor) -> Tensor:
         return weight.view(-1, c.head_dim // 2, 2, h).transpose(1, 2).reshape_as(weight)
@@ -78,6 +79,9 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
         scale = getattr(layer, f"{name}_scale")
         return None if scale is None else partial(store, getattr(layer, name), scale)
 
+    bias = next((name for name in (*qkv, *gate_up) if name.replace(".weight", ".bias") in checkpoint.names), None)
+    if bias is not None:
+        raise AdtError(f"{checkpoint.path} has a bias beside {bias}, which none of the models here has; use another.")
     entries = [
         Entry(layer.qkv, tuple(qkv), ((h, h), (kv, h), (kv, h)), fused_qkv, put("qkv")),
         same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
@@ -121,6 +125,10 @@ def decoder_entries(
 ) -> list[Entry]:
     """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens."""
     c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
+    said = checkpoint.config.get("text_config")
+    if (said if isinstance(said, dict) else checkpoint.config).get("tie_word_embeddings"):
+        problem = "config.json asks for tie_word_embeddings, which none of the models here has"
+        raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
         same(decoder.embedding, f"{prefix}embed_tokens.weight"),
         Entry(decoder.head, (head,), ((c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),

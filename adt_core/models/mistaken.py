@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ..errors import shown
@@ -12,9 +13,16 @@ from .downloads import ANOLE
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _ZIP, _ZIP_END, _LAST = b"PK\x03\x04", b"PK\x05\x06", 2**16
 """How zip files begin; the record that they end with; and how many bytes may be behind it."""
-_QUANTISED = (".absmax", ".quant_map", ".qweight", ".qzeros")
-"""Ends of the names of tensors that bitsandbytes, GPTQ and AWQ write."""
-_ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weights int8, make them small in memory"
+_QUANTISED = re.compile(
+    r"\.(absmax|quant_map|nested_absmax|nested_quant_map|SCB|weight_format|quant_state\..*"  # bitsandbytes
+    r"|qweight|qzeros|scales|g_idx|zeros"  # GPTQ, AWQ
+    r"|scale_weight|scale_input|weight_scale(_inv|_2)?|input_scale|output_scale|comfy_quant"  # fp8 with scales
+    r"|weight_packed|weight_zero_point|weight_shape|weight_global_scale"  # compressed-tensors
+    r"|W_q|codebooks|weight\._data|weight\._scale|weight_scales)$"  # HQQ, AQLM, quanto, EETQ
+    r"|(^|\.)scaled_fp8$|_proj_(blocks|scales)$"  # ComfyUI's mark of fp8 files, MXFP4
+)
+"""Names of tensors beside numbers that are not the weights themselves."""
+ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weights int8, make them small in memory"
 
 
 def damage(file: Path) -> str:
@@ -47,14 +55,21 @@ def layout(path: Path) -> str:
 
 
 def kind(config: dict, names: Collection[str]) -> str:
-    """If weights are of a kind that is no target in numbers that can be read: that, and what to take; else ""."""
+    """If weights are of a kind that is no target: that, and what to take; else ""."""
     if "fc.weight" in names and any(name.startswith("layers.0.") for name in names):
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to --drafter"
         return f"is an EAGLE drafter and no model; {place}"
     if "_class_name" in config:
         return f"is a part of a diffusers model ({shown(config['_class_name'])}); take a visual autoregressive model"
-    quantised = config.get("quantization_config")
-    if quantised or any(name.endswith(_QUANTISED) for name in names):
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        return f"is quantised{f' by {shown(how)}' if how else ''}, which this version can't read; {_ORIGINAL}"
     return ""
+
+
+def quantised(config: dict, names: Iterable[str]) -> str:
+    """If numbers are stored in a way of which scales are a part: that, and what to take; else ""."""
+    stated = config.get("quantization_config")
+    found = next((name for name in names if _QUANTISED.search(name)), None)
+    if not stated and found is None:
+        return ""
+    how = stated.get("quant_method") if isinstance(stated, dict) else None
+    seen = f" (it has the tensor {shown(found, 80)})" if found else f" by {shown(how)}" if how else ""
+    return f"is quantised{seen}, which this version can't read; {ORIGINAL}"

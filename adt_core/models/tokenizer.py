@@ -83,7 +83,7 @@ def _without_type(part: dict) -> dict:
     return {name: value for name, value in part.items() if name != "type"}
 
 
-def _fields(part: object, known: dict[str, Check], where: str, file: Path) -> dict:
+def _fields(part: Any, known: dict[str, Check], where: str, file: Path) -> dict:
     """A part of the file, with all of its fields. AdtError if one is unknown, or is not as it should be."""
     if not isinstance(part, dict):
         _refuse(file, f"it has {shown(part)} in its {where}")
@@ -93,7 +93,7 @@ def _fields(part: object, known: dict[str, Check], where: str, file: Path) -> di
     return part
 
 
-def _steps(part: object, where: str, inside: str, known: dict[str, dict[str, Check]], file: Path) -> dict | None:
+def _steps(part: Any, where: str, inside: str, known: dict[str, dict[str, Check]], file: Path) -> dict | None:
     """What is done to a text, one step after another. Few kinds may come twice, since the others make it longer."""
     if part is None:
         return None
@@ -101,7 +101,7 @@ def _steps(part: object, where: str, inside: str, known: dict[str, dict[str, Che
     steps = part.get(inside) if is_list and isinstance(part, dict) else [part]
     if not isinstance(steps, list) or len(steps) > _MOST_STEPS:
         _refuse(file, f"its {where} has not 0 to {_MOST_STEPS} steps")
-    kinds = [step.get("type") if isinstance(step, dict) else None for step in steps]
+    kinds: list[Any] = [step.get("type") if isinstance(step, dict) else None for step in steps]
     unknown = [kind for kind in kinds if not isinstance(kind, str) or kind not in known]
     if unknown:
         _refuse(file, f"its {where} is {shown(unknown[0])}, which no model here has")
@@ -136,11 +136,11 @@ def _text(least: int, most: int) -> Check:
     return lambda value: isinstance(value, str) and least <= len(value) <= most
 
 
-def _token_id(value: object) -> bool:
+def _token_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST_TOKENS
 
 
-def _pattern(value: object) -> bool:
+def _pattern(value: Any) -> bool:
     """{"String": a text} or {"Regex": a pattern}."""
     if not isinstance(value, dict) or len(value) != 1:
         return False
@@ -158,13 +158,13 @@ def _charsmap(value: object) -> bool:
     return len(texts) > 1 and max(map(len, texts)) <= _LONGEST_REPLACEMENT
 
 
-def _vocabulary(value: object) -> bool:
+def _vocabulary(value: Any) -> bool:
     """{token: id}"""
     usable = isinstance(value, dict) and len(value) <= _MOST_TOKENS
     return usable and all(map(_token_id, value.values())) and not _too_long(value)
 
 
-def _merges(value: object) -> bool:
+def _merges(value: Any) -> bool:
     """["a b", ...] or [["a", "b"], ...]"""
     if not isinstance(value, list) or len(value) > _MOST_MERGES:
         return False
@@ -172,7 +172,7 @@ def _merges(value: object) -> bool:
     return all(isinstance(pair, list) and len(pair) == 2 and all(type(x) is str for x in pair) for pair in pairs)
 
 
-def _scored(value: object) -> bool:
+def _scored(value: Any) -> bool:
     """[[token, score], ...]"""
     if not isinstance(value, list) or len(value) > _MOST_TOKENS:
         return False

@@ -19,10 +19,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import Check
+from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
 from .checkpoint import Entry, whole
 from .fields import Source, switch, whole_number, whole_numbers
+
+_GROUPS = 32
+"""Of the norms, which take so many groups of channels."""
+_MOST_CHANNELS = 2**14
+
+
+def check_channels(colours: int, widths: Iterable[int], source: Source) -> None:
+    """AdtError if a codec has channels in the wrong places, or can't have its norms."""
+    if colours != 3:
+        problem = f"says that pictures have {colours} channels, and they have 3"
+        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
+    wrong = next((width for width in widths if width % _GROUPS or width > _MOST_CHANNELS), None)
+    if wrong is not None:
+        problem = f"asks for {wrong} channels, and multiples of {_GROUPS} up to {_MOST_CHANNELS} were expected"
+        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,9 @@ class VQConfig:
     def from_dict(cls, values: dict, source: Source) -> VQConfig:
         """From a ``vq_config``. AdtError, naming ``source``, for values that make no sense."""
         readers: dict[type, Callable] = {bool: switch, int: whole_number, tuple: whole_numbers}
-        return cls(**{f.name: readers[type(f.default)](values, f.name, source, f.default) for f in fields(cls)})
+        made = cls(**{f.name: readers[type(f.default)](values, f.name, source, f.default) for f in fields(cls)})
+        check_channels(made.in_channels, made.widths, source)
+        return made
 
     @property
     def widths(self) -> list[int]:
@@ -86,7 +103,7 @@ AUTHORS_NAMES = {
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(32, channels, eps=1e-6)
+    return nn.GroupNorm(_GROUPS, channels, eps=1e-6)
 
 
 class ResBlock(nn.Module):

@@ -66,6 +66,9 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     Chameleon have no image decoder. Then the codec is taken from a file beside the checkpoint: Meta's ``vqgan.ckpt``,
     or the separate ``Anole-7b-v0.1-vqvae-hf``.
     """
+    if checkpoint.config.get("swin_norm"):
+        problem = "config.json asks for swin_norm, which the 30B and 34B models have and this version can't"
+        raise AdtError(f"{checkpoint.path}: {problem}; use a 7B checkpoint.")
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE, *named))
     config, codes = decoder_config(checkpoint.config, checkpoint.path), image_token_ids(vocabulary)
     row_end = [vocabulary[name] for name in named[:1]]
@@ -79,9 +82,6 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
 
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
-    if checkpoint.config.get("swin_norm"):
-        problem = "config.json asks for swin_norm, which the 30B model has and this version can't"
-        raise AdtError(f"{checkpoint.path}: {problem}; use a 7B checkpoint.")
     codec = VQModel(VQConfig.from_dict(section(checkpoint.config, "vq_config", checkpoint.path), checkpoint.path))
     return build(checkpoint, FAMILY.name, codec, codec.config.cells)
 

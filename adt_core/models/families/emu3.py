@@ -20,7 +20,7 @@ from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
-from ..vq import Codec, Quantizer
+from ..vq import Codec, Quantizer, check_channels
 
 BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW = "<|extra_203|>", "<|image start|>", "<|image token|>", "<|extra_200|>"
 NEGATIVE = (
@@ -82,6 +82,12 @@ class Emu3Codec(Codec):
 
         super().__init__()
         config = Emu3VQVAEConfig(**_codec_fields(values, source))
+        widths = [config.base_channels * multiplier for multiplier in config.channel_multiplier]
+        for colours in (config.in_channels, config.out_channels):
+            check_channels(colours, widths, source)
+        if config.hidden_size % config.num_attention_heads:
+            problem = f"hidden_size {config.hidden_size} is no multiple of num_attention_heads"
+            raise AdtError(f"{source}: config.json's vq_config: {problem}; use the checkpoint's own config.json.")
         model = Emu3VQVAE(config)
         self.encoder, self.decoder = model.encoder, model.decoder
         self.quantize = Quantizer(config.codebook_size, config.embed_dim)

@@ -1,0 +1,173 @@
+"""Checkpoints that would load and draw garbage, or fail in the middle: each is refused in one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_core.drafters import load_drafter
+from adt_core.errors import AdtError
+from adt_core.models import checkpoint as files
+from adt_core.models.checkpoint import Checkpoint
+from adt_core.models.families.emu3 import Emu3Codec
+from adt_core.models.fields import check_maths
+from adt_core.models.load import load_target
+from tests.layouts.llamagen import write_hugging_face
+from tests.layouts.lumina import write_lumina
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+WEIGHTS = "model.safetensors"
+
+
+def add_to(file: Path, **tensors: torch.Tensor) -> None:
+    save_file({**load_file(file), **{name.replace("__", "."): value for name, value in tensors.items()}}, file)
+
+
+def say_in(folder: Path, part: str | None = None, **fields: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (config if part is None else config[part]).update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture
+def target(tmp_path):
+    return write_tiny_checkpoint(tmp_path / "target")
+
+
+@pytest.mark.parametrize("write, name", [(write_tiny_checkpoint, "Anole"), (write_lumina, "Lumina-mGPT-34B-512")])
+def test_swin_norm(tmp_path, write, name):
+    folder = write(tmp_path / name)
+    say_in(folder, swin_norm=True)
+    with pytest.raises(AdtError, match="swin_norm, which the 30B and 34B models have and this version can't; use a 7B"):
+        load_target(folder)
+
+
+NAMES = (
+    "model.layers.0.mlp.up_proj.scale_weight",
+    "model.layers.0.mlp.up_proj.weight_scale_inv",
+    "model.layers.0.mlp.up_proj.weight_scale",
+    "model.layers.0.mlp.up_proj.input_scale",
+    "model.layers.0.mlp.up_proj.comfy_quant",
+    "scaled_fp8",
+    "model.layers.0.mlp.up_proj.qweight",
+    "model.layers.0.mlp.up_proj.scales",
+    "model.layers.0.mlp.up_proj.SCB",
+    "model.layers.0.mlp.up_proj.weight.absmax",
+    "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__nf4",
+    "model.layers.0.mlp.up_proj.weight_packed",
+    "model.layers.0.mlp.up_proj.weight._scale",
+    "model.layers.0.mlp.gate_up_proj_blocks",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scales_beside_the_weights(tmp_path, name):
+    """Without their scales, such weights agree with the model in none of the codes."""
+    save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2), name: torch.ones(1)}, tmp_path / WEIGHTS)
+    with pytest.raises(
+        AdtError, match=r"is quantised \(it has the tensor .*\), which this version can't read; take the"
+    ):
+        Checkpoint(tmp_path)
+
+
+def test_names_that_are_no_scales(tmp_path):
+    names = ("quantize.embedding.weight", "quantize.codebook_used", "norm.scale", "loss.scaling_layer.scale", "a.bias")
+    save_file({name: torch.ones(1) for name in names}, tmp_path / WEIGHTS)
+    assert set(Checkpoint(tmp_path).names) == set(names)
+
+
+def test_scales_in_every_place_that_is_loaded(tmp_path, tiny):
+    drafter = write_tiny_drafter(tmp_path / "drafter", tiny)
+    add_to(drafter / WEIGHTS, layers__0__mlp__up_proj__weight_scale=torch.ones(1))
+    with pytest.raises(AdtError, match="is quantised"):
+        load_drafter(drafter, load_target(tiny))
+    folder = write_hugging_face(tmp_path)
+    add_to(next(tmp_path.rglob(f"flan-t5-xl/{WEIGHTS}")), scaled_fp8=torch.ones(1))
+    with pytest.raises(AdtError, match="flan-t5-xl.*is quantised"):
+        load_target(folder)
+
+
+def test_weights_in_whole_numbers(target):
+    name, tensors = "model.layers.0.mlp.up_proj.weight", load_file(target / WEIGHTS)
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, target / WEIGHTS)
+    with pytest.raises(AdtError, match=f"{name} is stored in I8, so it is quantised or damaged; take the original"):
+        load_target(target)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("hidden_act", "gelu"), ("rope_scaling", {"type": "linear", "factor": 2.0}), ("attention_bias", True)]
+    + [("rope_scaling", {"rope_type": "llama3"}), ("rope_parameters", {"rope_type": "yarn"}), ("mlp_bias", True)]
+    + [("sliding_window", 4096), ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0), ("head_dim", 32)]
+    + [("logit_scale", 0.06), ("partial_rotary_factor", 0.5), ("num_local_experts", 8), ("tie_word_embeddings", True)],
+)
+def test_fields_that_change_what_is_computed(target, name, value):
+    say_in(target, **{name: value})
+    with pytest.raises(AdtError, match=f"config.json asks for {name}.*; use the checkpoint's own config.json"):
+        load_target(target)
+
+
+def test_fields_that_ask_for_what_is_usual():
+    usual = {
+        "hidden_act": "silu",
+        "rope_scaling": None,
+        "attention_bias": False,
+        "head_dim": 16,
+        "sliding_window": None,
+    }
+    check_maths({**usual, "hidden_size": 64, "num_attention_heads": 4}, "it")
+    for rope in ({"rope_type": "default"}, {"rope_type": "default", "type": "default", "rope_theta": 1e6}, {}):
+        check_maths({"rope_scaling": rope, "rope_parameters": rope}, "it")
+    check_maths({"sliding_window": 4096, "use_sliding_window": False, "logit_scale": 1.0}, "it")
+
+
+def test_a_bias_that_would_be_ignored(target):
+    add_to(target / WEIGHTS, model__layers__1__self_attn__k_proj__bias=torch.ones(64))
+    with pytest.raises(AdtError, match="has a bias beside model.layers.1.self_attn.k_proj.weight"):
+        load_target(target)
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"in_channels": 32, "base_channels": 3}, "pictures have 32 channels"),
+        ({"base_channels": 3}, "asks for 3 channels"),
+    ]
+    + [({"in_channels": 4}, "pictures have 4 channels"), ({"base_channels": 2**20}, "asks for 1048576 channels")],
+)
+def test_swapped_channels_of_a_codec(target, fields, said):
+    say_in(target, "vq_config", **fields)
+    with pytest.raises(AdtError, match=f"vq_config .*{said}"):
+        load_target(target)
+
+
+def test_a_file_is_opened_seldom_however_many_tensors_are_read(monkeypatch, tiny):
+    """With 200,000 tensors in its header, to open it takes a second."""
+    opened, usual = [], files.safe_open
+    monkeypatch.setattr(files, "safe_open", lambda *given: opened.append(given) or usual(*given))
+    load_target(tiny)
+    assert len(opened) == 2, "for the header, and for all tensors"
+    opened.clear()
+    monkeypatch.setattr(files, "_MAPPED", 10_000)
+    load_target(tiny)
+    assert len(opened) > 10, "large files are not held in memory as a whole"
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [({"in_channels": 64}, "pictures have 64 channels"), ({"out_channels": 4}, "pictures have 4 channels")]
+    + [
+        ({"base_channels": 3}, "asks for 3 channels"),
+        ({"hidden_size": 64, "num_attention_heads": 3}, "hidden_size 64"),
+    ],
+)
+def test_swapped_channels_of_emu3s_codec(fields, said):
+    with torch.device("meta"), pytest.raises(AdtError, match=f"vq_config.*{said}"):
+        Emu3Codec({"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, **fields}, "it")
