@@ -98,7 +98,7 @@ class Task:
     def near(self) -> int | None:
         """Of the exact mode: positions before a token whose keys are near; None for all, and without that mode."""
         decoder = self.target.decoder
-        return near_on(decoder.embedding.device) if decoder.tile else None
+        return near_on(decoder.embedding.device, decoder.dtype, decoder.config.head_dim) if decoder.tile else None
 
     @property
     def threads(self) -> int:

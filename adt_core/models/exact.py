@@ -39,9 +39,12 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
 
 
 @cache
-def near_on(device: torch.device) -> int | None:
-    """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones."""
-    q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
+def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
+    """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones.
+
+    dtype: of the model. width: numbers of a head. Older GPUs have the kernel in float16 alone.
+    """
+    q = torch.zeros(1, 1, 8, width, dtype=dtype, device=device)
     try:
         far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))
     except (RuntimeError, NotImplementedError) as error:
