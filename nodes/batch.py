@@ -26,7 +26,7 @@ from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED
 from .runtime import Progress, check_cancelled, loaded, show_images, tell
 from .sampling import (
-    CUSTOM,
+    choose_preset,
     choose_sampling,
     choose_suffix,
     loaded_for,
@@ -50,6 +50,8 @@ from .sockets import (
 from .stock import text_encoder
 
 FOLDER = "adt_tree_batches"
+CHUNK = 4
+"""Images that are in the making at a time, unless the user says otherwise."""
 _SHOWN_EVERY, _SHOWN = 1.0, 64
 """Seconds between two times at which the newest finished images are shown while the batch goes on, and how many."""
 
@@ -75,7 +77,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
-                io.Int.Input("chunk_size", default=4, min=1, max=256),
+                io.Int.Input("chunk_size", default=CHUNK, min=1, max=256),
                 io.Combo.Input("seed_of_each", options=[SAME, STEPPED], default=SAME, optional=True),
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 speed_input(),
@@ -97,7 +99,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         cls, prompts: list[str], ids: list | None = None, seeds: list | None = None, **lists: list
     ) -> io.NodeOutput:
         single = {name: _one(name, values) for name, values in lists.items()}
-        model, chunk_size, rule = single.pop("model"), single.pop("chunk_size"), single.pop("seed_of_each", SAME)
+        model, rule = single.pop("model"), single.pop("seed_of_each", SAME)
+        chunk_size = single.pop("chunk_size", CHUNK)
         unfit, name = single.pop("unfit_prompts", STOP), single.pop("folder", "")
         job, drafter = _job(model=model, **single)
         items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, rule=rule, unfit=unfit)
@@ -140,15 +143,16 @@ def _one(name: str, values: Sequence) -> Any:
 @checked
 def _job(
     model: LoadedModel,
-    negative: str,
+    negative: str = "",
     drafter: LoadedDrafter | None = None,
     settings: dict | None = None,
     lantern: Lantern | None = None,
     speed: str = AUTO,
-    preset: str = CUSTOM,
+    preset: str | None = None,
     **sampling,
 ) -> tuple[Job, LoadedDrafter | None]:
     """How all images are made, and the drafter with its weights."""
+    preset = choose_preset(preset, **sampling)
     way = choose_way(model, drafter, settings, lantern, speed)
     paths = model.path, way.loaded.path if way.loaded is not None else None
     chosen = choose_sampling(model, preset, **sampling)

@@ -16,7 +16,7 @@ from .drafting import AUTO, choose_way, speed_input
 from .figures import relaxed
 from .live_map import LiveMap, finished
 from .runtime import Progress, check_cancelled
-from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .sampling import choose_preset, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -74,10 +74,11 @@ class ADTTreeCompare(io.ComfyNode):
         settings_a: dict | None = None,
         settings_b: dict | None = None,
         lantern: Lantern | None = None,
-        preset: str = CUSTOM,
+        preset: str | None = None,
         speed: str = AUTO,
         **sampling,
     ) -> io.NodeOutput:
+        preset = choose_preset(preset, **sampling)
         row, opposite = read_rows(model, positive, negative, preset)
         common: dict[str, Any] = {
             "negatives": [opposite] if opposite else None,

@@ -60,7 +60,7 @@ class ADTTreeModelLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model: str, **_) -> str:
+    def fingerprint_inputs(cls, model: str = BUNDLED, **_) -> str:
         path = folders.installed(model)
         return folders.fingerprint(path) if path is not None else ""
 
@@ -115,7 +115,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, drafter: str, **_) -> str:
+    def fingerprint_inputs(cls, drafter: str = folders.AUTO, **_) -> str:
         return folders.fingerprint(folders.drafters().get(drafter, BUNDLED))
 
     @classmethod

@@ -16,7 +16,7 @@ from .latent import read_latent
 from .live_map import LiveMap, finished
 from .marks import expect
 from .runtime import Progress, check_cancelled
-from .sampling import CUSTOM, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .sampling import choose_preset, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .saved_map import parts_of
 from .schema import schema
 from .sockets import (
@@ -87,9 +87,10 @@ class ADTTreeSampler(io.ComfyNode):
         keep: float = KEEP,
         keep_left: float = 0.0,
         speed: str = AUTO,
-        preset: str = CUSTOM,
+        preset: str | None = None,
         **sampling,
     ) -> io.NodeOutput:
+        preset = choose_preset(preset, **sampling)
         way = choose_way(model, drafter, settings, lantern, speed)
         row, opposite = read_rows(model, positive, negative, preset)
         prefix, indices = None, list(range(batch_size))

@@ -37,12 +37,17 @@ def preset_input() -> io.Input:
     return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
 
 
+def choose_preset(preset: str | None, **given: Any) -> str:
+    """The preset that is asked for. A prompt that says none has numbers that its user chose, or no numbers."""
+    return preset or (CUSTOM if given.keys() - {"seed"} else OWN)
+
+
 def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
     """The numbers that are given, or those of the model's makers. Of these the seed is always the one given."""
     if preset == CUSTOM:
         return Sampling(**given)
     own = model.target.published
-    return Sampling(given["seed"], own.temperature, own.top_k, own.top_p, own.guidance)
+    return Sampling(given.get("seed", Sampling.seed), own.temperature, own.top_k, own.top_p, own.guidance)
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:

@@ -7,6 +7,7 @@ A page, ``js/docs/<node id>/en.md``, ends in two tables. The rows of "## Inputs"
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from comfy_api.v0_0_2 import io
 
@@ -24,16 +25,25 @@ class _Least(float):
 def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **more) -> io.Schema:
     """The schema of a node of this pack. Inputs and outputs without a tooltip get theirs from the node's page.
 
+    An input that has a default is optional: who calls the API may leave it out. The page makes its widgets in this
+    order all the same, as long as each has a default.
+
     more: what else ``io.Schema`` takes. Raises KeyError for an input or an output that the page does not have.
     """
     on_page = _tooltips(node_id)
     for one in inputs:
         one.tooltip = one.tooltip or on_page["Inputs"][one.id]
+        one.optional = one.optional or default(one) is not None
         if isinstance(one, io.Float.Input):
             one.min = _Least(one.min)
     for one in outputs:
         one.tooltip = one.tooltip or on_page["Outputs"][one.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
+
+
+def default(one: io.Input) -> Any:
+    """What an input is where it is left out; None if nothing is said of it."""
+    return getattr(one, "default", None)
 
 
 @cache

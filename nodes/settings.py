@@ -35,7 +35,9 @@ class ADTTreeSettings(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, depth_min: int, depth_max: int, width_min: int, width_max: int) -> bool | str:
+    def validate_inputs(
+        cls, depth_min: int = 0, depth_max: int = 0, width_min: int = 0, width_max: int = 0
+    ) -> bool | str:
         """Bounds that cross are refused before anything runs. One that was not chosen crosses none."""
         most = options()["depth_max"].high
         lows = {"depth_min": depth_min or 1, "width_min": width_min or 1}
@@ -43,8 +45,8 @@ class ADTTreeSettings(io.ComfyNode):
         return refusal(partial(Drafting, "adt-tree"), **lows, **highs)
 
     @classmethod
-    def execute(cls, **values) -> io.NodeOutput:
-        return io.NodeOutput({name: value for name, value in values.items() if value != 0})
+    def execute(cls, method: str = DEFAULT, **values) -> io.NodeOutput:
+        return io.NodeOutput({"method": method, **{name: value for name, value in values.items() if value != 0}})
 
 
 def _input(name: str, option: Option) -> io.Input:

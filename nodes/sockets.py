@@ -16,6 +16,7 @@ from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.models.target import Target
 from ..adt_core.rules.sampling import Sampling
+from .schema import default
 
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
@@ -70,11 +71,13 @@ def checked(function: Callable) -> Callable:
     """A function that refuses named arguments that it does not have, or of other kinds than its annotations say.
 
     A link brings what its socket is for. But a prompt that comes through the API may hold any value in its place, and
-    any link more, and ComfyUI hands them on. ``**sampling`` stands for the fields of ``Sampling``.
+    any link more, and ComfyUI hands them on. ``**sampling`` stands for the fields of ``Sampling``. What a node's
+    ``execute`` needs and a prompt leaves out is what the node's schema says.
     """
     hints = get_type_hints(function).items()
     kinds = {name: get_args(kind) if isinstance(kind, UnionType) else (kind,) for name, kind in hints}
-    names = {*signature(function).parameters}
+    parameters = signature(function).parameters
+    names, needed = {*parameters}, {name for name, one in parameters.items() if one.default is one.empty}
     names |= {one.name for one in fields(Sampling)} if "sampling" in names else set()
 
     @wraps(function)
@@ -85,6 +88,9 @@ def checked(function: Callable) -> Callable:
             plain = [kind for kind in kinds.get(name, ()) if isinstance(kind, type)]
             if plain and not isinstance(value, (*plain, *([int] if float in plain else []))):
                 raise AdtError(f"{name}: {shown(value)} arrived, which this input can't use; connect a node to it.")
+        if args and not needed <= {"cls", "sampling", *inputs}:
+            known = {one.id: default(one) for one in args[0].define_schema().inputs if default(one) is not None}
+            inputs = {name: value for name, value in known.items() if name in needed} | inputs
         return function(*args, **inputs)
 
     return wrapper

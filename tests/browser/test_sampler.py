@@ -1,8 +1,10 @@
 """The sampler in ComfyUI's page: numbers that say nothing are out of sight, and its menu makes other nodes of it."""
 
 import copy
+import json
 
 import pytest
+from comfy_server import ROOT
 
 SHOWN = ["seed", "control_after_generate", "batch_size", "speed", "preset", "acceptance_map"]
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
@@ -206,3 +208,31 @@ def test_sockets_of_our_types_have_colours(tab, theme):
     )
     assert all(len(set(three)) == 1 and three[0].startswith("#") for three in colours)
     assert len({three[0] for three in colours}) == 6
+
+
+OURS = "app.graph.nodes.filter(({ type }) => type.startsWith('ADTTree'))"
+FOUND = (
+    f"() => Object.fromEntries({OURS}.map("
+    """(node) => [node.id, {
+  values: node.widgets.filter((w) => w.serialize !== false).map(({ value }) => value),
+  links: Object.fromEntries(node.inputs.filter(({ link }) => link != null).map(({ name, link }) => {
+    const { origin_id, origin_slot } = app.graph.links.get?.(link) ?? app.graph.links[link];
+    return [name, [origin_id, origin_slot]];
+  })),
+}]))"""
+)
+
+
+def test_saved_workflows_find_every_value_and_every_link_in_its_place(tab):
+    """Values are saved by their places, which are those of the inputs: required ones first, then optional ones."""
+    for path in (ROOT / "tests" / "workflow" / "every_socket.json", *sorted(ROOT.glob("workflows/*.json"))):
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        origins = {link[0]: link[1:3] for link in saved["links"]}
+        tab.load(saved)
+        found = tab.page.evaluate(FOUND)
+        for node in saved["nodes"]:
+            if node["type"].startswith("ADTTree"):
+                here, values = found[str(node["id"])], node.get("widgets_values", [])
+                assert here["values"][: len(values)] == values, (path.name, node["type"])
+                linked = {one["name"]: origins[one["link"]] for one in node["inputs"] if one["link"] is not None}
+                assert here["links"] == linked, (path.name, node["type"])

@@ -227,7 +227,7 @@ def loop(graph, text: str, seed: int) -> str:
 def test_prompt_lists(comfy, batch, coco):
     """Parts, filter and shuffle; a file in the input folder is offered, and read again when it has changed."""
     name, captions = coco
-    assert name in comfy.get("/object_info/ADTTreePrompts")["ADTTreePrompts"]["input"]["required"]["file"][1]["options"]
+    assert name in comfy.get("/object_info/ADTTreePrompts")["ADTTreePrompts"]["input"]["optional"]["file"][1]["options"]
     assert listed(comfy, batch, start=8) == list(captions.items())[8:]
     shuffled = listed(comfy, batch, shuffle=5, count=4)
     assert len(set(shuffled)) == 4 and set(shuffled) < set(captions.items()) and shuffled != list(captions.items())[:4]

@@ -51,7 +51,7 @@ def test_a_template_runs_once_its_model_is_there(downloaded, name):
     graph.set("ADTTreeModelLoader", model=f"{value} (not installed)").set("SaveImage", filename_prefix=f"{name}-again")
     (again,) = images(downloaded, downloaded.run(graph.prompt))
     assert (again == image).all()
-    _, options = downloaded.get("/object_info")["ADTTreeModelLoader"]["input"]["required"]["model"]
+    _, options = downloaded.get("/object_info")["ADTTreeModelLoader"]["input"]["optional"]["model"]
     assert value in options["options"] and f"{value} (not installed)" not in options["options"]
 
 

@@ -301,10 +301,10 @@ def other_models(release, tmp_path_factory):
 
 def test_models_of_the_user(other_models, workflow):
     info = other_models.get("/object_info")
-    models = info["ADTTreeModelLoader"]["input"]["required"]["model"][1]["options"]
+    models = info["ADTTreeModelLoader"]["input"]["optional"]["model"][1]["options"]
     there = [name for name in models if not name.endswith(" (not installed)")]
     assert models[0] == "bundled" and set(there[1:]) == {"someone/copy", "deep/er/elsewhere", "cut"}
-    drafters = info["ADTTreeDrafterLoader"]["input"]["required"]["drafter"][1]["options"]
+    drafters = info["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"][1]["options"]
     assert drafters == ["auto", "bundled", "jacobi", "repeat", "mine"]
     graph = Graph(to_prompt(workflow, info)).set("ADTTreeSampler", preset="custom")  # the copy counts as an Anole
     (bundled,) = other_models.files(other_models.run(graph.prompt))
@@ -319,7 +319,7 @@ def test_models_of_the_user(other_models, workflow):
         other_models.base / "models" / "ar_image" / "new",
     )
     info = other_models.get("/object_info/ADTTreeModelLoader")
-    assert "new" in info["ADTTreeModelLoader"]["input"]["required"]["model"][1]["options"]
+    assert "new" in info["ADTTreeModelLoader"]["input"]["optional"]["model"][1]["options"]
 
 
 def pixels(png: bytes) -> bytes:

@@ -37,14 +37,14 @@ def test_nodes_explain_themselves(object_info):
 
 
 def test_seed_takes_64_bits_and_counts_on(object_info):
-    _, seed = object_info["ADTTreeSampler"]["input"]["required"]["seed"]
+    _, seed = object_info["ADTTreeSampler"]["input"]["optional"]["seed"]
     assert seed["max"] == 2**64 - 1
     assert seed["control_after_generate"] is True
 
 
 def test_model_lists_start_with_the_bundled_one(object_info):
-    _, models = object_info["ADTTreeModelLoader"]["input"]["required"]["model"]
-    _, drafters = object_info["ADTTreeDrafterLoader"]["input"]["required"]["drafter"]
+    _, models = object_info["ADTTreeModelLoader"]["input"]["optional"]["model"]
+    _, drafters = object_info["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
     assert models["options"][0] == models["default"] == "bundled"
     assert drafters["options"][:2] == ["auto", "bundled"] and drafters["default"] == "auto"
 
@@ -97,3 +97,47 @@ def test_converter_notices_damage(workflow, object_info, damage):
         workflow["links"].pop()
     with pytest.raises((AssertionError, KeyError)):
         to_prompt(workflow, object_info)
+
+
+def test_what_has_a_default_is_optional(object_info):
+    """By the API it may be left out. The page makes the widgets of required inputs first: none may be left of them."""
+    for name in NODES:
+        sections = object_info[name]["input"]
+        assert [label for label, (_, options) in sections["required"].items() if "default" in options] == [], name
+
+
+@pytest.mark.small_models
+def test_a_prompt_needs_no_more_than_links(comfy, graph):
+    """What is left out is the schema's default; a number that is given counts."""
+    given = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
+    numbers = {"seed": 0, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    samplers = [
+        graph.add("ADTTreeSampler", **given, **more)
+        for more in ({}, {**numbers, "preset": "model's own"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0})
+    ]
+    vae = graph.inputs("VAEDecode")["vae"]
+    shown = [graph.add("PreviewImage", images=graph.add("VAEDecode", samples=one, vae=vae))[0] for one in samplers]
+    lantern = graph.add("ADTTreeLantern")
+    batch, _ = graph.add("ADTTreeBatchSampler", model=given["model"], prompts="a cat", lantern=lantern)
+    others = [
+        graph.add("ADTTreeCompare", **given, settings_a=graph.add("ADTTreeSettings")),
+        graph.add("ADTTreeMapImage", trace=[samplers[0][0], 1]),
+        graph.add("ADTTreeCollector", results=[batch, 2]),
+    ]
+    shown += [graph.add("PreviewImage", images=one)[0] for one in others]
+    benchmark, _ = graph.add("ADTTreeBenchmark", model=given["model"], prompts="a cat", count=1, methods="jacobi")
+    del graph.prompt[graph.id("SaveImage")]
+    outputs = comfy.run(graph.prompt)
+    assert {*shown, batch, benchmark} <= set(outputs)
+    bare, own, guided, custom = (comfy.files({0: outputs[node]})[0] for node in shown[:4])
+    assert bare == own != guided == custom
+
+
+def test_a_prompt_that_says_nothing_of_a_loader_gets_what_comes_with_the_pack(comfy, graph):
+    model = graph.add("ADTTreeModelLoader")
+    drafter = graph.add("ADTTreeDrafterLoader", model=model)
+    graph.set("ADTTreeSampler", model=model, drafter=drafter, batch_size=1)
+    prompts = graph.add("ADTTreePrompts", count=1)
+    graph.set("CLIPTextEncode", clip=[model[0], 1], text=prompts)
+    graph.set("VAEDecode", vae=[model[0], 2])
+    assert len(comfy.files(comfy.run(graph.prompt))) == 1

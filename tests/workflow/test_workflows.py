@@ -46,7 +46,7 @@ def installed(object_info: dict, name: str) -> dict:
         return object_info
     node, label, value = TO_INSTALL[name]
     info = copy.deepcopy(object_info)
-    kind, options = info[node]["input"]["required"][label]
+    kind, options = {**info[node]["input"]["required"], **info[node]["input"].get("optional", {})}[label]
     (kind if isinstance(kind, list) else options["options"]).append(value)
     return info
 
