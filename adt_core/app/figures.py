@@ -39,4 +39,4 @@ def _bounds(name: str) -> tuple[float, float]:
 
 
 def _is_figure(value: object, least: float = 0, most: float = LARGEST) -> bool:
-    return type(value) in (int, float) and least <= value <= most  # NaN is not
+    return isinstance(value, int | float) and type(value) is not bool and least <= value <= most  # which NaN is not
