@@ -217,7 +217,7 @@ FOUND = (
   values: node.widgets.filter((w) => w.serialize !== false).map(({ value }) => value),
   links: Object.fromEntries(node.inputs.filter(({ link }) => link != null).map(({ name, link }) => {
     const { origin_id, origin_slot } = app.graph.links.get?.(link) ?? app.graph.links[link];
-    return [name, [origin_id, origin_slot]];
+    return [name, [String(origin_id), origin_slot]];
   })),
 }]))"""
 )
@@ -227,7 +227,7 @@ def test_saved_workflows_find_every_value_and_every_link_in_its_place(tab):
     """Values are saved by their places, which are those of the inputs: required ones first, then optional ones."""
     for path in (ROOT / "tests" / "workflow" / "every_socket.json", *sorted(ROOT.glob("workflows/*.json"))):
         saved = json.loads(path.read_text(encoding="utf-8"))
-        origins = {link[0]: link[1:3] for link in saved["links"]}
+        origins = {link[0]: [str(link[1]), link[2]] for link in saved["links"]}
         tab.load(saved)
         found = tab.page.evaluate(FOUND)
         for node in saved["nodes"]:
