@@ -42,12 +42,11 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Captures what is launched, on a stream of its own.
+    """Captures what is launched, on a stream of its own."""
 
-    survives: may it capture again after a capture for which there was too little memory?
-    """
-
-    survives: bool
+    @property
+    def survives(self) -> bool:
+        """May it capture again after a capture for which there was too little memory?"""
 
     def beside(self, run: Callable[[], Result]) -> Result:
         """Call ``run`` on that stream, without capturing."""
