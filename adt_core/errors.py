@@ -1,5 +1,6 @@
 """What every part of the package may raise or call."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,12 @@ class TooLong(AdtError):
 
 def _again(sentence: str) -> AdtError:
     return AdtError(sentence)
+
+
+def pip_install(packages: str) -> str:
+    """The command that installs packages for the Python that runs: a portable ComfyUI's is not the one on the path."""
+    python = f'"{sys.executable}"' if " " in sys.executable else sys.executable
+    return f"{python or 'python'} -m pip install {packages}"
 
 
 _NO_MEMORY = (

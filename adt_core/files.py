@@ -75,7 +75,7 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
     with open(path, encoding="utf-8-sig", errors=errors, opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
-            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, and {most} at most are read", str(path))
+            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, and {most} at most are read")
         return file.read(most * 2**20)  # it may have grown meanwhile
 
 

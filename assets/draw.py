@@ -46,7 +46,6 @@ THUMBNAILS = {
 
 SEA = "A blue sailboat in the middle on a calm lake at sunset."
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
-BALLOON = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 EDGE, GAP = 256, 6
 """Of a picture among several of a thumbnail, in pixels."""
 
@@ -82,12 +81,8 @@ class Painter:
         continued = [
             self.picture(self.decode(BEACH, seed, prefix=codes[:, : codes.shape[1] // 2])) for seed in (1, 4, 5)
         ]
-        large = {
-            "ADT-Tree text to image (start here)": first,
-            "ADT-Tree text to image and upscale": self.picture(self.decode(BALLOON, 1)),
-        }
         return {
-            **{name: image.resize((512, 512), Image.Resampling.LANCZOS) for name, image in large.items()},
+            "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
             "ADT-Tree compared with plain decoding": together(sea, sea, ImageChops.difference(sea, sea)),
             "ADT-Tree continue a picture": together(first, *continued),
             "ADT-Tree relaxed acceptance (LANTERN)": together(relaxed, first, ImageChops.difference(relaxed, first)),

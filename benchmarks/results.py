@@ -22,6 +22,7 @@ from tqdm import tqdm
 from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_core.app.report import COLUMNS, Bar, draw_bars, median_interval, ratios, summary, table
+from adt_core.errors import pip_install
 from adt_core.files import write, write_json
 from adt_core.policies import PLAIN
 
@@ -230,7 +231,7 @@ def draw(folder: Path, rows: list[dict]) -> None:
     try:
         draw_bars(folder / "speedup.png", bars, f"{COLUMNS['speedup']}: times as fast as plain decoding, 95 % interval")
     except ImportError:
-        print("The chart needs matplotlib: pip install matplotlib, then run this again.")
+        print(f"The chart needs matplotlib: {pip_install('matplotlib')}, then run this again.")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-/** Templates in the user's language: their nodes and groups carry what they say in others, such as `zh`. */
+/** Templates in the user's language: their nodes carry what they say in others, such as `zh`. */
 
 import { app } from "../../scripts/app.js";
 
@@ -6,7 +6,7 @@ const LANGUAGES = ["zh"];
 
 /** Take the language's texts where there are some, and drop the others: a workflow keeps the language it is opened in. */
 export function translate(workflow, language) {
-  for (const part of [...(workflow.nodes ?? []), ...(workflow.groups ?? [])]) {
+  for (const part of workflow.nodes ?? []) {
     const { title, note } = (LANGUAGES.includes(language) && part[language]) || {};
     if (title) part.title = title;
     if (note) part.widgets_values = [note];

@@ -6,6 +6,7 @@ const LINES = [
   /^(\d+) images, (\d+) of them made before; they are in (.+)$/,
   /^(\d+) of (\d+) prompts, (\d+) methods each$/,
   /^(\d+) prompts; the results are in (.+)$/,
+  /^(.+) is not installed; the error says how to get it$/,
 ];
 
 /** What it says behind any of them, of images that are not exactly those of their seeds. */
@@ -95,7 +96,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&"],
+  lines: ["$&", "$&", "$&", "$&", "$&"],
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
 
@@ -184,6 +185,7 @@ const CHINESE = {
     "$1 张图像，其中 $2 张是之前生成的；位于 $3",
     "$2 个提示词中的 $1 个，每个用 $3 种方法",
     "$1 个提示词；结果位于 $2",
+    "$1 尚未安装；错误信息说明如何获取",
   ],
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,
 };

@@ -66,7 +66,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
             f"it is finished, in a folder of output/{FOLDER} that belongs to the settings: a batch that was cancelled "
             "goes on where it stopped when it is queued again, and prompts that are added later join those that are "
             "done.",
-            search_aliases=["prompt list", "batch generate", "dataset", "coco", "resume"],
+            search_aliases=["prompt list", "batch generate", "dataset", "coco", "resume", "批量生成", "提示词列表"],
             is_input_list=True,
             inputs=[
                 ModelSocket.Input("model"),

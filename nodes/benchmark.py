@@ -40,7 +40,7 @@ class ADTTreeBenchmark(io.ComfyNode):
             "plain decoding each is and whether it gave the same images. Table, figures and images go to "
             f"output/{FOLDER}; a benchmark that was cancelled goes on where it stopped, and one that is finished is "
             "only shown again.",
-            search_aliases=["compare speed", "speculative decoding"],
+            search_aliases=["compare speed", "speculative decoding", "测速", "基准测试"],
             inputs=[
                 ModelSocket.Input("model"),
                 DrafterSocket.Input("drafter", optional=True),

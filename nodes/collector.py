@@ -28,7 +28,7 @@ class ADTTreeCollector(io.ComfyNode):
             "ADT-Tree Collector",
             description="Sums a batch up: a contact sheet of all images, a table (CSV) and all figures (JSON), written "
             "beside the images, those that an earlier, cancelled run had made included.",
-            search_aliases=["contact sheet", "report", "statistics", "csv"],
+            search_aliases=["contact sheet", "report", "statistics", "csv", "拼图", "报告"],
             inputs=[
                 ResultsSocket.Input("results"),
                 io.String.Input("name", default="report"),

@@ -23,7 +23,7 @@ class ADTTreeMapImage(io.ComfyNode):
             "ADT-Tree Map to Image",
             description="Draws the map of a run, as the sampler shows it: what each round brought, token by token. "
             "With images, over them.",
-            search_aliases=["acceptance map", "heatmap", "trace"],
+            search_aliases=["acceptance map", "heatmap", "trace", "接受图", "热图"],
             inputs=[
                 TraceSocket.Input("trace"),
                 io.Image.Input("images", optional=True),
@@ -67,7 +67,7 @@ class ADTTreeFigures(io.ComfyNode):
             "ADTTreeFigures",
             "ADT-Tree Run Figures",
             description="A run's figures as text to read, and as JSON with every setting for other tools.",
-            search_aliases=["statistics", "report", "tau", "tokens per second"],
+            search_aliases=["statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],
             outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],
         )

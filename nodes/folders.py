@@ -50,23 +50,28 @@ def offered() -> list[str]:
     return [*there, *(name + NOT_INSTALLED for name in missing)]
 
 
+def plain(name: str) -> str:
+    """A name of the list without the mark of models that are not installed."""
+    return str(name).removesuffix(NOT_INSTALLED)
+
+
 def installed(name: str) -> str | None:
     """The path of a model of the list, or of a shipped workflow, if it is installed."""
-    found, plain = models(), str(name).removesuffix(NOT_INSTALLED)
-    return found.get(plain) or next((path for path in found.values() if name_of(Path(path)) == plain), None)
+    found, own = models(), plain(name)
+    return found.get(own) or next((path for path in found.values() if name_of(Path(path)) == own), None)
 
 
 def is_published(name: str) -> bool:
     """Is this the name of a published model, with or without the mark?"""
-    return find_published(name.removesuffix(NOT_INSTALLED)) is not None
+    return find_published(plain(name)) is not None
 
 
 def find_model(name: str) -> str:
     """The path of a model of the list, or of a shipped workflow. AdtError if there is none, with what to download."""
-    path, plain = installed(name), str(name).removesuffix(NOT_INSTALLED)
+    path = installed(name)
     if path is not None:
         return path
-    row, home = find_published(plain), Path(_roots(MODELS_KEY)[0])
+    row, home = find_published(plain(name)), Path(_roots(MODELS_KEY)[0])
     if row is None:
         raise AdtError(
             f"model: {shown(name, 200)} is in no folder registered for '{MODELS_KEY}'; put it there, or press R and "

@@ -18,7 +18,7 @@ class ADTTreeLantern(io.ComfyNode):
             description="Lets a guess pass for a token that looks like it: this may be faster still, and the image is "
             "no longer exactly that of the seed. How many tokens were replaced is in the trace; the cap here is never "
             "exceeded.",
-            search_aliases=["relaxed acceptance", "speculative decoding"],
+            search_aliases=["relaxed acceptance", "speculative decoding", "放宽接受", "推测解码"],
             inputs=[
                 io.Combo.Input("rule", options=[LANTERN, LANTERN_PLUS], default=LANTERN),
                 io.Int.Input("neighbours", default=100, min=1, max=65536),

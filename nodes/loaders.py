@@ -10,7 +10,7 @@ from ..adt_core.models.load import FAMILIES, load_target
 from . import folders
 from .drafting import open_drafter, own_path
 from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell
-from .schema import schema
+from .schema import IMAGE_TOKENS, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
@@ -38,7 +38,10 @@ class ADTTreeModelLoader(io.ComfyNode):
             "ADT-Tree Model Loader",
             description="Loads a visual autoregressive model. Its CLIP goes into CLIP Text Encode, its VAE into VAE "
             "Decode and VAE Encode, and the model itself into the ADT-Tree Drafter Loader and Sampler.",
-            search_aliases=[*(word for family in FAMILIES for word in family.search), "autoregressive", "load model"],
+            search_aliases=[
+                *(word for family in FAMILIES for word in family.search),
+                *(*IMAGE_TOKENS, "autoregressive", "load model", "自回归模型", "加载模型"),
+            ],  # fmt: skip
             inputs=[
                 io.Combo.Input(
                     "model",
@@ -75,8 +78,9 @@ class ADTTreeModelLoader(io.ComfyNode):
     def execute(cls, model: str, dtype: str, exact: bool = True) -> io.NodeOutput:
         try:
             path = folders.find_model(model)
-        except AdtError as error:
-            tell(str(error))  # under the node, where it is seen at once
+        except AdtError:
+            # Under the node, where it is seen at once, and where there is room for two lines.
+            tell(f"{folders.plain(model)} is not installed; the error says how to get it")
             raise
         drop_unused_results()
         target = load_target(
@@ -105,7 +109,7 @@ class ADTTreeDrafterLoader(io.ComfyNode):
             "ADT-Tree Drafter Loader",
             description="Loads what guesses the next image tokens: a small network, or nothing but the model's own "
             "passes. The model checks every guess, so without LANTERN a drafter changes the speed and not the image.",
-            search_aliases=["eagle", "draft model", "speculative decoding"],
+            search_aliases=["eagle", "draft model", "speculative decoding", "草稿模型", "推测解码"],
             inputs=[
                 ModelSocket.Input("model"),
                 io.Combo.Input("drafter", options=list(folders.drafters()), default=folders.AUTO),

@@ -43,7 +43,15 @@ class ADTTreePrompts(io.ComfyNode):
             "ADT-Tree Prompts",
             description="A list of prompts from a file or typed in. The ADT-Tree Batch Sampler takes the whole list; "
             "any other node that it is connected to runs once for each prompt.",
-            search_aliases=["prompt list", "coco captions", "parti prompts", "load prompts", "dataset"],
+            search_aliases=[
+                "prompt list",
+                "coco captions",
+                "parti prompts",
+                "load prompts",
+                "dataset",
+                "提示词列表",
+                "数据集",
+            ],
             inputs=[
                 io.Combo.Input("file", options=[TYPED, *_files()], default=TYPED),
                 io.String.Input("text", default="", multiline=True),

@@ -18,7 +18,7 @@ from .marks import expect
 from .runtime import Progress, check_cancelled
 from .sampling import choose_preset, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
 from .saved_map import parts_of
-from .schema import schema
+from .schema import IMAGE_TOKENS, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -43,7 +43,9 @@ class ADTTreeSampler(io.ComfyNode):
             "noise, so the same seed gives the same image with any drafter and any settings, only sooner or later; "
             "LANTERN alone changes it.",
             search_aliases=[
+                *IMAGE_TOKENS,
                 "autoregressive sampler",
+                "text to image",
                 "speculative decoding",
                 "generate image",
                 "faster",
@@ -52,6 +54,10 @@ class ADTTreeSampler(io.ComfyNode):
                 "inpaint",
                 "outpaint",
                 "variations",
+                "文生图",
+                "自回归采样",
+                "推测解码",
+                "续画",
             ],  # fmt: skip
             inputs=[
                 ModelSocket.Input("model"),

@@ -12,6 +12,8 @@ from typing import Any
 from comfy_api.v0_0_2 import io
 
 CATEGORY = "ADT-Tree"
+IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
+"""What people search for who look for models of this kind; a search finds words of any language, as they are typed."""
 _PAGES = Path(__file__).parents[1] / "js" / "docs"
 
 

@@ -26,7 +26,7 @@ class ADTTreeSettings(io.ComfyNode):
             "ADT-Tree Settings",
             description="How the sampler drafts: which tree of guesses it builds, and how the tree follows the image. "
             "Without LANTERN none of this changes the image, only the time that it takes.",
-            search_aliases=["draft tree", "speculative decoding"],
+            search_aliases=["draft tree", "speculative decoding", "草稿树", "推测解码"],
             inputs=[
                 io.Combo.Input("method", options=list(POLICIES), default=DEFAULT),
                 *(_input(name, option) for name, option in options().items()),

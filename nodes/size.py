@@ -16,7 +16,7 @@ class ADTTreeImageSize(io.ComfyNode):
             "ADT-Tree Image Size",
             description="Sets the size of the images for models that draw several, Lumina-mGPT and Emu3-Gen; the "
             "others refuse any but their own. Put it between the Model Loader and the samplers.",
-            search_aliases=["resolution", "width", "height", "aspect ratio"],
+            search_aliases=["resolution", "width", "height", "aspect ratio", "分辨率", "宽高比"],
             inputs=[
                 ModelSocket.Input("model"),
                 io.Int.Input("width", default=768, min=16, max=8192, step=16),

@@ -33,7 +33,7 @@ from ..drafters import (
     with_window,
     without_window,
 )
-from ..errors import AdtError, Check
+from ..errors import AdtError, Check, pip_install
 from ..files import write_in
 from ..models.checkpoint import BUNDLED
 from ..models.target import Target
@@ -352,5 +352,5 @@ def run(options: argparse.Namespace) -> str:
     sets = metrics.sets(pictures) if metrics.sets else {}
     table, paths = report.write(records, settings, folder, sets, metrics.note)
     plots = any(path.suffix == ".png" for path in paths)
-    remedy = "" if plots else "\nThe plots need matplotlib: pip install matplotlib, then run this again."
+    remedy = "" if plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from ..errors import AdtError
+from ..errors import AdtError, pip_install
 
 RESTARTS = 10
 """How often an engine is started anew. Bounded, since one that lacks memory, or fails at a prompt, always goes down."""
@@ -57,7 +57,7 @@ def check(options: argparse.Namespace) -> None:
             "--workers and --ray-address spread a list of prompts over engines; give a file of them with --prompts."
         )
     if wanted(options) and importlib.util.find_spec("ray") is None:
-        raise AdtError("--workers and --ray-address need Ray, which is not installed; run pip install ray.")
+        raise AdtError(f"--workers and --ray-address need Ray, which is not installed; run {pip_install('ray')}")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import AdtError
+from ..errors import AdtError, pip_install
 from ..files import is_regular, opened
 from .images import open_image
 
@@ -165,7 +165,8 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
         from torch_fidelity import calculate_metrics
     except ImportError as error:
         raise AdtError(
-            "--inception: torch-fidelity computes what is asked for, and is not installed; pip install torch-fidelity."
+            "--inception: torch-fidelity computes what is asked for, and is not installed; "
+            f"run {pip_install('torch-fidelity')}"
         ) from error
     _read(weights, "--inception")  # torch-fidelity would run what a pickle asks for
     found = real_images.rglob("*") if real_images else ()

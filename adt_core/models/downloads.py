@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import pip_install
+
 PLACE = Path("models/ar_image")
 """Where models belong in ComfyUI's folder."""
 _CHAMELEON = "Chameleon's, for research"
@@ -36,7 +38,7 @@ class Published(NamedTuple):
     """A published model: a row of the table in docs/models.md, and a name in the loader's list.
 
     name: of its folder or file in ``models/ar_image``. downloads: all that it needs. pixels: per side of its images.
-    memory: with weights in bfloat16 / int8. drafter: that was trained for it. libraries: that it needs besides.
+    memory: with weights in bfloat16 / int8. drafter: that was trained for it. libraries: packages it needs besides.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Published(NamedTuple):
     def how_to_get(self, home: Path = PLACE) -> str:
         """What to run, how large it is, and under which licence, as an order that ends a sentence."""
         steps = [f"`{one.command(home)}` ({one.size}; licence: {one.licence})" for one in self.downloads]
-        steps += [f"`{self.libraries}`"] if self.libraries else []
+        steps += [f"`{pip_install(self.libraries)}`"] if self.libraries else []
         return f"run {', then '.join(steps)}"
 
 

@@ -22,12 +22,34 @@ def chinese(tab):
 def test_a_template_is_in_the_language_of_the_page(chinese):
     """What is saved of it is in that language alone."""
     chinese.open_template("ADT-Tree compared with plain decoding")
-    assert chinese.page.evaluate("app.graph.groups.map((group) => group.title)")[0] == "模型与草稿模型"
+    assert "提示词" in chinese.page.evaluate("app.graph.nodes.map((node) => node.title)")
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
-    assert note.startswith("**草稿解码与普通解码的对比**")
+    assert note.startswith("## 点击“运行”")
     chinese.screenshot("template_chinese")
     saved = json.dumps(chinese.page.evaluate("app.graph.serialize()"), ensure_ascii=False)
-    assert "Drafting against plain decoding" not in saved and '"zh"' not in saved
+    assert "Press Run" not in saved and '"zh"' not in saved
+
+
+DRAWN = """() => {
+  const said = [], of = CanvasRenderingContext2D.prototype, { fillText } = of;
+  of.fillText = function (text, ...rest) { said.push(text); return fillText.call(this, text, ...rest); };
+  app.canvas.draw(true, true);
+  of.fillText = fillText;
+  return said;
+}"""
+"""The texts that the canvas draws."""
+
+
+def test_choices_are_in_the_language_of_the_page(chinese):
+    """What is shown of them; what is saved is the value that every language has."""
+    chinese.open_template("ADT-Tree text to image (start here)")
+    for label in ("自动", "模型自带"):
+        if chinese.vue:
+            chinese.page.locator("[data-node-id]").get_by_text(label, exact=True).first.wait_for()
+        else:
+            assert label in chinese.page.evaluate(DRAWN)
+    saved = chinese.page.evaluate("app.graph.serialize().nodes.find((node) => node.type === 'ADTTreeSampler')")
+    assert {"Auto", "model's own"} <= {value for value in saved["widgets_values"] if isinstance(value, str)}
 
 
 READ = """([seed, count]) => {

@@ -228,8 +228,8 @@ def assert_refused(result, *named, code=1):
 def test_wrong_options(run, command, output, code, monkeypatch):
     assert_refused(run(command, output, workers=0), "--workers", "0", code=code)
     monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
-    assert_refused(run(command, output, workers=2), "--workers", "run pip install ray", code=code)
-    assert_refused(run(command, output, ray_address="auto"), "--ray-address", "run pip install ray", code=code)
+    assert_refused(run(command, output, workers=2), "--workers", "-m pip install ray", code=code)
+    assert_refused(run(command, output, ray_address="auto"), "--ray-address", "-m pip install ray", code=code)
 
 
 @pytest.mark.parametrize("option", [{"workers": 2}, {"ray_address": "auto"}])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def test_a_published_model_that_is_not_there(row, tmp_path, capsys):
         assert all(file in message for file in one.files)
         assert one.size in message and one.licence in message
     assert message.count("`hf download") == len(row.downloads) and row.libraries in message and len(message) < 1000
+    assert not row.libraries or f"`{sys.executable} -m pip install {row.libraries}`" in message
     assert cli.main(["generate", "--model", str(tmp_path / row.name), "--prompt", "x", "--output", "x.png"]) == 1
     assert message in capsys.readouterr().err
 

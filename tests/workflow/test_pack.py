@@ -36,6 +36,15 @@ def test_nodes_explain_themselves(object_info):
         assert all(len(tip or "") > 15 for tip in node["output_tooltips"]), name
 
 
+def test_search_finds_the_nodes_in_both_languages(object_info):
+    """By what people look for who know other models of this kind."""
+    found = {name: object_info[name]["search_aliases"] for name in NODES}
+    for words in ("image tokens", "vqgan", "图像 token"):
+        assert {name for name in NODES if words in found[name]} == {"ADTTreeModelLoader", "ADTTreeSampler"}
+    for name in NODES:
+        assert any(word.isascii() for word in found[name]) and not all(word.isascii() for word in found[name]), name
+
+
 def test_seed_takes_64_bits_and_counts_on(object_info):
     _, seed = object_info["ADTTreeSampler"]["input"]["optional"]["seed"]
     assert seed["max"] == 2**64 - 1

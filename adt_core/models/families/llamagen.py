@@ -312,7 +312,7 @@ _PUBLISHED = tuple(
         ("256", "512")[stage],
         ("4.1 / 3.5 GiB", "4.4 / 3.7 GiB")[stage],
         LLAMAGEN_DRAFTERS[stage],
-        "pip install ftfy beautifulsoup4",
+        captions.PACKAGES,
     )
     for name, stage in _STAGES.items()
 )

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from urllib.parse import unquote_plus
 
-from ...errors import AdtError
+from ...errors import AdtError, pip_install
 
 _FORMATS = "png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4"
 _DOMAIN = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
@@ -95,6 +95,9 @@ def _apply(rules: tuple[tuple[str, str], ...], text: str) -> str:
     return text
 
 
+PACKAGES = "ftfy beautifulsoup4"
+
+
 def libraries() -> tuple[ModuleType, ModuleType]:
     """ftfy and bs4. AdtError if one is not installed."""
     try:
@@ -102,5 +105,5 @@ def libraries() -> tuple[ModuleType, ModuleType]:
     except ImportError as error:
         raise AdtError(
             f"LlamaGen's prompts are cleaned with ftfy and Beautiful Soup, and {error.name} is not installed; "
-            "run: pip install ftfy beautifulsoup4"
+            f"run: {pip_install(PACKAGES)}"
         ) from error
