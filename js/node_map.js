@@ -15,6 +15,7 @@ import { PROMPT, words } from "./words.js";
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
 const WILDCARDS = /[{}]|\/\*|\/\//; // ComfyUI draws from {red|blue} when it queues, and leaves comments out
+const OWN_PREVIEW = "$$canvas-image-preview"; // widget of ComfyUI
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
 const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's first run and from then on
@@ -32,7 +33,8 @@ export class NodeMap {
     forwardWheelAndPan(this.panel.element, app);
     for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
     const getMinHeight = () => (this.run ? MIN_HEIGHT + this.panel.opened : IDLE_HEIGHT);
-    const options = { serialize: false, hideOnZoom: false, getMinHeight, getValue: () => "", setValue: () => {} };
+    // A panel that lists a node's widgets would take the element out of the node.
+    const options = { serialize: false, hideOnZoom: false, hideInPanel: true, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
     widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
     widget.map = this;
@@ -45,12 +47,18 @@ export class NodeMap {
   show(on) {
     this.widget.hidden = !on; // the canvas reads this
     this.widget.options.hidden = !on; // Nodes 2.0 reads this, once the list of widgets changes
-    const { widgets } = this.node;
-    const place = widgets.indexOf(this.widget);
-    widgets.splice(place, 1);
-    widgets.splice(place, 0, this.widget);
+    this.node.widgets.splice(this.node.widgets.indexOf(this.widget), 1, this.widget);
     this.node.setDirtyCanvas?.(true, true);
-    if (on) this.fit();
+    if (!on) return;
+    this.#removeOwnPreview();
+    this.fit();
+  }
+
+  /** ComfyUI shows a preview of its own on a node whose map is hidden: a second picture once the map is there again. */
+  #removeOwnPreview() {
+    const own = this.node.widgets.find(({ name }) => name === OWN_PREVIEW);
+    if (own) this.node.removeWidget(own);
+    this.node.imgs = this.node.preview = undefined;
   }
 
   /** Make room for the widget in a node that was saved without it, or has its first run. */
@@ -146,7 +154,7 @@ export class NodeMap {
    *   to, or what it showed since in this browser tab.
    */
   async restore(loading) {
-    const { settings, tag, runs } = soundProperty(this.node.properties[PROPERTY], this.panel.settings, FIGURES);
+    const { settings, tag, runs } = soundProperty(copy(this.node.properties[PROPERTY] ?? {}), this.panel.settings, FIGURES);
     Object.assign(this.panel.settings, settings);
     if (tag && loading && !loading.travelled) this.tag = tag;
     const before = this.run;
@@ -197,7 +205,7 @@ export class NodeMap {
     if (!state || (state.id && state.id !== (app.rootGraph ?? app.graph).id)) return;
     const nodes = [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
     const saved = nodes.find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
-    if (saved) [saved.properties[PROPERTY].runs, saved.size] = [structuredClone(this.node.properties[PROPERTY].runs), [...this.node.size]];
+    if (saved) [saved.properties[PROPERTY].runs, saved.size] = [copy(this.node.properties[PROPERTY].runs), [...this.node.size]];
   }
 
   // ---- what the panel asks ---------------------------------------------------------------
@@ -259,6 +267,11 @@ function changed(node, queued) {
   return (node?.widgets ?? [])
     .filter(({ name, value }) => name in queued && !same(queued[name], value) && !linked(name))
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
+}
+
+/** What a node's properties hold, apart from them: newer pages hand out proxies, which can't be cloned otherwise. */
+function copy(properties) {
+  return JSON.parse(JSON.stringify(properties));
 }
 
 /** Whether a value as it was queued, which is text, is that of a widget. */

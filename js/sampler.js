@@ -17,10 +17,9 @@ const CUSTOM = "custom";
 const GAP = 60;
 
 const widget = (node, name) => node.widgets?.find((one) => one.name === name);
-const input = (node, name) => node.inputs?.find((one) => one.name === name);
-/** What a node's input is linked to, or undefined: older pages have a table of links where newer ones have a Map. */
-const linkOf = (node, name) => node.graph?.links.get?.(input(node, name)?.link) ?? node.graph?.links[input(node, name)?.link];
-const isLinked = (node, name) => (input(node, name)?.link ?? null) !== null;
+const slotOf = (node, name) => node.inputs?.findIndex((one) => one.name === name) ?? -1;
+const isLinked = (node, name) => slotOf(node, name) >= 0 && node.isInputConnected(slotOf(node, name));
+const linkOf = (node, name) => (isLinked(node, name) ? node.getInputLink(slotOf(node, name)) : null);
 const conditional = (node) => node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name));
 
 /** Whether a widget says something as the node stands. */
@@ -86,7 +85,7 @@ function take(node, from) {
 /** Link an input of a node to what another node's input is linked to. */
 function join(from, name, node, own = name) {
   const link = linkOf(from, name);
-  const slot = node.inputs.findIndex((one) => one.name === own);
+  const slot = slotOf(node, own);
   if (link && slot >= 0) from.graph.getNodeById(link.origin_id)?.connect(link.origin_slot, node, slot);
 }
 
@@ -115,7 +114,7 @@ function openBatch(sampler) {
   take(batch, sampler);
   takeText(sampler, "negative", batch, "negative");
   const collector = add("ADTTreeCollector", sampler, [prompts.size[0] + batch.size[0] + 2 * GAP, top]);
-  for (const [slot, name] of [[0, "prompts"], [1, "ids"]]) prompts.connect(slot, batch, batch.inputs.findIndex((one) => one.name === name));
+  for (const [slot, name] of [[0, "prompts"], [1, "ids"]]) prompts.connect(slot, batch, slotOf(batch, name));
   batch.connect(2, collector, 0);
 }
 

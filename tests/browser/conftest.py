@@ -1,4 +1,8 @@
-"""One ComfyUI and one browser for all tests of this folder; each test runs in canvas mode and in Nodes 2.0."""
+"""One ComfyUI and one browser for all tests of this folder; each test runs in canvas mode and in Nodes 2.0.
+
+The page is the newest frontend's, which users get with their next update. What a frontend could break by itself, the
+tests marked ``every_frontend``, runs on the page of the newest release as well.
+"""
 
 import copy
 import itertools
@@ -12,11 +16,31 @@ from playwright.sync_api import sync_playwright
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "workflow")]
 
 from comfy_page import ComfyPage, launch  # noqa: E402
-from comfy_server import NEWEST, PACKS, ROOT, Comfy  # noqa: E402
+from comfy_server import NEWEST, NEWEST_FRONTEND, PACKS, ROOT, Comfy, page  # noqa: E402
 
 from tests.tiny import write_tiny_checkpoint  # noqa: E402
 
 _seeds = itertools.count(1000, 10)  # tests count on from theirs
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "every_frontend: runs on the page of the newest release, too")
+
+
+def pytest_generate_tests(metafunc):
+    if "frontend" in metafunc.fixturenames:
+        own = [None] if metafunc.definition.get_closest_marker("every_frontend") else []
+        metafunc.parametrize("frontend", [NEWEST_FRONTEND, *own], ids=_name, indirect=True, scope="session")
+
+
+def _name(frontend) -> str:
+    return f"frontend-{frontend.version}" if frontend else f"frontend-of-{NEWEST.version}"
+
+
+@pytest.fixture(scope="session")
+def frontend(request):
+    """The page that ComfyUI serves; None for its own."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +52,12 @@ def browser():
 
 
 @pytest.fixture(scope="session")
-def comfy(browser, tmp_path_factory):
+def comfy(browser, frontend, tmp_path_factory):
     """A server with previews. Beside the bundled model it has a tiny random one: 12 by 12 tokens in about a second."""
     base = tmp_path_factory.mktemp("comfyui")
     write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
-    with Comfy(NEWEST, base, PACKS, ("--preview-method", "auto")) as server:
+    options = ("--front-end-root", str(page(frontend))) if frontend else ()
+    with Comfy(NEWEST, base, PACKS, ("--preview-method", "auto", *options)) as server:
         server.post("/settings/Comfy.TutorialCompleted", True)
         yield server
 
@@ -145,3 +170,17 @@ class Workflow:
 @pytest.fixture
 def workflow():
     return Workflow()
+
+
+@pytest.fixture
+def prefer(tab):
+    """Sets one of our settings, until the end of the test."""
+    usual = {}
+
+    def set(name: str, value) -> None:
+        usual.setdefault(name, tab.page.evaluate("(name) => app.extensionManager.setting.get(name)", name))
+        tab.page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
+
+    yield set
+    for name, value in usual.items():
+        set(name, value)

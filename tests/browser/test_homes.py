@@ -1,6 +1,7 @@
 """A map belongs to a node of one workflow: what is open when its run ends, and copies of node or workflow, get none."""
 
 import copy
+import uuid
 
 import pytest
 from map_reading import done, idle, run_again
@@ -30,7 +31,7 @@ def go_to(tab, workflow: str) -> None:
 @pytest.fixture
 def small(workflow):
     """A workflow of its own, with an id as every saved one has."""
-    workflow.data["id"] = f"0000-{workflow.widgets('ADTTreeSampler')[0]}"
+    workflow.data["id"] = str(uuid.uuid4())
     return workflow
 
 

@@ -215,6 +215,7 @@ def test_a_reloaded_page_shows_the_last_map_again(tab, workflow):
     tab.screenshot("restored")
 
 
+@pytest.mark.every_frontend
 def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
@@ -251,6 +252,7 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     assert values(tab, sampler) != before and values(tab, copy) == before
 
 
+@pytest.mark.every_frontend
 def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     sampler = workflow.sampler
     tab.load(workflow.data)

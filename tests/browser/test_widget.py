@@ -1,0 +1,58 @@
+"""The map as a widget among ComfyUI's own: beside the properties panel, and hidden and shown again."""
+
+import pytest
+from map_reading import done
+
+pytestmark = pytest.mark.every_frontend
+PANEL = "[data-testid=properties-panel]"
+OWN_PREVIEW = "map.node.imgs?.length > 0 && map.node.widgets.some(({ name }) => name.startsWith('$$'))"
+
+
+def place(tab, sampler) -> list:
+    """The map's size on the page and of itself, and its node's size."""
+    return tab.map(
+        sampler,
+        """(() => {
+        const { width, height } = panel.element.getBoundingClientRect();
+        return [width, height, panel.element.offsetWidth, ...map.node.size].map(Math.round);
+      })()""",
+    )
+
+
+def test_the_properties_panel_leaves_the_map_on_its_node(tab, workflow):
+    sampler = done(tab, workflow)
+    tab.wait(sampler, "map.pictureShown()")
+    before = place(tab, sampler)
+    tab.map(sampler, "app.canvas.select(map.node)")
+    toggle = tab.page.get_by_label("Toggle properties panel").first
+    toggle.click()
+    listed = tab.page.locator(PANEL)
+    listed.get_by_text("batch_size", exact=True).wait_for()
+    assert not listed.get_by_text("acceptance_map").count()
+    assert not tab.map(sampler, f"panel.element.closest('{PANEL}')") and place(tab, sampler) == before
+    tab.screenshot("panel")
+    toggle.click()
+    listed.wait_for(state="hidden")
+    assert place(tab, sampler) == before
+
+
+def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
+    """ComfyUI shows its live preview in place of a map that is hidden."""
+    sampler = workflow.batch(16).sampler  # long enough for a preview
+    tab.load(workflow.data)
+    tab.run()
+    tab.wait(sampler, "run?.state === 'running' && map.pictureShown()")
+    tab.finished(sampler)
+    size = place(tab, sampler)[3:]
+    own = tab.page.locator(f"[data-node-id='{sampler}'] img")
+    prefer("ADTTree.Map.Show", False)
+    if tab.vue:
+        own.first.wait_for()
+    else:
+        tab.wait(sampler, OWN_PREVIEW)
+    prefer("ADTTree.Map.Show", True)
+    tab.wait(sampler, "panel.stage.clientHeight > 0")
+    tab.page.wait_for_timeout(500)
+    tab.screenshot("shown_again")
+    assert not tab.map(sampler, OWN_PREVIEW) and not own.and_(tab.page.locator(":visible")).count()
+    assert place(tab, sampler)[3:] == size
