@@ -110,6 +110,10 @@ class ComfyPage:
         self.page.evaluate("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
         self.page.wait_for_function("app.graph.nodes.length > 0")
 
+    def saved(self) -> dict:
+        """The open workflow as its file has it: without what is undefined, which newer pages would not load as null."""
+        return json.loads(self.page.evaluate("JSON.stringify(app.graph.serialize())"))
+
     def open_template(self, name: str) -> None:
         """Choose one of our workflows in the template browser, and wait until it is open: it may have been before."""
         self.page.evaluate("app.graph.extra.before = true")

@@ -131,7 +131,7 @@ def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
     assert tab.map(sampler, "map.choices()") == []
     group = f"app.graph.convertToSubgraph(new Set([app.graph.getNodeById({sampler})]))"
     tab.page.evaluate(f"({group}, 0)")
-    data = tab.page.evaluate("app.graph.serialize()")
+    data = tab.saved()
     for _ in range(2):
         tab.load(data)
     tab.page.wait_for_timeout(300)

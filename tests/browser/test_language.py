@@ -26,7 +26,7 @@ def test_a_template_is_in_the_language_of_the_page(chinese):
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
     assert note.startswith("## 点击“运行”")
     chinese.screenshot("template_chinese")
-    saved = json.dumps(chinese.page.evaluate("app.graph.serialize()"), ensure_ascii=False)
+    saved = json.dumps(chinese.saved(), ensure_ascii=False)
     assert "Press Run" not in saved and '"zh"' not in saved
 
 

@@ -219,7 +219,7 @@ def test_a_reloaded_page_shows_the_last_map_again(tab, workflow):
 def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
-    saved = tab.page.evaluate("app.graph.serialize()")
+    saved = tab.saved()
     node = next(node for node in saved["nodes"] if node["id"] == sampler)
     assert len(json.dumps(node["properties"])) < 500
     assert len(node["widgets_values"]) == len(workflow.widgets("ADTTreeSampler"))
@@ -320,7 +320,7 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     left, right = (settled(tab, node, pane) for pane in range(2))
     assert same_colours(left, right), "the picture is the same"
     before = values(tab, node)
-    tab.load(tab.page.evaluate("app.graph.serialize()"))
+    tab.load(tab.saved())
     tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
     assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
         "auto",

@@ -87,7 +87,7 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
         node = drop(tab, png)
         tab.finished(node)
         assert values(tab, node) == wanted and widget(tab, node, "seed") == of
-    saved = tab.page.evaluate("app.graph.serialize()")
+    saved = tab.saved()
     damaged = {str(sampler): {"parts": [{"id": "x", "images": 1, "grid": [2, 2], "data": "?"}]}}
     for maps in ({}, damaged):  # as in an image that has no map, and in one of somebody else
         saved["extra"]["adt_tree_maps"] = maps
