@@ -154,7 +154,7 @@ export class NodeMap {
    *   to, or what it showed since in this browser tab.
    */
   async restore(loading) {
-    const { settings, tag, runs } = soundProperty(copy(this.node.properties[PROPERTY] ?? {}), this.panel.settings, FIGURES);
+    const { settings, tag, runs } = soundProperty(this.node.properties[PROPERTY], this.panel.settings, FIGURES);
     Object.assign(this.panel.settings, settings);
     if (tag && loading && !loading.travelled) this.tag = tag;
     const before = this.run;
@@ -205,7 +205,9 @@ export class NodeMap {
     if (!state || (state.id && state.id !== (app.rootGraph ?? app.graph).id)) return;
     const nodes = [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
     const saved = nodes.find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
-    if (saved) [saved.properties[PROPERTY].runs, saved.size] = [copy(this.node.properties[PROPERTY].runs), [...this.node.size]];
+    if (!saved) return;
+    saved.properties[PROPERTY].runs = JSON.parse(JSON.stringify(this.node.properties[PROPERTY].runs)); // of proxies, which can't be cloned
+    saved.size = [...this.node.size];
   }
 
   // ---- what the panel asks ---------------------------------------------------------------

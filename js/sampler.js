@@ -74,6 +74,14 @@ function add(type, beside, [dx, dy]) {
   return node;
 }
 
+/** Select new nodes and look at them: they stand where nobody looks. */
+function show(...nodes) {
+  app.canvas.deselectAll();
+  app.canvas.selectItems(nodes);
+  const fit = () => app.extensionManager.command.execute("Comfy.Canvas.FitView"); // to what is selected
+  requestAnimationFrame(() => requestAnimationFrame(fit)); // nodes have their places once they were drawn
+}
+
 /** Give a node the values of another, and what is linked to it. */
 function take(node, from) {
   for (const name of SHARED) if (widget(from, name)) widget(node, name).value = widget(from, name).value;
@@ -96,6 +104,7 @@ function compareWithPlain(sampler) {
   join(sampler, "settings", compare, "settings_a");
   const preview = add("PreviewImage", sampler, [compare.size[0] + GAP, sampler.size[1] + GAP]);
   compare.connect(0, preview, 0);
+  show(compare, preview);
 }
 
 /** Give a node the text of one of the sampler's prompts, where it comes from a text node: what is typed there, or linked to it. */
@@ -116,6 +125,7 @@ function openBatch(sampler) {
   const collector = add("ADTTreeCollector", sampler, [prompts.size[0] + batch.size[0] + 2 * GAP, top]);
   for (const [slot, name] of [[0, "prompts"], [1, "ids"]]) prompts.connect(slot, batch, slotOf(batch, name));
   batch.connect(2, collector, 0);
+  show(prompts, batch, collector);
 }
 
 app.registerExtension({

@@ -108,6 +108,21 @@ def link(tab, kind: str, name: str, target: str = "node") -> None:
     of(tab, f"((from, to) => (app.graph.add(from), from.connect(0, to, {slot}), 0))({made}, {target})")
 
 
+def assert_looked_at(tab, *kinds: str) -> None:
+    """These new nodes are selected, and all of them are in view."""
+    tab.page.wait_for_function(
+        """(kinds) => {
+          const nodes = [...app.canvas.selectedItems];
+          const [x, y, width, height] = app.canvas.visible_area;
+          const seen = ({ pos, size }) =>
+            pos[0] >= x && pos[1] >= y && pos[0] + size[0] <= x + width && pos[1] + size[1] <= y + height;
+          return nodes.every(seen) && nodes.map(({ type }) => type).sort().join() === kinds.sort().join();
+        }""",
+        arg=list(kinds),
+        timeout=30_000,
+    )
+
+
 def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
     tab.load(own)
     choose(tab, "speed", "Relaxed (LANTERN)")
@@ -118,6 +133,8 @@ def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
     assert isinstance(ours["seed"], list)
     assert {name: made[name] for name in same} == {name: ours[name] for name in same}
     assert made["settings_a"] == ours["settings"] and "settings_b" not in made
+    assert_looked_at(tab, "ADTTreeCompare", "PreviewImage")
+    tab.screenshot("compare_added")
 
 
 def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
@@ -127,6 +144,8 @@ def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
     assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "speed"))
     assert sent(tab, "ADTTreePrompts")["text"].startswith("A red house") and made["ids"][1] == 1
     assert sent(tab, "ADTTreeCollector")["results"][1] == 2
+    assert_looked_at(tab, "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector")
+    tab.screenshot("batch_added")
 
 
 TEXT = "app.graph.getNodeById(app.graph.links.get(node.inputs.find((one) => one.name === '{0}').link).origin_id)"
