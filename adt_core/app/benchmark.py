@@ -53,7 +53,7 @@ from .generation import (
     suffix_of,
 )
 from .images import check_outputs, open_image, to_png
-from .jobs import Job, decode, warm_up
+from .jobs import Job, decode, replaced, warm_up
 from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .records import RUNS, append, open_records
 
@@ -245,7 +245,8 @@ class Engine:
             codes, trace, png = done[name].grid_codes(), done[name].trace, None
             agreement = (codes == plain).double().mean().item()
             if name == PLAIN or agreement < 1:
-                settings = {**job.settings(prompt, 0, done[name].conditions()), "benchmark_method": name}
+                known = done[name].conditions() | replaced(done[name], 0)
+                settings = {**job.settings(prompt, 0, known), "benchmark_method": name}
                 png = to_png(job.pixels(codes, self._check)[0], settings)
             figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
             measured[name] = figures, png

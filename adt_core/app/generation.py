@@ -28,7 +28,7 @@ from ..rules.trace import Trace
 from ..rules.verify import Lantern
 from . import continuation, distributed
 from .images import check_outputs, to_png
-from .jobs import Job, rounds, stretches, warm_up
+from .jobs import Job, replaced, rounds, stretches, warm_up
 from .prompts import blank_note, present, read_all
 
 MOST_AT_ONCE, MOST_PICTURES = 4096, 10**6
@@ -220,7 +220,7 @@ class Engine:
             for finished in rounds(decoding):
                 shown = finished if job is self.jobs[0] else []
                 grids, known = decoding.grid_codes(), decoding.conditions()
-                made = {image: known | _replaced(decoding, image) for image in shown}
+                made = {image: known | replaced(decoding, image) for image in shown}
                 pngs = {first + image: self._png(first + image, grids[[image]], made[image]) for image in shown}
                 yield Step(decoding.done_tokens - done, pngs)
                 done = decoding.done_tokens
@@ -233,13 +233,6 @@ class Engine:
         prompt, image = divmod(number, options.batch_size)
         settings = job.settings(self.plan.prompts[prompt], options.image_index + image, conditions)
         return to_png(job.pixels(codes)[0], settings)
-
-
-def _replaced(decoding: Decoding, image: int) -> dict:
-    """What the picture of an image that LANTERN drew says besides: the share of its tokens that were replaced."""
-    if decoding.lantern is None:
-        return {}
-    return {"figures": {"substitution_rate": decoding.trace.part([image]).report()["substitution_rate"]}}
 
 
 def run(plan: Plan) -> str:

@@ -183,6 +183,13 @@ def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
     decoding.learn_costs()
 
 
+def replaced(decoding: Decoding, image: int) -> dict:
+    """What the picture of an image that LANTERN drew says besides: the share of its tokens that were replaced."""
+    if decoding.lantern is None:
+        return {}
+    return {"figures": {"substitution_rate": decoding.trace.part([image]).report()["substitution_rate"]}}
+
+
 def decode(decoding: Decoding) -> Decoding:
     """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
     for _ in rounds(decoding):

@@ -56,7 +56,7 @@ def test_the_archive_is_small(archive):
 
 def test_the_archive_has_names_that_git_lists_as_they_are(archive):
     """comfy-cli leaves out a file whose name git puts in quotes."""
-    assert all(re.fullmatch(r"[\w./ -]+", name, re.ASCII) for name in archive)
+    assert all(re.fullmatch(r"[\w./ ()-]+", name, re.ASCII) for name in archive)
 
 
 def test_what_pages_of_the_archive_link_to_is_in_it(archive):
