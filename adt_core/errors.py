@@ -30,6 +30,7 @@ class TooLong(AdtError):
     """A text with more tokens than there is room for."""
 
     __module__ = "builtins"
+    __qualname__ = "AdtError"  # which ComfyUI shows users, too
 
 
 def _again(sentence: str) -> AdtError:

@@ -67,7 +67,7 @@ def test_prompts_of_a_batch_that_are_cut_are_said(downloaded):
         "ADTTreeModelLoader", model=TO_INSTALL["ADT-Tree LlamaGen text to image"][2]
     )
     downloaded.run(graph.prompt)
-    said = "1 of 2 prompts are not read to their ends. The first: '2': The prompt is 200 tokens long"
+    said = "1 of 2 prompts are not read to their ends. The first, '2': The prompt is 200 tokens long"
     assert said in downloaded.log.read_text()
 
 

@@ -271,10 +271,6 @@ def test_an_input_that_no_log_can_print(comfy, graph, node):
     assert comfy.run(graph.drop(node, "\ud800").prompt)
 
 
-def test_a_model_that_is_not_named(comfy, graph):
-    assert refused(comfy, graph.drop("ADTTreeModelLoader", "model")) == "model"  # and nothing of Python's words
-
-
 def test_the_server_has_survived_all_that(comfy, graph):
     assert comfy.files(comfy.run(graph.prompt))
 
