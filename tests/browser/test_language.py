@@ -67,7 +67,9 @@ def test_progress_is_in_the_language_of_the_page(chinese):
     chinese.page.evaluate(READ, [next(SEEDS), 2])
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
     last = "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"
-    chinese.page.get_by_text(last).first.wait_for(state="attached")
+    chinese.page.wait_for_function(
+        "(last) => adtTest.lines.some((line) => line.includes(last))", arg=last, timeout=30000
+    )
     said = chinese.page.evaluate("adtTest.lines")
     assert said[0].startswith("2 张图像中的 0 张") and not any(" of " in line for line in said)
 
