@@ -87,7 +87,7 @@ def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
 def test_a_comparison_from_before_it_had_a_speed_keeps_to_auto(tab, own, prefer):
     prefer("ADTTree.Sampler.Speed", "Plain")
     tab.load(own)
-    tab.page.evaluate("app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
+    tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
     saved = tab.saved()
     compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
     compare["widgets_values"].pop()
