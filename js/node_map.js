@@ -47,7 +47,9 @@ export class NodeMap {
   show(on) {
     this.widget.hidden = !on; // the canvas reads this
     this.widget.options.hidden = !on; // Nodes 2.0 reads this, once the list of widgets changes
-    this.node.widgets.splice(this.node.widgets.indexOf(this.widget), 1, this.widget);
+    const place = this.node.widgets.indexOf(this.widget);
+    this.node.widgets.splice(place, 1); // in two steps: a list in which nothing changes is not read again
+    this.node.widgets.splice(place, 0, this.widget);
     this.node.setDirtyCanvas?.(true, true);
     if (!on) return;
     this.#removeOwnPreview();
