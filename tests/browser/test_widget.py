@@ -7,6 +7,11 @@ pytestmark = pytest.mark.every_frontend
 PANEL = "[data-testid=properties-panel]"
 OWN_PREVIEW = "map.node.imgs?.length > 0 && map.node.widgets.some(({ name }) => name.startsWith('$$'))"
 
+TITLE = """(({ pos }, { ds, canvas }) => {
+  const { x, y } = canvas.getBoundingClientRect();
+  return [x + (pos[0] + 40 + ds.offset[0]) * ds.scale, y + (pos[1] - 15 + ds.offset[1]) * ds.scale];
+})(map.node, app.canvas)"""  # a point of the node's title
+
 
 def place(tab, sampler) -> list:
     """The map's size on the page and of itself, and its node's size."""
@@ -23,7 +28,7 @@ def test_the_properties_panel_leaves_the_map_on_its_node(tab, workflow):
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.pictureShown()")
     before = place(tab, sampler)
-    tab.map(sampler, "app.canvas.select(map.node)")
+    tab.page.mouse.click(*tab.map(sampler, TITLE))
     toggle = tab.page.get_by_label("Toggle properties panel").first
     toggle.click()
     listed = tab.page.locator(PANEL)
