@@ -27,7 +27,7 @@ SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
 _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
 """The name of a part of the weights, such as model-00001-of-00003.safetensors."""
-_MAPPED = 2**28
+_MAPPED = 2**26
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
