@@ -148,8 +148,9 @@ def test_a_workflow_from_the_template_browser(tab, name):
 
 @pytest.fixture(scope="module")
 def without_errors_after(tab):
-    """What says that runs failed is gone after these tests."""
+    """What says that runs failed is gone after these tests: a panel at the right, which ComfyUI keeps open."""
     yield
+    tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
     tab.open()
 
 
