@@ -1,6 +1,7 @@
 /** The widget's controls, canvas and words for one node. What runs there are and how they are kept is its owner's business. */
 
 import { Caption } from "./caption.js";
+import { Compare } from "./compare.js";
 import { make } from "./elements.js";
 import { Legend } from "./legend.js";
 import { FIGURES, range } from "./map_model.js";
@@ -22,14 +23,13 @@ export class MapPanel {
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
    *   `differences(run)` -> what the node now has in place of what made the run, see caption.js, `off` -> why it does not run, `changed()` when a setting is to be
    *   remembered, `grow(pixels)` when it needs so much more room
-   * @param {{figure: string, opacity: number}} settings
+   * @param {{figure: string, opacity: number, over: boolean}} settings over: two runs are in the same place, see compare.js
    */
   constructor(owner, settings) {
     this.owner = owner;
-    this.settings = { figure: "acceptance", opacity: 0.6, ...settings };
+    this.settings = { figure: "acceptance", opacity: 0.6, over: false, ...settings };
     this.run = null;
     this.image = 0;
-    this.other = ""; // id of the run compared with
     this.pinned = null; // the token cursor of keyboard and click: { pane, cell }
     this.hovered = null;
     this.view = WHOLE; // the part of the grid that is shown
@@ -56,12 +56,16 @@ export class MapPanel {
     this.closer = make("button", { type: "button", "aria-label": words.zoomIn, title: words.zoomIn }, "+");
     this.farther = make("button", { type: "button", "aria-label": words.zoomOut, title: words.zoomOut }, "−");
     this.zoom = make("div", { className: "adt-map-zoom" }, this.closer, this.farther);
-    this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.zoom, this.tip);
+    this.compare = new Compare(() => this.owner.choices(), this.settings, {
+      chosen: () => this.refresh(),
+      turned: () => this.#set({}),
+      moved: this.redraw,
+    });
+    this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.compare.line, this.zoom, this.tip);
     this.caption = new Caption();
     this.replay = new Replay(this.redraw);
     this.legend = new Legend();
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": words.opacity, title: words.opacity });
-    this.compare = make("select", { className: "adt-map-compare", "aria-label": words.compare, title: words.compare });
     this.line = make("div", { className: "adt-map-line" });
     this.sentence = make("summary", { title: words.numbers });
     this.table = make("table", { "aria-label": words.numbers });
@@ -75,7 +79,7 @@ export class MapPanel {
       this.caption.element,
       this.replay.element,
       this.legend.element,
-      make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.compare),
+      make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.compare.select, this.compare.button),
       this.line,
       this.details,
     );
@@ -87,10 +91,8 @@ export class MapPanel {
     this.closer.onclick = () => this.#zoom(2);
     this.farther.onclick = () => this.#zoom(0.5);
     this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
-    this.compare.onpointerdown = this.compare.onfocus = () => this.#offer();
-    this.compare.onchange = () => this.compareWith(this.compare.value);
     this.details.ontoggle = () => this.#makeRoom();
-    this.element.onpointerenter = () => this.#offer(); // other nodes may have runs by now
+    this.element.onpointerenter = () => this.compare.offer(); // other nodes may have runs by now
     const { canvas } = this;
     canvas.onpointerdown = (event) => event.button === 0 && this.#grab(event);
     canvas.onpointermove = (event) => this.#move(event);
@@ -117,13 +119,6 @@ export class MapPanel {
     this.refresh();
   }
 
-  /** Show the run of this id beside the own one; "" for none. */
-  compareWith(id) {
-    this.other = id;
-    this.compare.classList.toggle("adt-map-chosen", id !== "");
-    this.refresh();
-  }
-
   #set(settings) {
     Object.assign(this.settings, settings);
     this.refresh();
@@ -132,7 +127,7 @@ export class MapPanel {
 
   /** The runs shown: the own one, and the one it is compared with if their grids are the same. */
   get runs() {
-    const other = this.run && this.other ? this.owner.choose(this.other) : null;
+    const other = this.run && this.compare.other ? this.owner.choose(this.compare.other) : null;
     return !this.run ? [] : other && other.rows === this.run.rows && other.columns === this.run.columns ? [this.run, other] : [this.run];
   }
 
@@ -140,28 +135,16 @@ export class MapPanel {
   refresh() {
     const { figure, opacity } = this.settings;
     this.element.classList.toggle("adt-map-idle", !this.run);
+    this.element.classList.toggle("adt-map-two", this.runs.length > 1);
     for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.figure === figure));
     this.opacity.value = Math.round(opacity * 100);
     const count = this.run?.count ?? 1;
     if (this.images.length !== count) this.images.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(words.imageOf(i + 1, count), i)));
     this.images.value = String(this.image);
     this.images.hidden = count === 1;
-    if (document.activeElement !== this.compare) this.#offer();
+    if (document.activeElement !== this.compare.select) this.compare.offer();
     this.replay.follow(this.run, this.image);
     this.redraw();
-  }
-
-  #offer() {
-    const choices = [{ id: "", label: words.compareWith }, ...this.owner.choices()];
-    const labels = choices.map(({ label }) => label).join("\n");
-    if (labels !== this.offered) {
-      this.offered = labels;
-      this.compare.replaceChildren(...choices.map(({ id, label }) => new Option(label, id)));
-    }
-    if (!choices.some(({ id }) => id === this.other)) this.other = "";
-    this.compare.value = this.other;
-    this.compare.hidden = choices.length === 1;
-    this.compare.classList.toggle("adt-map-chosen", this.other !== "");
   }
 
   // ---- cursor ----------------------------------------------------------------------------
@@ -303,8 +286,9 @@ export class MapPanel {
     if (canvas.height !== backing[1]) canvas.height = backing[1];
     const context = canvas.getContext("2d");
     context.setTransform(pixels, 0, 0, pixels, 0, 0);
-    const clips = shown.runs.length ? layout(width, height, this.run.rows, this.run.columns, shown.runs.length) : [];
-    this.panes = clips.map((clip) => ({ ...zoomed(clip, this.view), clip }));
+    const boxes = shown.runs.length ? layout(width, height, this.run.rows, this.run.columns, shown.runs.length, this.settings.over) : [];
+    const clips = this.compare.clips(boxes);
+    this.panes = boxes.map((box, i) => ({ ...zoomed(box, this.view), clip: clips[i] }));
     draw(context, { width, height }, this.#panes(shown, this.panes, this.cursor, getComputedStyle(stage).color));
   }
 

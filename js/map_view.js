@@ -10,21 +10,22 @@ const BACKGROUND = "#16181d";
 const TRIED = { true: "#2fbf71", false: "#ff8a3d" }; // drafts that were accepted, and refused
 
 /**
- * Where each of `count` grids goes: side by side, as large as fits and centred.
+ * Where each of `count` grids goes: side by side, or all of them in the same place; as large as fits and centred.
  * @returns {{x: number, y: number, width: number, height: number}[]} in CSS pixels
  */
-export function layout(width, height, rows, columns, count) {
+export function layout(width, height, rows, columns, count, over = false) {
   const top = count > 1 ? LABEL : 0;
-  const side = Math.max(0, Math.min((width - GAP * (count - 1)) / (count * columns), (height - top) / rows));
+  const places = over ? 1 : count;
+  const side = Math.max(0, Math.min((width - GAP * (places - 1)) / (places * columns), (height - top) / rows));
   const [w, h] = [side * columns, side * rows];
-  const left = (width - count * w - (count - 1) * GAP) / 2;
-  return Array.from({ length: count }, (_, i) => ({ x: left + i * (w + GAP), y: top + (height - top - h) / 2, width: w, height: h }));
+  const left = (width - places * w - (places - 1) * GAP) / 2;
+  return Array.from({ length: count }, (_, i) => ({ x: left + (over ? 0 : i) * (w + GAP), y: top + (height - top - h) / 2, width: w, height: h }));
 }
 
 /** The whole of a grid whose box shows a part of it. @param {{scale: number, x: number, y: number}} view in its middle a point of the grid, 0..1 */
 export function zoomed(box, { scale, x, y }) {
   const [width, height] = [scale * box.width, scale * box.height];
-  return { x: box.x + box.width / 2 - x * width, y: box.y + box.height / 2 - y * height, width, height };
+  return { x: box.x + box.width / 2 - x * width, y: box.y + box.height / 2 - y * height, width, height, enlarged: scale > 1 };
 }
 
 /** The view as near to `view` as shows nothing beside the grid. */
@@ -107,15 +108,15 @@ function drawPane(context, pane) {
     context.fillStyle = pane.ink;
     context.font = "11px sans-serif";
     context.textBaseline = "top";
-    context.fillText(pane.label, clip.x, clip.y - LABEL + 2, clip.width);
+    const [x, room] = clip.label ?? [clip.x, clip.width];
+    context.fillText(pane.label, x, clip.y - LABEL + 2, room);
   }
 }
 
 /** The picture, as large as its grid. Only an unzoomed one is kept in its size: a zoomed one would be large, and moves. */
 function drawPicture(context, { picture, box }) {
-  const whole = box.width <= box.clip.width + 1;
   context.imageSmoothingQuality = "high";
-  context.drawImage(whole ? scaled(picture, box, context.getTransform().a) : picture, box.x, box.y, box.width, box.height);
+  context.drawImage(box.enlarged ? picture : scaled(picture, box, context.getTransform().a), box.x, box.y, box.width, box.height);
 }
 
 /** A level of a tree: a frame in the colour of its fate, struck through if it was refused, and the number of its drafts. */

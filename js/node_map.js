@@ -138,7 +138,7 @@ export class NodeMap {
   #start(run, part) {
     this.#saved = null;
     if (part === 0) this.previous = this.run;
-    else if (!this.parts[part]) this.panel.other = BESIDE; // until the user chooses something else
+    else if (!this.parts[part]) this.panel.compare.other = BESIDE; // until the user chooses something else
     const first = !this.run;
     this.parts[part] = run;
     if (first && !this.widget.hidden) this.fit();

@@ -125,3 +125,16 @@ def run_again(tab, node, change: str) -> str:
     tab.run()
     tab.wait(node, f"run?.state === 'done' && run.id !== '{before}'")
     return tab.map(node, "run.id")
+
+
+def new_seed(tab, node) -> None:
+    """So that nothing comes from ComfyUI's cache: other tests of the session may have run the same workflow."""
+    give(tab, node, "seed", time.time_ns() // 1000)
+
+
+def give(tab, node, name: str, value) -> None:
+    """Set a widget of a node."""
+    tab.page.evaluate(
+        "([id, name, value]) => { app.graph.getNodeById(id).widgets.find((w) => w.name === name).value = value }",
+        [node, name, value],
+    )

@@ -4,22 +4,9 @@ import json
 import time
 
 import pytest
-from map_reading import done, expected, flat, painted, point, same_colours, settled, trace_of, values, wait_for_pictures
+from map_reading import done, expected, flat, give, new_seed, painted, point, same_colours, settled, trace_of, values
 
 FIGURES = ("acceptance", "depth", "width", "time")
-
-
-def new_seed(tab, node) -> None:
-    """So that nothing comes from ComfyUI's cache: other tests of the session may have run the same workflow."""
-    give(tab, node, "seed", time.time_ns() // 1000)
-
-
-def give(tab, node, name: str, value) -> None:
-    """Set a widget of a node."""
-    tab.page.evaluate(
-        "([id, name, value]) => { app.graph.getNodeById(id).widgets.find((w) => w.name === name).value = value }",
-        [node, name, value],
-    )
 
 
 def test_the_shipped_workflow_from_the_template_browser(tab):
@@ -269,76 +256,6 @@ def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     tab.wait(inner, "panel.canvas.getBoundingClientRect().width > 0")
     tab.screenshot("subgraph")
     tab.page.evaluate("app.canvas.setGraph(app.rootGraph)")
-
-
-def test_two_samplers_at_once_side_by_side(tab, workflow):
-    """Each has its own map, and one can show both. How much faster one was is told while it shows the other."""
-    sampler = workflow.sampler
-    plain = workflow.second_sampler("autoregressive")
-    tab.load(workflow.data)
-    tab.run()
-    tab.finished(sampler)
-    tab.finished(plain)
-    assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
-    tab.wait(plain, "panel.line.textContent.startsWith('plain decoding')")
-    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
-    ratio = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
-    tab.widget(sampler).hover()
-    tab.widget(sampler).get_by_label("Compare").select_option(tab.map(plain, "map.tag"))
-    tab.wait(sampler, "panel.panes.length === 2")
-    told = f"{ratio:.2f}× as fast as B (one after the other, in one prompt)"
-    assert told in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
-    tab.widget(sampler).get_by_label("Opacity").fill("100")
-    tab.wait(sampler, "map.pictureShown()")
-    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
-    assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
-    tab.page.mouse.move(*point(tab, sampler, 20))
-    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: came alone')")
-    tab.screenshot("compared")
-
-
-def test_both_runs_of_a_comparison_form_side_by_side(tab):
-    """The Compare node's A and B, each over its own picture: live, afterwards, and in a workflow that was saved."""
-    tab.open_template("ADT-Tree compared with plain decoding")
-    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
-    new_seed(tab, node)
-    tab.run()
-    tab.wait(node, "panel.panes.length === 2 && map.parts.every((one) => one.state === 'running' && one.done > 20)")
-    tab.screenshot("comparing")
-    tab.finished(node)
-    assert tab.map(node, "map.parts.map((one) => [one.method, one.state, one.done])") == [
-        ["auto", "done", 256],
-        ["autoregressive", "done", 256],
-    ]
-    assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
-    tab.wait(node, "panel.line.textContent.includes('× as fast as B (drawn in turns)')")
-    assert "B: plain decoding" in tab.map(node, "panel.line.textContent")
-    assert len({frame["id"] for _, frame in tab.frames}) == 2
-    assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
-    tab.widget(node).get_by_label("Opacity").fill("0")
-    wait_for_pictures(tab, node)
-    left, right = (settled(tab, node, pane) for pane in range(2))
-    assert same_colours(left, right), "the picture is the same"
-    before = values(tab, node)
-    tab.load(tab.saved())
-    tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
-    assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
-        "auto",
-        "autoregressive",
-    ]
-
-
-def test_the_run_before_can_be_compared_with(tab, workflow):
-    sampler = done(tab, workflow)
-    before = values(tab, sampler)
-    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
-    tab.run()
-    tab.wait(sampler, "map.previous && run.state === 'done'")
-    tab.widget(sampler).hover()
-    tab.widget(sampler).get_by_label("Compare").select_option("previous")
-    tab.wait(sampler, "panel.panes.length === 2")
-    assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
-    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "of runs at other times"
 
 
 @pytest.mark.alone

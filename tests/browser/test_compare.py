@@ -1,0 +1,139 @@
+"""Two runs on one map: side by side, or in one place behind a line that is dragged."""
+
+from map_reading import (
+    done,
+    expected,
+    new_seed,
+    painted,
+    point,
+    run_again,
+    same_colours,
+    settled,
+    values,
+    wait_for_pictures,
+)
+
+IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].x"
+
+
+def test_two_samplers_at_once_side_by_side(tab, workflow):
+    """Each has its own map, and one can show both. How much faster one was is told while it shows the other."""
+    sampler = workflow.sampler
+    plain = workflow.second_sampler("autoregressive")
+    tab.load(workflow.data)
+    tab.run()
+    tab.finished(sampler)
+    tab.finished(plain)
+    assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
+    tab.wait(plain, "panel.line.textContent.startsWith('plain decoding')")
+    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
+    ratio = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
+    tab.widget(sampler).hover()
+    tab.widget(sampler).get_by_label("Compare").select_option(tab.map(plain, "map.tag"))
+    tab.wait(sampler, "panel.panes.length === 2")
+    told = f"{ratio:.2f}× as fast as B (one after the other, in one prompt)"
+    assert told in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
+    tab.widget(sampler).get_by_label("Opacity").fill("100")
+    tab.wait(sampler, "map.pictureShown()")
+    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
+    assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
+    tab.page.mouse.move(*point(tab, sampler, 20))
+    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: came alone')")
+    tab.screenshot("compared")
+
+
+def test_both_runs_of_a_comparison_form_side_by_side(tab):
+    """The Compare node's A and B, each over its own picture: live, afterwards, and in a workflow that was saved."""
+    tab.open_template("ADT-Tree compared with plain decoding")
+    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    new_seed(tab, node)
+    tab.run()
+    tab.wait(node, "panel.panes.length === 2 && map.parts.every((one) => one.state === 'running' && one.done > 20)")
+    tab.screenshot("comparing")
+    tab.finished(node)
+    assert tab.map(node, "map.parts.map((one) => [one.method, one.state, one.done])") == [
+        ["auto", "done", 256],
+        ["autoregressive", "done", 256],
+    ]
+    assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
+    tab.wait(node, "panel.line.textContent.includes('× as fast as B (drawn in turns)')")
+    assert "B: plain decoding" in tab.map(node, "panel.line.textContent")
+    assert len({frame["id"] for _, frame in tab.frames}) == 2
+    assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
+    tab.widget(node).get_by_label("Opacity").fill("0")
+    wait_for_pictures(tab, node)
+    left, right = (settled(tab, node, pane) for pane in range(2))
+    assert same_colours(left, right), "the picture is the same"
+    before = values(tab, node)
+    tab.widget(node).get_by_role("button", name="Slider").click()
+    tab.load(tab.saved())
+    tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
+    assert tab.map(node, IN_ONE_PLACE), "as it was looked at"
+    assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
+        "auto",
+        "autoregressive",
+    ]
+
+
+def test_the_run_before_can_be_compared_with(tab, workflow):
+    sampler = done(tab, workflow)
+    before = values(tab, sampler)
+    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
+    tab.run()
+    tab.wait(sampler, "map.previous && run.state === 'done'")
+    tab.widget(sampler).hover()
+    tab.widget(sampler).get_by_label("Compare").select_option("previous")
+    tab.wait(sampler, "panel.panes.length === 2")
+    assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
+    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "of runs at other times"
+
+
+def test_both_pictures_in_one_place(tab, workflow):
+    """A line parts them. Keys and the mouse move it, and it stays on the picture."""
+    sampler = done(tab, workflow)
+    run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
+    tab.map(sampler, "app.canvas.centerOnNode(map.node)")
+    widget = tab.widget(sampler)
+    widget.hover()
+    assert not widget.get_by_role("button", name="Slider").is_visible()
+    widget.get_by_label("Compare").select_option("previous")
+    tab.wait(sampler, "panel.panes.length === 2")
+    beside = tab.map(sampler, "panel.panes[0].width")
+    widget.get_by_label("Opacity").fill("0")
+    widget.get_by_role("button", name="Slider").click()
+    tab.wait(sampler, IN_ONE_PLACE)
+    assert tab.map(sampler, "panel.panes[0].width") > 1.2 * beside
+    wait_for_pictures(tab, sampler)
+    line = widget.get_by_role("slider", name="Line")
+    line.press("End")
+    own = settled(tab, sampler)
+    line.press("Home")
+    other = settled(tab, sampler)
+    assert not same_colours(own, other)
+    drag(tab, line, tab.map(sampler, SPAN), 0.5)
+    half = settled(tab, sampler)
+    columns = tab.map(sampler, "run.columns")
+    assert all(half[cell] == (own if cell % columns < columns // 2 else other)[cell] for cell in range(len(half)))
+    tab.screenshot("in_one_place")
+    drag(tab, line, tab.map(sampler, SPAN), 3.0)
+    assert tab.map(sampler, "panel.compare.share") == 1
+    assert settled(tab, sampler) == own
+    widget.get_by_role("button", name="Slider").click()
+    tab.wait(sampler, f"!({IN_ONE_PLACE})")
+    assert not line.is_visible()
+
+
+SPAN = """(({ canvas, panes: [box] }) => {
+  const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
+  return [outer.x + zoom * box.x, zoom * box.width];
+})(panel)"""  # the left edge of the picture on the page, and its width
+
+
+def drag(tab, line, span: tuple[float, float], share: float) -> None:
+    """Drag a line to a share of the picture's width."""
+    box = line.bounding_box()
+    y = box["y"] + box["height"] / 3
+    tab.page.mouse.move(box["x"] + box["width"] / 2, y)
+    tab.page.mouse.down()
+    tab.page.mouse.move(span[0] + share * span[1], y, steps=3)
+    tab.page.mouse.up()
