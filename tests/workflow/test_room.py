@@ -145,4 +145,4 @@ def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
     comfy.run(plain.prompt)
     assert comfy.get("/probe/kept")["kept"]
     comfy.post("/free", {"unload_models": True})
-    wait_until(lambda: not comfy.get("/probe/kept")["kept"], "it is still kept")
+    assert wait_until(lambda: not comfy.get("/probe/kept")["kept"]), "it is still kept"
