@@ -36,6 +36,7 @@ MAKE = """async (count) => {
   const far = [-9000, -9000];
   const [loader, prompt] = [add('ADTTreeModelLoader', far), add('CLIPTextEncode', far)];
   loader.widgets.find(({ name }) => name === 'model').value = 'tiny';
+  prompt.widgets[0].value = 'A red house.';
   loader.connect(1, prompt, 0);
   const helpers = [loader, prompt];
   for (let i = 0; i < count; i++) {
@@ -89,7 +90,7 @@ def stock(workflow: str) -> str:
 def moved(page, workflow: str, scale: float, frames: int) -> tuple[float, float]:
     """Frames a second while a workflow is dragged, and the longest wait for one in milliseconds."""
     page.evaluate(OPEN, [workflow, scale])
-    page.evaluate(PAN, 30)  # what is seen first is painted first
+    page.evaluate(PAN, 90)  # what is seen first is painted first
     waits = np.diff(page.evaluate(PAN, frames))
     return 1000 / waits.mean(), waits.max()
 

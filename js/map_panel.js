@@ -22,7 +22,7 @@ export class MapPanel {
   /**
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
    *   `differences(run)` -> what the node now has in place of what made the run, see caption.js, `off` -> why it does not run, `changed()` when a setting is to be
-   *   remembered, `grow(pixels)` when it needs so much more room
+   *   remembered, `grow(pixels)` when it needs so much more room, `drawn()` when it shows something else
    * @param {{figure: string, opacity: number, over: boolean}} settings over: two runs are in the same place, see compare.js
    */
   constructor(owner, settings) {
@@ -248,6 +248,7 @@ export class MapPanel {
     const shown = this.#shown();
     if (this.stage.clientWidth && this.stage.clientHeight) this.#paint(shown); // a node out of sight has no size
     this.#words(shown);
+    this.owner.drawn();
   }
 
   /** What is to be drawn: the runs, up to which round of each, the figure, its values, and the ends of the scale. */
@@ -320,9 +321,13 @@ export class MapPanel {
     if (!shown.runs.length) return;
     const lines = [...shown.runs.map((run) => caption(run)), ...[this.sentence.textContent].filter(Boolean)];
     const { rows, columns, seed } = this.run;
-    const boxed = (clips) => this.#panes(shown, clips.map((clip) => ({ ...clip, clip })), null, "#eee");
     const scale = { figure: shown.figure, range: shown.ends };
-    await saveImage(`acceptance-map-seed-${seed}.png`, { rows, columns, count: shown.runs.length }, boxed, scale, lines);
+    await saveImage(`acceptance-map-seed-${seed}.png`, { rows, columns, count: shown.runs.length }, (clips) => this.panesIn(clips), scale, lines);
+  }
+
+  /** What is shown, whole, in these boxes. */
+  panesIn(clips) {
+    return this.#panes(this.#shown(), clips.map((clip) => ({ ...clip, clip })), null, "#eee");
   }
 
   // ---- words -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import { app } from "../../scripts/app.js";
 import { FIGURES } from "./map_model.js";
+import { FromAfar } from "./from_afar.js";
 import { MapPanel } from "./map_panel.js";
 import { ownImage } from "./own_image.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
@@ -34,11 +35,12 @@ export class NodeMap {
     for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
     const getMinHeight = () => (this.run ? MIN_HEIGHT + this.panel.opened : IDLE_HEIGHT);
     // A panel that lists a node's widgets would take the element out of the node.
-    const options = { serialize: false, hideOnZoom: false, hideInPanel: true, getMinHeight, getValue: () => "", setValue: () => {} };
+    const options = { serialize: false, hideOnZoom: true, hideInPanel: true, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
     widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
     widget.map = this;
     this.widget = widget;
+    this.fromAfar = new FromAfar(node, widget, this.panel);
     this.show(preference("map"));
     this.changed();
   }
@@ -243,6 +245,10 @@ export class NodeMap {
   /** Why the node does not run, or "". */
   get off() {
     return words.off[this.node.mode] ?? "";
+  }
+
+  drawn() {
+    this.fromAfar?.forget(); // the panel draws before there is a widget
   }
 
   choices() {

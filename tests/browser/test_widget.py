@@ -6,11 +6,31 @@ from map_reading import done
 pytestmark = pytest.mark.every_frontend
 PANEL = "[data-testid=properties-panel]"
 OWN_PREVIEW = "map.node.imgs?.length > 0 && map.node.widgets.some(({ name }) => name.startsWith('$$'))"
-
 TITLE = """(({ pos }, { ds, canvas }) => {
   const { x, y } = canvas.getBoundingClientRect();
   return [x + (pos[0] + 40 + ds.offset[0]) * ds.scale, y + (pos[1] - 15 + ds.offset[1]) * ds.scale];
 })(map.node, app.canvas)"""  # a point of the node's title
+LOOK = "(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), app.canvas.setDirty(true, true))"
+COLOURS = """(({ canvas }, [width, height]) => {
+  const [w, h] = [Math.floor(0.2 * width), Math.floor(0.1 * height)], zoom = canvas.width / canvas.clientWidth;
+  const [x, y] = [(canvas.width - zoom * w) / 2, canvas.height / 2];
+  return new Set(new Uint32Array(canvas.getContext('2d').getImageData(x, y, zoom * w, zoom * h).data.buffer)).size;
+})(app.canvas, map.node.size)"""  # on ComfyUI's canvas, in the lower half of the node that it is centred on
+DRAWN_WHILE_MOVING = """(async () => {
+  const { getContext } = OffscreenCanvas.prototype;
+  let count = 0;
+  OffscreenCanvas.prototype.getContext = function (...args) {
+    count += 1;
+    return getContext.apply(this, args);
+  };
+  for (let i = 0; i < 10; i++) {
+    app.canvas.ds.offset[0] += 2;
+    app.canvas.setDirty(true, true);
+    await new Promise(requestAnimationFrame);
+  }
+  OffscreenCanvas.prototype.getContext = getContext;
+  return count;
+})()"""  # how many pictures are made while the page is dragged
 
 
 def place(tab, sampler) -> list:
@@ -61,3 +81,20 @@ def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
     tab.screenshot("shown_again")
     assert not tab.map(sampler, OWN_PREVIEW) and not own.and_(tab.page.locator(":visible")).count()
     assert place(tab, sampler)[3:] == size
+
+
+def test_from_afar_the_map_is_a_picture_that_is_drawn_once(tab, workflow):
+    """On ComfyUI's canvas: there an element is laid out anew with each frame. Nodes 2.0 moves all elements as one."""
+    sampler = done(tab, workflow)
+    tab.wait(sampler, "map.pictureShown()")
+    tab.map(sampler, LOOK, 0.3)
+    if tab.vue:
+        tab.wait(sampler, "panel.element.getBoundingClientRect().width > 0")
+    else:
+        tab.wait(sampler, "panel.element.getBoundingClientRect().width === 0")
+        assert tab.map(sampler, COLOURS) > 20
+    tab.page.wait_for_timeout(300)  # out of sight, the element is told of its new size
+    assert tab.map(sampler, DRAWN_WHILE_MOVING) == 0
+    tab.screenshot("from_afar")
+    tab.map(sampler, LOOK, 0.8)
+    tab.wait(sampler, "panel.element.getBoundingClientRect().width > 0")
