@@ -107,6 +107,8 @@ def _steps(part: Any, where: str, inside: str, known: dict[str, dict[str, Check]
         _refuse(file, f"its {where} is {shown(unknown[0])}, which no model here has")
     if any(kinds.count(kind) > 1 and kind not in _REPEATED for kind in kinds):
         _refuse(file, f"its {where} does the same twice")
+    if len(_LENGTHENING.intersection(kinds)) > 1:
+        _refuse(file, f"its {where} makes texts longer in two ways")
     found = [
         {"type": kind, **_fields(_without_type(step), known[kind], f"{where} {kind}", file)}
         for kind, step in zip(kinds, steps)
@@ -208,6 +210,8 @@ _PRE_TOKENIZERS: dict[str, dict[str, Check]] = {
     },
 }
 _REPEATED = ("Replace", "Split")
+_LENGTHENING = {"NFC", "NFD", "NFKC", "NFKD", "Precompiled"}
+"""Normalizers that make a text up to 20 times as long. One after another, they make of a prompt millions of tokens."""
 _MODELS: dict[str, dict[str, Check]] = {
     "BPE": {
         "vocab": _vocabulary,

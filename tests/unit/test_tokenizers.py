@@ -95,6 +95,12 @@ HOSTILE = {
     "no table": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
     "many steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 17}},
     "steps in steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}},
+    "growing in two ways": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Precompiled", "precompiled_charsmap": table("\ufdfa" * 21)}, {"type": "NFKD"}],
+        }
+    },
     "bytes of bytes": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 16}},
     "slow": {
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Isolated", "invert": False}
