@@ -27,6 +27,9 @@ SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
 _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
 """The name of a part of the weights, such as model-00001-of-00003.safetensors."""
+_REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
+"""Kinds of numbers in which weights are stored as they are, as safetensors and torch call them. Others are scales, or are
+of no use without them."""
 _MAPPED = 2**26
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
@@ -313,10 +316,19 @@ def check_entries(
         if found != shape:
             problem = f"{name} has shape {found}, but {shape} was expected"
             raise AdtError(f"{checkpoint.path}: {problem}; the file belongs to another model.")
-    for name in (name for entry in entries if entry.parameter.is_floating_point() for name in entry.names):
-        kind = checkpoint[name].dtype
-        if not kind.lower().startswith(("f", "bf")):
+    _check_kinds([name for entry in entries if entry.parameter.is_floating_point() for name in entry.names], checkpoint)
+
+
+def _check_kinds(names: list[str], checkpoint: Checkpoint) -> None:
+    """AdtError if one of these tensors holds no numbers as they are."""
+    scaled = {name.rpartition(".")[0] for name in checkpoint.names if "scale" in name.rpartition(".")[2].lower()}
+    for name in names:
+        kind, problem = checkpoint[name].dtype, ""
+        if not _REAL.fullmatch(kind):
             problem = f"{name} is stored in {kind}, so it is quantised or damaged"
+        elif "8_" in kind and not scaled.isdisjoint((name, name.rpartition(".")[0])):
+            problem = f"{name} is stored in {kind} with a scale beside it, which this version can't read"
+        if problem:
             raise AdtError(f"{checkpoint.path}: {problem}; {mistaken.ORIGINAL}.")
 
 

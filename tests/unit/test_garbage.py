@@ -101,6 +101,36 @@ def test_weights_in_whole_numbers(target):
         load_target(target)
 
 
+@pytest.mark.parametrize("kind", ["F4", "F6_E2M3", "F8_E8M0", "C64", "I8"])
+def test_kinds_of_numbers_that_are_no_weights(target, kind):
+    """Powers of two, of which scales are made, loaded without a word; others ended in an unexpected error."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors = {key: (value.shape, value.numpy().tobytes()) for key, value in load_file(target / WEIGHTS).items()}
+    header, content = {}, b""
+    for key, (shape, numbers) in tensors.items():
+        bits = {"F4": 4, "F6_E2M3": 6, "C64": 64}.get(kind, 8)
+        numbers = bytes(shape.numel() * bits // 8) if key == name else numbers
+        place = [len(content), len(content) + len(numbers)]
+        header[key] = {"dtype": kind if key == name else "F32", "shape": list(shape), "data_offsets": place}
+        content += numbers
+    text = json.dumps(header).encode()
+    (target / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + content)
+    with pytest.raises(AdtError, match=f"{name} is stored in {kind}, so it is quantised or damaged; take the original"):
+        load_target(target)
+
+
+@pytest.mark.parametrize("scale", ["scale", "wscale", "weight.scale_2", "act_scale"])
+def test_fp8_with_scales_of_any_name(target, scale):
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(target / WEIGHTS)
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, target / WEIGHTS)
+    load_target(target)  # fp8 without scales has the numbers themselves
+    save_file({**tensors, f"{name.removesuffix('weight')}{scale}": torch.ones(1)}, target / WEIGHTS)
+    with pytest.raises(AdtError, match=f"{name} is stored in F8_E4M3 with a scale beside it, which this version can't"):
+        load_target(target)
+
+
 @pytest.mark.parametrize(
     "name, value",
     [("hidden_act", "gelu"), ("rope_scaling", {"type": "linear", "factor": 2.0}), ("attention_bias", True)]
