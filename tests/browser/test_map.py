@@ -173,7 +173,7 @@ def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
     tab.wait(
         sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600"
     )  # the line of text below takes its share
-    for zoom in (0.5, 1, 2):
+    for zoom in (0.75, 1, 2):  # farther away it is a picture, see test_widget.py
         tab.map(
             sampler,
             f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})",
