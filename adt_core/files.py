@@ -99,8 +99,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def to_json(content: dict) -> bytes:
-    """``content`` as the text of a JSON file."""
-    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+    """``content`` as the text of a JSON file. Half of a surrogate pair, which has no UTF-8, is spelled out."""
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
@@ -16,6 +14,7 @@ from statistics import mean
 from PIL import Image, ImageDraw
 
 from ..adt_core.app.images import chunks
+from ..adt_core.app.tables import to_csv
 from ..adt_core.files import LARGEST_LIST, parse_json, read_text, to_json, write_in
 from .lettering import MISSING, Lettering
 
@@ -95,29 +94,15 @@ def write_report(
 
     texts: text chunks of the PNG, by name. left_out: prompts that were not drawn: ``id``, ``prompt`` and ``note``.
     """
-    table = io.StringIO()
-    writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in [*rows, *left_out])
     picture = io.BytesIO()
     sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
     whole = {"summary": summary(rows, len(left_out)), "images": list(rows), "left_out": list(left_out)}
     # JSON first: it says whose report this is, if no more is written. By the byte order mark spreadsheets know UTF-8.
     write_in(folder, paths[1].name, to_json({"settings": settings, **whole}))
-    write_in(folder, paths[0].name, table.getvalue().encode("utf-8-sig"))
+    write_in(folder, paths[0].name, to_csv(COLUMNS, [*rows, *left_out], "utf-8-sig"))
     write_in(folder, paths[2].name, picture.getvalue())
     return paths
-
-
-_FORMULA = re.compile(r"""(^|[;\t\r\n])([\s"]*)([=+\-@\uff1d\uff0b\uff0d\uff20])""")
-"""What begins a formula: at the beginning of a cell, or behind a mark at which the spreadsheets of some countries cut
-lines into cells, even within quotes. The last four signs are the full-width forms of the first four."""
-
-
-def _harmless(cell: object) -> object:
-    """A cell of a table, in which spreadsheets see no formula: an apostrophe marks a text."""
-    return _FORMULA.sub(r"\1\2'\3", cell) if isinstance(cell, str) else cell
 
 
 def contact_sheet(

@@ -19,7 +19,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core.engine.kept import held_bytes, release
-from ..adt_core.errors import AdtError, is_out_of_memory
+from ..adt_core.errors import AdtError, is_out_of_memory, one_line
 from .decoration import decorating
 
 _AMPLE = 128 * 2**30
@@ -133,7 +133,8 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
 
 
 def tell(text: str) -> None:
-    """Show a line of text under the node that runs, and in the log."""
+    """Show a line of text under the node that runs, and in the log. It may quote what can't be printed."""
+    text = one_line(text)
     logging.warning("ADT-Tree: %s", text)
     tab = watched()
     if tab is not None and PromptServer.instance.last_node_id is not None:

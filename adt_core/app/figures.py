@@ -9,6 +9,8 @@ LARGEST = 10**12
 """Of all figures: a sum of many is still a number."""
 SHARES = "substitution_rate", "agreement"
 """Figures that are 1 at most."""
+LONGEST = 100
+"""Characters of a column's name."""
 SHORTEST = 1e-9
 """Seconds of a run, at least: speeds are ratios to them."""
 
@@ -28,7 +30,7 @@ def is_map(value: object, grid: Sequence[int]) -> bool:
 
 def are_scores(value: object) -> bool:
     """Are they scores by column, each a sum and how many there are of it?"""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not all(len(name) <= LONGEST and name.isprintable() for name in value):
         return False
     pairs = [pair for pair in value.values() if isinstance(pair, list) and len(pair) == 2]
     return len(pairs) == len(value) and all(_is_figure(one, -LARGEST) and _is_figure(of, 0.5) for one, of in pairs)

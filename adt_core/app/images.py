@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import is_device, opened, parse_json, write
+from ..files import is_device, opened, parse_json, to_json, write
 from ..version import VERSION
 
 KEY = "adt_tree"
@@ -63,7 +63,7 @@ def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) 
     ``texts`` under its name."""
     said = parameters(settings, pixels.shape[2], pixels.shape[1])
     chunk = chunks({**({PARAMETERS: said} if said else {}), **(texts or {})})
-    chunk.add_itxt(KEY, json.dumps(settings, ensure_ascii=False))
+    chunk.add_itxt(KEY, to_json(settings).decode().rstrip("\n"))
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=chunk)
     return buffer.getvalue()
@@ -113,10 +113,10 @@ def _quoted(value: object) -> str:
 
 
 def chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
-    """Text chunks of a PNG, by name."""
+    """Text chunks of a PNG, by name. What has no UTF-8 is spelled out."""
     info = PngImagePlugin.PngInfo()
     for name, text in texts.items():
-        info.add_text(name, text)
+        info.add_text(name, text.encode("utf-8", "backslashreplace").decode())
     return info
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
 from .figures import are_figures, are_scores, is_map
-from .report import MEANS
+from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
 FIGURES = ("seconds", "verified_nodes", *MEANS)
@@ -94,7 +94,8 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     if not are_figures(run, FIGURES) or not is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
-    return are_scores(scores) and bool(scores) == bool(settings["metrics"]) and _is_inside(run.get("picture"))
+    are_ours = are_scores(scores) and bool(scores) == bool(settings["metrics"]) and scores.keys().isdisjoint(COLUMNS)
+    return are_ours and _is_inside(run.get("picture"))
 
 
 def _is_inside(picture: object) -> bool:

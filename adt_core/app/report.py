@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..files import to_json, write_in
 from ..policies import PLAIN
+from .tables import to_csv
 
 COLUMNS = {
     "method": "method",
@@ -62,7 +62,8 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
 
     sets: by method, columns that belong to all of its pictures together.
     """
-    rows = []
+    rows, every = [], [run.get("quality", {}) for record in records for run in record["runs"].values()]
+    shared = [name for name in every[0] if all(name in scores for scores in every)]
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
         speedups = ratios(records, PLAIN, name)
@@ -71,9 +72,8 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
         row |= {column: mean(run[column] for run in runs) for column in MEANS}
         drafts, forwards = (sum(run[column] for run in runs) for column in ("verified_nodes", "target_forwards"))
         row |= {"nodes_per_round": drafts / max(forwards, 1), "identical": sum(run["agreement"] == 1 for run in runs)}
-        scores = [run.get("quality", {}) for run in runs]
-        for column in (name for name in scores[0] if all(name in each for each in scores)):
-            sums, counts = zip(*(each[column] for each in scores))
+        for column in shared:
+            sums, counts = zip(*(run["quality"][column] for run in runs))
             row[column] = sum(sums) / sum(counts)
         rows.append({**row, **(sets or {}).get(name, {})})
     return rows
@@ -107,12 +107,8 @@ def write(
     """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
     rows, paths = summary(records, sets), [folder / name for name in FILES[:3]]
     shown = markdown(rows, settings, note)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(_headings(rows)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     whole = to_json({"settings": settings, "summary": rows, "records": records})
-    for path, content in zip(paths, (shown.encode(), table.getvalue().encode(), whole)):
+    for path, content in zip(paths, (shown.encode(), to_csv(list(_headings(rows)), rows), whole)):
         write_in(folder, path.name, content)
     return shown, [*paths, *_plots(rows, records, folder)]
 

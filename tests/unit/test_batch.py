@@ -281,6 +281,15 @@ def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
     assert parameters({}, 8, 8) == parameters({"prompt": None}, 8, 8) == ""
 
 
+def test_names_that_have_no_utf8_cost_no_picture(tmp_path):
+    """As of a model in a folder from another system: the picture was lost once all of it was drawn."""
+    settings = {"prompt": "a cat", "model": "caf\udce9/model.pt", "model_name": "caf\udce9"}
+    save_png(tmp_path / "a.png", torch.zeros(3, 8, 8), settings)
+    assert read_settings(tmp_path / "a.png") == settings
+    with Image.open(tmp_path / "a.png") as picture:
+        assert "Model: caf\\udce9" in picture.info["parameters"]
+
+
 def test_a_relaxed_image_says_so_to_other_programs():
     settings = {"prompt": "a", "method": "auto", "lantern_delta": 0.7, "lantern_lambda": None}
     assert "Sampler: auto, Relaxed: LANTERN, " in parameters(settings, 8, 8)

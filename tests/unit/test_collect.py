@@ -1,12 +1,15 @@
 """The report of a batch: sheet, table and figures."""
 
 import csv
+import io
 import json
 
 import numpy as np
 import pytest
 from adt_tree_pack.nodes import contact_sheet as collect
 from PIL import Image
+
+from adt_core.app.tables import to_csv
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 PICTURES = [Image.new("RGB", (64, 32), color) for color in COLORS]
@@ -113,6 +116,29 @@ def test_spreadsheets_see_no_formula(tmp_path, prompt, cell):
     path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, PICTURES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
         assert [line["prompt"] for line in csv.DictReader(file)] == [cell]
+    heading, *_ = csv.reader(io.StringIO(to_csv([prompt, "b"], []).decode()))
+    assert heading == [cell, "b"]
+
+
+def test_cells_that_are_no_texts(tmp_path):
+    """A seed that stands in a stranger's PNG may be a list, and is written as one: with texts in it."""
+    odd = [row("1", "a.png", 1.0) | {"seed": ["a;=1"]}, row("2", "b.png", 1.0) | {"seed": -1, "note": None}]
+    path, *_ = collect.write_report(odd, {}, PICTURES[0], tmp_path, "report")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        one, other = csv.DictReader(file)
+    assert one["seed"] == "['a;'=1']" and other["seed"] == "-1" and other["note"] == ""
+
+
+def test_halves_of_characters_cost_no_report(tmp_path):
+    """As ids of a list, or a prompt that was left out for them, bring them."""
+    left_out = [{"id": "\ud800", "prompt": "a \udfff", "note": "left out"}]
+    texts = {"prompt": "\ud800"}
+    paths = collect.write_report([row("\ud83d", "a.png", 1.0)], {}, PICTURES[0], tmp_path, "r", texts, left_out)
+    assert json.loads(paths[1].read_text(encoding="utf-8"))["left_out"] == left_out
+    with paths[0].open(newline="", encoding="utf-8-sig") as file:
+        assert [line["id"] for line in csv.DictReader(file)] == ["\\ud83d", "\\ud800"]
+    with Image.open(paths[2]) as sheet:
+        assert sheet.info["prompt"] == "\\ud800"
 
 
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])

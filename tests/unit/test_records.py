@@ -8,7 +8,7 @@ import pytest
 
 from adt_core.app import records
 from adt_core.app.records import RUNS, append, open_records
-from adt_core.app.report import summary
+from adt_core.app.report import summary, table
 from adt_core.errors import AdtError
 
 METHODS = "autoregressive", "eagle2"
@@ -95,6 +95,7 @@ ODD = [
     *({name: 1.5} for name in ("agreement", "substitution_rate")),
     *({"acceptance": value} for value in (None, 1, [], [[1]], [[1, 2], [3]], [[1, None]], [[1, HUGE]], ["12"])),
     *({"quality": value} for value in (None, [], {}, {"a": 1}, {"a": [1]}, {"a": [1, 0]}, {"a": [HUGE, 1]})),
+    *({"quality": {name: [1, 1]}} for name in ("method", "identical", "a\nb", "\ud800", "x" * 101)),
     *({"picture": value} for value in (None, 5, [], "", "x" * 5000, "a\0b")),
 ]  # fmt: skip
 
@@ -115,6 +116,8 @@ def test_a_score_that_only_some_have_is_no_column(folder, other):
     append(folder, record(2, figures={"quality": other}))
     found = open_records(folder, SETTINGS)
     assert len(found) == 3 and all("more" not in row and "other score" not in row for row in summary(found))
+    for some in (found, found[2:]):  # the last alone: its two methods have different ones
+        table([*summary(some)], len(some))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\0\0", b"{}\n", b'{"settings": 1}\n', b"\xff\xfe{"], ids=range(5))
