@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import os
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +30,8 @@ PARAMETERS = "parameters"
 """Name of the text chunk in which many programs look for a prompt and its settings, as text."""
 LONGEST_NAME = 255
 """Bytes of a file name, on all usual systems."""
-UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_ODD_DATA = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
+UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_ODD_DATA)
 """Pillow's ways to say that a file is no sound picture, or would not fit into memory."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """What is read as a picture. Pillow knows more, and starts other programs for some, such as Ghostscript for EPS."""

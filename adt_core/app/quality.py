@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import AdtError, pip_install
+from ..errors import AdtError, pip_install, shown, told_by_library
 from ..files import is_regular, opened
-from .images import open_image
+from .images import UNSOUND, open_image
 
 Given = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -84,21 +84,20 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
         raise AdtError(
             f"{option}: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
         )
-    if odd := [path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()]:
-        raise AdtError(f"{option}: '{folder / odd[0]}' is no regular file; download the model again.")
-    try:
+    if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
+        raise AdtError(f"{option}: '{odd[0]}' is no regular file; download the model again.")
+    whole = "a whole CLIP model in transformers' layout"
+    with told_by_library(lambda reason: f"{option}: '{folder}' is not {whole} ({reason}); download it again."):
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises many types for files that are missing, damaged or of another model
-        raise AdtError(
-            f"{option}: '{folder}' is not a whole CLIP model in transformers' layout ({error}); download it again."
-        ) from error
     longest = model.config.text_config.max_position_embeddings
     layers = _aesthetic_layers(aesthetic, model.config.projection_dim) if aesthetic else []
 
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
-        inputs = processor(text=[prompt], images=[picture], return_tensors="pt", truncation=True, max_length=longest)
+        given = {"text": [prompt], "images": [picture], "truncation": True, "max_length": longest}
+        with told_by_library(lambda reason: f"{option}: '{folder}' can't read {shown(prompt)} ({reason})."):
+            inputs = processor(**given, return_tensors="pt")
         found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
         scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
         if layers:
@@ -151,8 +150,11 @@ class _Pictures(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Tensor:
-        with open_image(self.files[index]) as picture:
-            square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size))
+        try:
+            with open_image(self.files[index]) as picture:
+                square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size))
+        except UNSOUND as error:
+            raise AdtError(f"'{self.files[index]}' is no sound picture; take it out or save it anew.") from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 

@@ -1,5 +1,7 @@
 """How much of a picture is kept, and how a picture becomes what a codec reads."""
 
+import struct
+
 import pytest
 import torch
 from PIL import Image
@@ -60,3 +62,12 @@ def test_transparency_and_orientation(tmp_path):
     exif[0x0112] = 6  # to be turned a quarter
     lying.save(tmp_path / "lying.jpg", exif=exif)
     assert open_picture(tmp_path / "lying.jpg", "--x").size == (4, 8)
+
+
+def test_a_picture_whose_orientation_is_odd(tmp_path):
+    """Pillow reads such an EXIF, and fails with errors of all kinds when it turns the picture and writes it anew."""
+    entries = [(0x0112, 3, b"\0\x06\0\0"), (0x0100, 2, b"ab\0\0")]  # to be turned; a width that is a text
+    content = b"".join(struct.pack(">HHI4s", tag, kind, 1, value) for tag, kind, value in entries)
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + content + bytes(4))
+    with pytest.raises(AdtError, match="--images: '.*a.jpg' can't be read as a picture"):
+        open_picture(tmp_path / "a.jpg", "--images")

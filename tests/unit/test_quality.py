@@ -186,6 +186,26 @@ def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):
             quality.clip_metric(clip, "--clip", "CLIP score", CPU, tmp_path / name)
 
 
+class PanicException(BaseException):
+    """As the tokenizers' library raises it."""
+
+    __module__ = "pyo3_runtime"
+
+
+@pytest.mark.parametrize(
+    "at, said", [("from_pretrained", "is not a whole CLIP model"), ("__call__", "can't read 'a cat'")]
+)
+def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said):
+    from transformers import CLIPProcessor
+
+    def panic(*_, **__):
+        raise PanicException("attempt to divide by zero")
+
+    monkeypatch.setattr(CLIPProcessor, at, panic)
+    with pytest.raises(AdtError, match=f"--clip: .* {said}.*attempt to divide by zero"):
+        quality.clip_metric(clip, "--clip", "CLIP score", CPU)(Image.new("RGB", (8, 8)), "a cat")
+
+
 def test_a_damaged_clip(clip, tmp_path):
     (tmp_path / "config.json").write_text((clip / "config.json").read_text())
     with pytest.raises(AdtError, match="--clip: .* is not a whole CLIP model"):
@@ -221,3 +241,9 @@ def test_inception_score_and_fid(tmp_path):
     assert np.isfinite(quality.inception_metric(tmp_path / "inception.pth", real, 3, CPU)(files)["other"]["FID"])
     with pytest.raises(AdtError, match="--real-images"):
         quality.inception_metric(tmp_path / "inception.pth", real, 1, CPU)
+
+
+def test_a_damaged_picture_among_real_ones_is_named(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(AdtError, match="a.png' is no sound picture; take it out"):
+        quality._Pictures([tmp_path / "a.png"], 8)[0]

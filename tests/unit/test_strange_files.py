@@ -271,6 +271,11 @@ def test_weights_that_measure_quality_are_files(ours, monkeypatch):
     (ours / "config.json").write_text("{}")
     with pytest.raises(AdtError, match="pytorch_model.bin' is no regular file"):
         quality.clip_metric(ours, "--clip", "CLIP score", torch.device("cpu"))
+    (ours / "deeper").mkdir()
+    (ours / "pytorch_model.bin").rename(ours / "deeper" / "template.jinja")  # which transformers looks for, too
+    with pytest.raises(AdtError, match="deeper/template.jinja' is no regular file"):
+        quality.clip_metric(ours, "--clip", "CLIP score", torch.device("cpu"))
+    (ours / "deeper" / "template.jinja").rename(ours / "pytorch_model.bin")
     with pytest.raises(AdtError, match="no regular file"):
         quality.inception_metric(ours / "pytorch_model.bin", None, 2, torch.device("cpu"))
 
