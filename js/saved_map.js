@@ -148,5 +148,6 @@ function reference(given) {
   const { id, prompt, node, part } = Object(given);
   if (typeof id !== "string") return [];
   const number = part === 1 ? 1 : 0;
-  return [{ id: text(id), part: number, ...(typeof prompt === "string" && prompt.isWellFormed() ? { prompt, node: String(node) } : {}) }];
+  const isFound = typeof prompt === "string" && prompt.isWellFormed() && ["string", "number"].includes(typeof node);
+  return [{ id: text(id), part: number, ...(isFound ? { prompt, node: String(node) } : {}) }];
 }

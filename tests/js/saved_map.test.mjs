@@ -80,11 +80,11 @@ test("a property of any kind is no more than sound settings and references", () 
   for (const odd of [undefined, null, 0, "", "text", [], [1], true, { runs: "x", tag: 5, opacity: "1", figure: 7, evil: 1 }, { figure: "toString", runs: { 0: "a" } }]) {
     assert.deepEqual(soundProperty(odd, usual, FIGURES), none);
   }
-  const runs = [null, 5, "id", {}, { id: 5 }, { id: "a", prompt: 7, part: "0" }, { id: "b", prompt: "\ud800" }, { id: "c", prompt: "p", node: 6, part: 1 }];
+  const runs = [null, 5, "id", {}, { id: 5 }, { id: "a", prompt: 7, part: "0" }, { id: "b", prompt: "\ud800" }, { id: "d", prompt: "p", node: { toString: null } }, { id: "c", prompt: "p", node: 6, part: 1 }];
   assert.deepEqual(soundProperty({ figure: "time", opacity: 0, tag: "t", runs }, usual, FIGURES), {
     settings: { figure: "time", opacity: 0 },
     tag: "t",
-    runs: [{ id: "a", part: 0 }, { id: "b", part: 0 }, { id: "c", part: 1, prompt: "p", node: "6" }],
+    runs: [{ id: "a", part: 0 }, { id: "b", part: 0 }, { id: "d", part: 0 }, { id: "c", part: 1, prompt: "p", node: "6" }],
   });
 });
 
