@@ -177,7 +177,8 @@ def run(plan: Plan) -> str:
         raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
     other = load_eagle(options.compare, target) if options.compare else None
     write_in(plan.folder, "settings.json", to_json(plan.settings))
-    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length)
+    kinds = len(target.decoder.image_ids)
+    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, kinds)
 
     def codes_of(numbers: list[int]) -> Tensor:
         if plan.paths:

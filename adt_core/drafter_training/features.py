@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..files import is_regular, write_in
+from ..errors import AdtError
+from ..files import is_regular, reason, write_in
 
 
 class Features:
@@ -35,8 +37,13 @@ class Features:
         paths = [self._path(number) for number in numbers]
         if not all(map(is_regular, paths)):
             return None
-        files = [load_file(path) for path in paths]
-        rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
+        try:
+            files = [load_file(path) for path in paths]
+            rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
+        except (SafetensorError, KeyError) as error:
+            raise AdtError(
+                f"'{self._folder}' holds a damaged file ({reason(error)}); delete it, and start again."
+            ) from error
         padded = [F.pad(row, (0, 0, pad, 0)) for row, pad in zip(rows, pads)]
         return torch.stack(padded).to(device).float()
 

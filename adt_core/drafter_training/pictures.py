@@ -30,9 +30,10 @@ LARGEST_CAPTION = 1
 
 
 class Pictures:
-    """Captions and codes. The file of codes at ``path`` is opened or begun, for pictures of ``length`` tokens."""
+    """Captions and codes. The file of codes at ``path`` is opened or begun, for pictures of ``length`` tokens, of which
+    there are ``kinds``."""
 
-    def __init__(self, path: Path, prompts: list[str], length: int):
+    def __init__(self, path: Path, prompts: list[str], length: int, kinds: int):
         self.prompts = prompts
         if not path.exists():
             buffer = io.BytesIO()
@@ -44,11 +45,13 @@ class Pictures:
             self._codes = np.lib.format.open_memmap(path, "r+")
         except (OSError, ValueError, SyntaxError) as error:
             raise AdtError(f"{path} can't be read ({reason(error)}); delete it, or name another --output.") from error
-        if self._codes.shape != (len(prompts), length):
+        if self._codes.shape != (len(prompts), length) or self._codes.dtype != np.int32:
             raise AdtError(
-                f"{path} holds {self._codes.shape[0]} pictures of {self._codes.shape[1]} tokens, but {len(prompts)} of "
-                f"{length} are needed; delete it, or name another --output."
+                f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} pictures of "
+                f"{length} tokens in int32 are needed; delete it, or name another --output."
             )
+        if self._codes.max(initial=-1) >= kinds:
+            raise AdtError(f"{path} holds tokens that the model does not have; delete it, or name another --output.")
 
     def make(self, codes_of: Callable[[list[int]], Tensor], together: int) -> None:
         """Make the missing pictures, ``together`` at once. codes_of: their numbers -> codes [len(numbers), tokens]."""

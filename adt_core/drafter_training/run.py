@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import told_by_library
 from ..files import opened, write_in
 
 
@@ -109,16 +110,23 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half)
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
-            with opened(self.path) as file:
-                self.state = torch.load(file, map_location=device, weights_only=True)
-            model.load_state_dict(self.state["model"])
-            self.average = self.state["average"]
-            for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
-                optimiser.load_state_dict(saved)
-            if self.state.get("scaler"):  # empty where losses were not scaled
-                self.scaler.load_state_dict(self.state["scaler"])
+            remedy = "delete it to begin anew, or name another folder"
+            with told_by_library(lambda reason: f"'{self.path}' is damaged, or of another run ({reason}); {remedy}."):
+                self._resume(device)
         self.step = self.state["step"]
         self._start = time.monotonic() - self.state["elapsed"]
+
+    def _resume(self, device: torch.device) -> None:
+        """Go on where the checkpoint was written. Raises errors of all kinds for another one."""
+        with opened(self.path) as file:
+            self.state = torch.load(file, map_location=device, weights_only=True)
+        self.model.load_state_dict(self.state["model"])
+        self.average = {name: self.state["average"][name] for name in self.average}
+        for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        if self.state.get("scaler"):  # empty where losses were not scaled
+            self.scaler.load_state_dict(self.state["scaler"])
+        self.state |= {"step": int(self.state["step"]), "elapsed": float(self.state["elapsed"])}
 
     @property
     def elapsed(self) -> float:

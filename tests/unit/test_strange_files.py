@@ -212,7 +212,7 @@ def test_codes_of_pictures_are_written_through_no_link(ours, secret):
         np.save(file, codes)
     (ours / "codes.npy").symlink_to(secret)
     with pytest.raises(AdtError, match="codes.npy' is a link"):
-        Pictures(ours / "codes.npy", ["a cat"], 4)
+        Pictures(ours / "codes.npy", ["a cat"], 4, 8)
     assert (np.load(secret) == codes).all()
 
 
@@ -248,7 +248,7 @@ def test_records_and_codes_of_no_regular_file(ours, kind):
         open_records(ours, {"prompts": [], "methods": {}})
     at(ours / "codes.npy", kind)
     with pytest.raises(AdtError, match="codes.npy"):
-        Pictures(ours / "codes.npy", ["a cat"], 4)
+        Pictures(ours / "codes.npy", ["a cat"], 4, 8)
     at(ours / "0.safetensors", kind)
     assert Features(ours, 0).get([0], [0], torch.device("cpu")) is None
 
