@@ -30,6 +30,11 @@ window.adtTest = {
     const inside = (n) => (n.subgraph ? this.nodes(n.subgraph, path + n.id + ':') : []);
     return graph.nodes.flatMap((n) => [[path + n.id, n], ...inside(n)]);
   },
+  box(node) { // its place in the workflow; in Nodes 2.0 that of its element, since the graph's own may be outdated
+    const element = document.querySelector(`.lg-node[data-node-id="${node.id}"]`);
+    const { offsetWidth: width, offsetHeight: height } = element ?? {};
+    return height ? [node.pos[0], node.pos[1] - LiteGraph.NODE_TITLE_HEIGHT, width, height] : [...node.getBounding()];
+  },
   map(id) {
     return this.nodes().find(([key]) => key === String(id))?.[1].widgets?.find((w) => w.name === 'acceptance_map')?.map;
   },

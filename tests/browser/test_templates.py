@@ -44,7 +44,7 @@ RUN = """async () => {
 
 
 CROWDED = """() => {
-  const boxes = app.graph.nodes.map((node) => ({ name: `${node.type} ${node.id}`, box: [...node.getBounding()] }));
+  const boxes = app.graph.nodes.map((node) => ({ name: `${node.type} ${node.id}`, box: adtTest.box(node) }));
   const meet = ([x, y, w, h], [X, Y, W, H]) => x < X + W - 1 && X < x + w - 1 && y < Y + H - 1 && Y < y + h - 1;
   const inside = ([x, y, w, h], [X, Y, W, H]) => x >= X - 1 && y >= Y - 1 && x + w <= X + W + 1 && y + h <= Y + H + 1;
   const names = (a) => (b) => [a.name, b.name];
@@ -64,7 +64,7 @@ HIDDEN = """() => {
   const map = document.querySelector('.minimap-main-container').getBoundingClientRect();
   const beyond = ([x, y, w, h]) => x < 60 || y < 38 || x + w > innerWidth || y + h > innerHeight;
   const hidden = (box) => beyond(box) || meet(box, [map.x, map.y, map.width, map.height]);
-  return app.graph.nodes.filter((node) => hidden(place(node.getBounding()))).map((node) => `${node.type} ${node.id}`);
+  return app.graph.nodes.filter((node) => hidden(place(adtTest.box(node)))).map((node) => `${node.type} ${node.id}`);
 }"""
 """Nodes that are beyond the window or behind ComfyUI's bars or its minimap."""
 
