@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 LONGEST = 2000
 """Characters of a pattern."""
-_MOST_WAYS = 64
-"""Ways to match at one place that may have to be tried."""
+_MOST_WORK = 2**13
+"""Ways to match at one place that may have to be tried, times the characters of the pattern: each takes as long."""
 _MOST_TIMES = 8
 _DEEPEST = 4
 
@@ -70,7 +70,7 @@ def is_fast(pattern: str) -> bool:
         whole, end = _choice(pattern[:LONGEST], 0, 0)
     except _SlowError:
         return False
-    return end == len(pattern) and whole.shortest > 0 and whole.ways <= _MOST_WAYS
+    return end == len(pattern) and whole.shortest > 0 and whole.ways * len(pattern) <= _MOST_WORK
 
 
 def _choice(text: str, at: int, depth: int) -> tuple[_Part, int]:

@@ -149,7 +149,17 @@ def test_padding_and_templates_are_left_out(tmp_path):
     "pattern",
     [r"(a+)+b", r"(a|a)*b", r"a*a*b", r"\s+x", r"a+b", r"(a+)?b", r"a{2,}b", r"(a*)*", r"a*", r"", r"(?=a)b", r"\g<0>"]
     + [r"(a)\1", r"a{9999}", r"a{1,9}", r"(a?){8}", r"a?" * 20 + "b", r"a+?b", r"a++b", r"[[a]b]", r"(a", r"a)", r"[a"]
-    + ["a|" * 99 + "b", "a" * 2001, "(" * 99 + "a" + ")" * 99, r"\k<a>", r"(?<a>b)", r"(?#)", r"^a", r".*a"],
+    + [
+        "a?" * 6 + "a{8}" * 180 + "b",
+        "a|" * 99 + "b",
+        "a" * 2001,
+        "(" * 99 + "a" + ")" * 99,
+        r"\k<a>",
+        r"(?<a>b)",
+        r"(?#)",
+        r"^a",
+        r".*a",
+    ],
 )
 def test_patterns_that_may_be_slow(pattern):
     assert not is_fast(pattern)
