@@ -151,15 +151,24 @@ def is_link(path: Path) -> bool:
     return stat.S_ISLNK(found.st_mode) or getattr(found, "st_reparse_tag", 0) == _JUNCTION
 
 
+def refuse_links(path: Path) -> None:
+    """AdtError for a file in a folder of ours that is to be written in its place, if it lies elsewhere, too."""
+    inside(path.parent, path.name)
+    if path.exists() and path.stat().st_nlink > 1:
+        raise AdtError(
+            f"'{path}' is in another folder as well (a hard link); put a copy in its place, and start again."
+        )
+
+
 def add_line(path: Path, line: str) -> None:
     """Add a line to a file in a folder of ours; it is on the disk when this returns. Raises as :func:`writing`.
 
     Several processes may do so. Where one was killed half-way, the next line stands behind half a line, and is written
-    once more. A link is refused: it can't be replaced, since others may be adding to the file.
+    once more. A link, also a hard one, is refused: it can't be replaced, since others may be adding to the file.
     """
     content = f"{line}\n".encode()
-    inside(path.parent, path.name)
     with writing(path):
+        refuse_links(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", opener=regular) as file:
             file.write(content)

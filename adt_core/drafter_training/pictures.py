@@ -19,7 +19,7 @@ from ..app.continuation import open_picture, to_pixels
 from ..app.jobs import Job, decode
 from ..app.prompts import read_prompts, sample
 from ..errors import AdtError
-from ..files import inside, is_regular, opened, read_text, reason, write_in
+from ..files import is_regular, opened, read_text, reason, refuse_links, write_in
 from ..models.target import Target
 from ..policies import PLAIN, Drafting
 from ..rules.sampling import Sampling
@@ -39,7 +39,7 @@ class Pictures:
             buffer = io.BytesIO()
             np.save(buffer, np.full((len(prompts), length), -1, np.int32))
             write_in(path.parent, path.name, buffer.getbuffer())
-        inside(path.parent, path.name)  # it is written in its place
+        refuse_links(path)  # it is written in its place
         try:
             opened(path).close()
             self._codes = np.lib.format.open_memmap(path, "r+")

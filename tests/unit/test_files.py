@@ -122,6 +122,16 @@ def test_a_line_is_whole_whatever_stands_before_it(tmp_path, before):
     assert text.count("two") == 1 + bool(before and not before.endswith("\n")), "twice behind half a line alone"
 
 
+def test_lines_are_added_to_no_file_of_another_folder(tmp_path):
+    """A hard link can't be told from the file. What is not added to is replaced, and needs no check."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").write_text("theirs\n")
+    (tmp_path / "ours" / "a.jsonl").hardlink_to(tmp_path / "theirs")
+    with pytest.raises(AdtError, match=r"a.jsonl' is in another folder as well \(a hard link\); put a copy"):
+        add_line(tmp_path / "ours" / "a.jsonl", "{}")
+    assert (tmp_path / "theirs").read_text() == "theirs\n"
+
+
 def test_a_line_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
     path = tmp_path / "runs.jsonl"
     add_line(path, "one")
