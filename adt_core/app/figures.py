@@ -28,7 +28,7 @@ def is_map(value: object, grid: Sequence[int]) -> bool:
     return all(isinstance(row, list) and len(row) == columns and all(map(_is_figure, row)) for row in value)
 
 
-def are_scores(value: object) -> bool:
+def are_scores(value: object) -> TypeGuard[dict]:
     """Are they scores by column, each a sum and how many there are of it?"""
     if not isinstance(value, dict) or not all(len(name) <= LONGEST and name.isprintable() for name in value):
         return False
