@@ -178,6 +178,25 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
 
 
 @pytest.mark.small_models
+def test_halves_of_characters_in_a_list_cost_no_batch(comfy, batch):
+    """They have no UTF-8, so no line on the page and no table can hold them as they are."""
+    lines = [{"prompt": "a fox", "id": "\ud83d"}, {"prompt": "a \ud83d", "id": "b\ud800"}]
+    (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    name = uuid.uuid4().hex[:8]
+    batch.set("ADTTreeBatchSampler", folder=f"My {name}", unfit_prompts="skip").set(
+        "ADTTreePrompts", file="halves.jsonl"
+    )
+    with comfy.socket() as browser:
+        comfy.wait(comfy.queue(batch.prompt, browser.id), timeout=300)
+        browser.wait_for(lambda m: m.type == "execution_success")
+        said = b" ".join(m.data for m in browser.messages if m.type == TEXT).decode(errors="replace")
+    assert "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt has half a character" in said
+    (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert [row["id"] for row in (*report["images"], *report["left_out"])] == ["\ud83d", "b\ud800"]
+
+
+@pytest.mark.small_models
 def test_a_relaxed_batch_says_so_in_its_line_its_table_and_its_sheet(comfy, batch, graph):
     bounds = {"rule": "delta (LANTERN)", "neighbours": 10, "delta": 0.9, "factor": 2.0, "max_substitution": 1.0}
     drafting = batch.add("ADTTreeSettings", **{**graph.inputs("ADTTreeSettings"), "method": "adt-tree"})
