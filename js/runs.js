@@ -60,8 +60,8 @@ export async function recall(references) {
 async function find(reference) {
   const run = seen(reference.id);
   if (run) return run;
-  const kept = stored().maps[reference.id];
-  if (kept) return load(kept.saved, kept.reference);
+  const { maps } = stored();
+  if (Object.hasOwn(maps, reference.id)) return load(maps[reference.id].saved, maps[reference.id].reference);
   if (!reference.prompt) return null;
   const answer = await api.fetchApi(`/history/${encodeURIComponent(reference.prompt)}`);
   const entry = answer.ok ? (await answer.json())[reference.prompt] : null;
