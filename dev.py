@@ -96,7 +96,7 @@ def types() -> int:
     """Check the types in a copy of the sources, because mypy needs a folder whose name can be that of a package."""
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "adt_tree"
-        for name in ("adt_core", "nodes"):
+        for name in ("adt_core", "adt_lab", "nodes"):
             shutil.copytree(ROOT / name, pack / name, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
         for name in ("__init__.py", "dev.py", "pyproject.toml"):
             shutil.copy2(ROOT / name, pack)

@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -76,6 +77,11 @@ def _checked(plan: Callable[[argparse.Namespace], Any], options: argparse.Namesp
         raise UsageError(str(error)) from error
 
 
+def _laboratory(name: str) -> Any:
+    """A module of ``adt_lab``, the package beside this one."""
+    return import_module(f"{__package__.removesuffix('adt_core')}adt_lab.{name}")
+
+
 def generate(options: argparse.Namespace) -> str:
     """Generate pictures from text."""
     from .app import generation
@@ -85,9 +91,7 @@ def generate(options: argparse.Namespace) -> str:
 
 def benchmark(options: argparse.Namespace) -> str:
     """Compare methods with plain decoding on the same prompts, side by side."""
-    from .app import benchmark
-
-    return benchmark.run(options)
+    return _laboratory("benchmark").run(options)
 
 
 def inspect(options: argparse.Namespace) -> str:
@@ -100,15 +104,13 @@ def inspect(options: argparse.Namespace) -> str:
 
 def train_drafter(options: argparse.Namespace) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to go on with it."""
-    from .drafter_training import drafter
-
+    drafter = _laboratory("training.drafter")
     return drafter.run(_checked(drafter.plan, options))
 
 
 def check_drafter(options: argparse.Namespace) -> str:
     """Find out which tokens a drafter's features were paired with in training, and record it beside the drafter."""
-    from .drafter_training import pairing
-
+    pairing = _laboratory("training.pairing")
     _checked(pairing.choose_drafter, options)
     return pairing.run(options)
 

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.generation import choose_device
 from adt_core.app.jobs import Job, decode, warm_up
+from adt_core.app.options import choose_device
 from adt_core.drafters import drafter_defaults
 from adt_core.policies import PLAIN
 

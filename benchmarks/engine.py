@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.benchmark import RELAXED, Benchmark
-from adt_core.app.generation import choose_device
 from adt_core.app.jobs import Job, decode, rounds
+from adt_core.app.options import choose_device
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
+from adt_lab.benchmark import RELAXED, Benchmark
 
 from .gpu.device import seconds_of, synchronise
 from .harness import captions

@@ -17,8 +17,8 @@ import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job
-from adt_core.app.report import median_interval
 from adt_core.policies import PLAIN
+from adt_lab.report import median_interval
 
 from .harness import captions, runner
 

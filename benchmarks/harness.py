@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from adt_core.app.jobs import Job, decode
-from adt_core.app.quality import PictureMetric, Scores
 from adt_core.policies import PLAIN
+from adt_lab.quality import PictureMetric, Scores
 from model_making.attributes import check
 from model_making.data import example
 
@@ -56,7 +56,7 @@ def runner(job: Job) -> Run:
 def interleaved(runs: dict[str, Run], prompts: list[str], seed: int = 0) -> list[dict]:
     """Every run on every prompt, in an order drawn anew for each prompt; one uncounted prompt first.
 
-    One of them is plain decoding. Returns the records that ``adt_core.app.report`` sums up. Runs of one prompt stand
+    One of them is plain decoding. Returns the records that ``adt_lab.report`` sums up. Runs of one prompt stand
     side by side in time, so their ratio survives a machine whose speed drifts.
     """
     rng = np.random.default_rng(seed)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from adt_core import Lantern, Sampling, load_drafter, load_target
-from adt_core.app.benchmark import Benchmark
 from adt_core.app.jobs import Job, decode
-from adt_core.app.report import median_interval
+from adt_lab.benchmark import Benchmark
+from adt_lab.report import median_interval
 
 from .harness import captions
 from .speed import EVALUATION

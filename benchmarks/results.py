@@ -3,7 +3,7 @@
     python -m benchmarks.results [--output output/results] [--prompts 32] [--ablation-prompts 8]
 
 Writes ``tables.md``, ``results.json`` and, where matplotlib is installed, ``speedup.png`` into ``--output``. The runs,
-one after another, are benchmarks of ``adt_core.app.benchmark``: all methods of a run take turns on every prompt, and a
+one after another, are benchmarks of ``adt_lab.benchmark``: all methods of a run take turns on every prompt, and a
 run that was interrupted goes on where it stopped. What the figures mean is for people to say.
 """
 
@@ -20,11 +20,11 @@ import numpy as np
 from tqdm import tqdm
 
 from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
-from adt_core.app.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
-from adt_core.app.report import COLUMNS, Bar, draw_bars, median_interval, ratios, summary, table
 from adt_core.errors import pip_install
 from adt_core.files import write, write_json
 from adt_core.policies import PLAIN
+from adt_lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
+from adt_lab.report import COLUMNS, Bar, draw_bars, median_interval, ratios, summary, table
 
 from .harness import BUNDLED, BUNDLED_COUNT, SCENES, captions, scene_metric
 

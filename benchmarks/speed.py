@@ -16,10 +16,10 @@ import torch
 
 from adt_core import Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import Job
-from adt_core.app.report import ratios, summary, table
 from adt_core.models.checkpoint import resolve
 from adt_core.policies import PLAIN
 from adt_core.rules.sampling import noise_table, process_logits
+from adt_lab.report import ratios, summary, table
 
 from .harness import captions, interleaved, runner
 

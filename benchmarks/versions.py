@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adt_core.app.report import median_interval
+from adt_lab.report import median_interval
 
 from .checkouts import HERE, Checkout
 from .harness import captions

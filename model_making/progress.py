@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from adt_core.drafter_training.run import Run
+from adt_lab.training.run import Run
 
 
 class TimedRun(Run):

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from adt_core.drafter_training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
+from adt_lab.training.run import initialise, muon_and_adam
 
 from .progress import TimedRun
 from .scenes import COLOURS, PLACES, PLANTS, THINGS, Item

@@ -8,16 +8,17 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core.app import benchmark as bench
-from ..adt_core.app import report
 from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
 from ..adt_core.errors import AdtError
 from ..adt_core.files import inside
+from ..adt_core.policies import PLAIN
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
+from ..adt_lab import benchmark as bench
+from ..adt_lab import report
 from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal
@@ -124,13 +125,13 @@ def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
     """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
-    settings = plan.settings(jobs[bench.PLAIN].target)
+    settings = plan.settings(jobs[PLAIN].target)
     folder = inside(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings))
     records: list[dict] = []
 
     def newest() -> Image.Image:
         return open_picture(
-            folder / records[-1]["runs"][bench.PLAIN]["picture"], "output", "delete it, and start the same again"
+            folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again"
         )
 
     progress = Progress(len(plan.prompts), node_id, newest)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import folder_paths
 
-from ..adt_core.app.generation import default_drafter
+from ..adt_core.app.options import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import parse_json, read_text

@@ -1,4 +1,4 @@
-"""What tests can import from this repository: ``adt_core``, ``model_making``, ``benchmarks`` and ``tests``, by name.
+"""What tests can import from this repository, by name: ``adt_core``, ``adt_lab``, and what stands beside them.
 
 ComfyUI has a top-level module of its own called ``nodes``. With the repository root on ``sys.path``, ``import nodes``
 would find our folder of that name instead. So the root is taken off the path (``python -m pytest`` puts it there), and
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class _Ours:
     """A meta-path finder for the packages of this repository that tests import."""
 
-    NAMES = {"adt_core", "model_making", "benchmarks", "tests"}
+    NAMES = {"adt_core", "adt_lab", "model_making", "benchmarks", "tests"}
     FOLDERS = {"adt_tree_pack": ROOT, "adt_tree_pack.nodes": ROOT / "nodes"}
 
     @classmethod

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.benchmark import PRESETS, RELAXED, sources
 from adt_core.app.jobs import Job
 from adt_core.drafters import Drafter
 from adt_core.drafters.eagle import EagleDrafter
@@ -31,6 +30,7 @@ from adt_core.models.target import Prompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.rules.trace import Round
+from adt_lab.benchmark import PRESETS, RELAXED, sources
 
 from . import device
 

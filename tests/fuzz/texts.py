@@ -14,11 +14,11 @@ from adt_core.app.batch import Batch
 from adt_core.app.images import read_settings, save_png
 from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, read_list, select
-from adt_core.app.records import FIGURES, RUNS, append, open_records
-from adt_core.app.report import summary, table
 from adt_core.engine import profiles
 from adt_core.models.load import load_target
 from adt_core.policies.costs import built_in
+from adt_lab.records import FIGURES, RUNS, append, open_records
+from adt_lab.report import summary, table
 
 from .checkpoints import FOLDERS, WRITERS
 from .odd import ODD, TEXTS, as_json, changed, damaged

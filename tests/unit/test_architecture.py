@@ -21,12 +21,12 @@ FLOORS = (
     ("drafters",),
     ("engine",),
     ("app",),
-    ("drafter_training",),
+    ("parts",),
     ("cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core``, from the lowest floor up. Each may import its own floor and those below it."""
-STRANGERS = {"nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
-"""What ``adt_core`` must do without."""
+STRANGERS = {"adt_lab", "nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
+"""What ``adt_core`` must do without. Its command line looks for the laboratory when a command of it is run."""
 FILE, CLASS, FUNCTION = 400, 250, 40
 """Lines at most, docstrings included."""
 TABLES = {"define_schema"}
@@ -40,7 +40,8 @@ def modules(*folders: str) -> dict[str, ast.Module]:
 
 
 CORE = modules("adt_core")
-SHIPPED = CORE | modules("nodes")
+LAB = modules("adt_lab")
+SHIPPED = CORE | LAB | modules("nodes")
 
 
 def dotted(path: str) -> str:
@@ -48,7 +49,7 @@ def dotted(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-NAMES = {dotted(path) for path in CORE}
+NAMES = {dotted(path) for path in CORE | LAB}
 
 
 def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -84,7 +85,7 @@ def test_imports_point_down():
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in CORE.items()}
+    graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in (CORE | LAB).items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -97,6 +98,16 @@ def test_the_core_knows_neither_the_nodes_nor_comfyui():
         for path, tree in CORE.items()
         for line, module in imports(path, tree)
         if module.split(".")[0] in STRANGERS or not module
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_laboratory_takes_all_of_the_core_in_one_place():
+    wrong = [
+        f"{path}:{line} imports {module}"
+        for path, tree in LAB.items()
+        for line, module in imports(path, tree)
+        if path != "adt_lab/core.py" and module.split(".")[0] in STRANGERS - {"adt_lab"} | {"adt_core"} or not module
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -175,7 +186,7 @@ MAY_OPEN = {
     "adt_core/app/distributed.py": "the empty device",
     "nodes/schema.py": "pages of the pack itself",
 }
-OTHERS = {"os", "self", "self._window"}
+OTHERS = {"os", "self", "self._window", "core"}
 """What has an ``open`` that needs no such care."""
 
 
@@ -192,7 +203,7 @@ def test_files_and_pictures_are_opened_in_one_place():
 
 
 def test_tests_import_public_names_only():
-    ours = ("adt_core", "nodes", "benchmarks", "model_making")
+    ours = ("adt_core", "adt_lab", "nodes", "benchmarks", "model_making")
     wrong = [
         f"{path}:{node.lineno} imports {name} from {node.module}"
         for path, tree in modules("tests", "benchmarks", "model_making").items()

@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 
 from adt_core import Lantern, Sampling, cli
-from adt_core.app import benchmark, jobs
+from adt_core.app import jobs
 from adt_core.app.images import read_settings
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
-from adt_core.app.report import COLUMNS
 from adt_core.policies import POLICIES
+from adt_lab import benchmark
+from adt_lab.report import COLUMNS
 
 METHODS = [
     "eagle2",

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app import benchmark, distributed, generation
+from adt_core.app import distributed, generation
+from adt_lab import benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a cat", "a dog", "a cow", "a red house", "fog", "a blue sky", "a tree"]

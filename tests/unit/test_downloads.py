@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, cli, load_target
-from adt_core.app import generation
 from adt_core.app.inspect import inspect
+from adt_core.app.options import default_drafter
 from adt_core.models import load
 from adt_core.models.checkpoint import Checkpoint
 from adt_core.models.rotary import rope_tables
@@ -245,14 +245,14 @@ def test_a_configuration_with_too_few_positions(tmp_path, stated):
 def test_a_published_drafter_is_found_by_itself(tmp_path, place):
     model = tmp_path / "models" / "ar_image" / "Lumina-mGPT-7B-768"
     drafter = tmp_path / "models" / place / "LANTERN-Lumina-mGPT-7B-768"
-    assert generation.default_drafter(str(model)) == "jacobi"
+    assert default_drafter(str(model)) == "jacobi"
     drafter.mkdir(parents=True)
     (drafter / "config.json").write_text("{}")
-    assert generation.default_drafter(str(model)) == str(drafter)
+    assert default_drafter(str(model)) == str(drafter)
     cached = model.parent / "models--Alpha-VLLM--Lumina-mGPT-7B-768" / "snapshots" / "abc"
-    assert generation.default_drafter(str(cached)) == str(drafter)
-    assert generation.default_drafter(str(model.parent / "Lumina-mGPT-7B-1024")) == "jacobi"
-    assert generation.default_drafter("bundled") == "bundled"
+    assert default_drafter(str(cached)) == str(drafter)
+    assert default_drafter(str(model.parent / "Lumina-mGPT-7B-1024")) == "jacobi"
+    assert default_drafter("bundled") == "bundled"
 
 
 def test_luminas_published_drafter_has_the_layout_that_is_read(tmp_path):
@@ -265,5 +265,5 @@ def test_luminas_published_drafter_has_the_layout_that_is_read(tmp_path):
     target = load_target(model)
     write_drafter(tmp_path / "LANTERN-Lumina-mGPT-7B-768", target)
     share_norms(tmp_path / "LANTERN-Lumina-mGPT-7B-768")
-    found = load_drafter(generation.default_drafter(str(model)), target)
+    found = load_drafter(default_drafter(str(model)), target)
     assert found.network is not None and Checkpoint(tmp_path / "LANTERN-Lumina-mGPT-7B-768").name.startswith("LANTERN")

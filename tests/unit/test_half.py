@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.benchmark import sources
 from adt_core.models import exact
+from adt_lab.benchmark import sources
 from tests.drafted import METHODS, run
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3

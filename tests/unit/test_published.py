@@ -9,14 +9,14 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from adt_core import Sampling, cli, load_target
-from adt_core.app import benchmark
 from adt_core.app.batch import key
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job
-from adt_core.drafter_training import drafter
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
+from adt_lab import benchmark
+from adt_lab.training import drafter
 from tests import model_tables
 from tests.layouts.emu3 import write_emu3
 

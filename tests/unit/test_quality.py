@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
 from adt_core import cli
-from adt_core.app import quality
-from adt_core.app.report import summary
 from adt_core.errors import AdtError
+from adt_lab import quality
+from adt_lab.report import summary
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from adt_core.app import records
-from adt_core.app.records import RUNS, append, open_records
-from adt_core.app.report import summary, table
 from adt_core.errors import AdtError
+from adt_lab import records
+from adt_lab.records import RUNS, append, open_records
+from adt_lab.report import summary, table
 
 METHODS = "autoregressive", "eagle2"
 SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": dict.fromkeys(METHODS), "grid": [1, 2], "metrics": ["m"]}

@@ -1,7 +1,7 @@
 """What the benchmark of docs/results.md runs, and its tables."""
 
-from adt_core.app.benchmark import PRESETS
 from adt_core.policies import PLAIN
+from adt_lab.benchmark import PRESETS
 from benchmarks.results import MAIN, PAIRS, RELAXED, Run, ablations, controls
 
 

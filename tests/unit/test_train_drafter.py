@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_target
-from adt_core.drafter_training import drafter as command
-from adt_core.drafter_training.features import Features
-from adt_core.drafter_training.run import initialise
-from adt_core.drafter_training.save import drafter_tensors, write_checkpoint
-from adt_core.drafter_training.unroll import read, unroll
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import config_fields, load_eagle
 from adt_core.models.config import DecoderConfig
+from adt_lab.training import drafter as command
+from adt_lab.training.features import Features
+from adt_lab.training.run import initialise
+from adt_lab.training.save import drafter_tensors, write_checkpoint
+from adt_lab.training.unroll import read, unroll
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus

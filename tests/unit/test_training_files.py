@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from adt_core.drafter_training.features import Features
-from adt_core.drafter_training.pictures import Pictures
-from adt_core.drafter_training.run import Run
 from adt_core.errors import AdtError
+from adt_lab.training.features import Features
+from adt_lab.training.pictures import Pictures
+from adt_lab.training.run import Run
 
 SHAPE, KINDS = (2, 4), 8
 CODES = {

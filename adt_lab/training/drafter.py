@@ -20,17 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..app.generation import choose_device, models_of, named, open_target, sampling_of, suffix_of
-from ..app.images import check_outputs
-from ..drafters import JACOBI, is_network
-from ..drafters.eagle import EagleDrafter
-from ..drafters.eagle_files import config_fields, grid_of_pairs, load_eagle
-from ..errors import AdtError
-from ..files import inside, to_json, write_in
-from ..models.checkpoint import Checkpoint, read_json, resolve
-from ..models.load import published_sampling
-from ..models.target import Target, suffixed
-from ..rules.sampling import Sampling
+from .. import core
 from .features import Features
 from .log import sentence, write_log
 from .pictures import Pictures, caption_file, draw, encode, find_captioned, find_prompts
@@ -60,7 +50,7 @@ class Plan:
     options: argparse.Namespace
     prompts: list[str]
     paths: list[Path] | None
-    sampling: Sampling
+    sampling: core.Sampling
     device: torch.device
 
     @property
@@ -82,22 +72,25 @@ def plan(options: argparse.Namespace) -> Plan:
         options.minutes = 60.0
     for name in ("held_out", "passes", "batch", "accumulate", "every", "draw_batch"):
         if getattr(options, name) < 1:
-            raise AdtError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
+            raise core.AdtError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
     for name in ("steps", "minutes", "pictures", "learning_rate"):
         value = getattr(options, name)
         if value is not None and not 0 < value < inf:
-            raise AdtError(f"--{name.replace('_', '-')} is {value}; it must be a number above 0.")
+            raise core.AdtError(f"--{name.replace('_', '-')} is {value}; it must be a number above 0.")
     if not 0 <= options.features_gb < inf:
-        raise AdtError(f"--features-gb is {options.features_gb}; it must be 0 (keep none) or a number above it.")
-    sampling_of(options)  # what is given makes sense, whatever the model
+        raise core.AdtError(f"--features-gb is {options.features_gb}; it must be 0 (keep none) or a number above it.")
+    core.sampling_of(options)  # what is given makes sense, whatever the model
     prompts, paths = _captions(options, options.seed)
-    published = published_sampling(options.model)
-    prompts = [suffixed(prompt, suffix_of(options, published)) for prompt in prompts]
-    made = Plan(options, prompts, paths, sampling_of(options, published), choose_device(options.device))
+    published = core.published_sampling(options.model)
+    prompts = [core.suffixed(prompt, core.suffix_of(options, published)) for prompt in prompts]
+    made = Plan(options, prompts, paths, core.sampling_of(options, published), core.choose_device(options.device))
     _check_output(made)
-    read = [*models_of(options.model, options.compare or JACOBI, "--compare"), *named(options, "prompts")]
+    read = [
+        *core.models_of(options.model, options.compare or core.JACOBI, "--compare"),
+        *core.named(options, "prompts"),
+    ]
     read += [("--images", file) for path in paths or () for file in (path, caption_file(path))]
-    check_outputs([("--output", options.output / name) for name in FILES], read)
+    core.check_outputs([("--output", options.output / name) for name in FILES], read)
     return made
 
 
@@ -114,11 +107,11 @@ def _captions(options: argparse.Namespace, seed: int) -> tuple[list[str], list[P
         return prompts, paths
     source = f"--{'images' if options.images else 'prompts'}: '{options.images or options.prompts}'"
     if not paths and len(prompts) > held_out:
-        raise AdtError(
+        raise core.AdtError(
             f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (--batch); "
             "draw more with --pictures."
         )
-    raise AdtError(
+    raise core.AdtError(
         f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
         f"(--held-out) and {batch} for one step (--batch); add some, or lower these."
     )
@@ -128,40 +121,40 @@ def _check_output(plan: Plan) -> None:
     """AdtError if ``--output`` is no folder, or holds something else than a run of this plan."""
     folder, known = plan.options.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
-        raise AdtError(f"--output: '{folder}' is a file; name a folder.")
+        raise core.AdtError(f"--output: '{folder}' is a file; name a folder.")
     if plan.options.images and folder.resolve() == plan.options.images.resolve():
-        raise AdtError(
+        raise core.AdtError(
             "--output is the folder of --images, where the next run would take its chart for a picture; name another."
         )
-    inside(folder, "training", "features")
+    core.inside(folder, "training", "features")
     if not known.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
-            raise AdtError(
+            raise core.AdtError(
                 f"--output: '{folder}' holds a model that was not made here, or whose folder 'training' is gone; "
                 "name another folder."
             )
         return
     try:
-        before = read_json(known)
-    except AdtError as error:
-        raise AdtError(f"--output: '{known}' is damaged; name another folder, or delete this one.") from error
+        before = core.read_json(known)
+    except core.AdtError as error:
+        raise core.AdtError(f"--output: '{known}' is damaged; name another folder, or delete this one.") from error
     for name, now in plan.settings.items():
         if before.get(name, now) != now:  # an earlier version wrote down fewer options
             what = "other captions" if name == "captions" else f"{name} {before[name]}, and now it is {now}"
-            raise AdtError(
+            raise core.AdtError(
                 f"--output: '{folder}' was begun with {what}; give the same options to go on with it, "
                 "or name another folder."
             )
 
 
-def make_drafter(target: Target) -> EagleDrafter:
+def make_drafter(target: core.Target) -> core.EagleDrafter:
     """A new drafter in float32, with seeded random weights that at first pass the feature on.
 
     Its embedding is the target's, as a plain tensor: not trained, not averaged, not in checkpoints.
     """
     decoder = target.decoder
-    config = replace(decoder.config, num_layers=1, grid_rope=grid_of_pairs(decoder.config))
-    drafter = EagleDrafter(config, input_norm=True)
+    config = replace(decoder.config, num_layers=1, grid_rope=core.grid_of_pairs(decoder.config))
+    drafter = core.EagleDrafter(config, input_norm=True)
     del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.fc.data[config.hidden_size :] += torch.eye(config.hidden_size)
@@ -172,11 +165,13 @@ def make_drafter(target: Target) -> EagleDrafter:
 def run(plan: Plan) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
     options = plan.options
-    target = open_target(options, plan.device)
-    if options.compare and not is_network(options.compare):
-        raise AdtError(f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
-    other = load_eagle(options.compare, target) if options.compare else None
-    write_in(plan.folder, "settings.json", to_json(plan.settings))
+    target = core.open_target(options, plan.device)
+    if options.compare and not core.is_network(options.compare):
+        raise core.AdtError(
+            f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'."
+        )
+    other = core.load_eagle(options.compare, target) if options.compare else None
+    core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
     kinds = len(target.decoder.image_ids)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, kinds)
 
@@ -198,10 +193,10 @@ def run(plan: Plan) -> str:
 class Trainer:
     """One training run on the pictures of one target."""
 
-    def __init__(self, target: Target, pictures: Pictures, plan: Plan):
+    def __init__(self, target: core.Target, pictures: Pictures, plan: Plan):
         self.target, self.pictures, self.sampling = target, pictures, plan.sampling
         self.options = options = plan.options
-        self.drafter, self._config = make_drafter(target), Checkpoint(resolve(options.model, "target")).config
+        self.drafter, self._config = make_drafter(target), core.Checkpoint(core.resolve(options.model, "target")).config
         self._features = Features(plan.folder / "features", options.features_gb * 2**30)
         self._encode = cache(target.encode_prompt)
         half = _autocast_dtype(plan.device, options.autocast)
@@ -236,7 +231,9 @@ class Trainer:
         self.log.append({**row, **self.measure(shipped)})
         self.run.save(log=self.log)
         dtype = torch.bfloat16 if self.target.decoder.dtype is torch.bfloat16 else torch.float16
-        write_checkpoint(folder, drafter_tensors(shipped), {**self._config, **config_fields(shipped.config)}, dtype)
+        write_checkpoint(
+            folder, drafter_tensors(shipped), {**self._config, **core.config_fields(shipped.config)}, dtype
+        )
         write_log(folder, self.log, self.options.passes)
 
     def _step(self) -> Tensor:
@@ -268,7 +265,7 @@ class Trainer:
         order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + held_out
         return order[place * size : (place + 1) * size].tolist()
 
-    def measure(self, drafter: EagleDrafter) -> dict[str, float]:
+    def measure(self, drafter: core.EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
         batches = [batch.tolist() for batch in torch.arange(self.options.held_out).split(self.options.batch)]
         readings = (self._read(batch).paired(drafter.pairing) for batch in batches)

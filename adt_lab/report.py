@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files import to_json, write_in
-from ..policies import PLAIN
-from .tables import to_csv
+from . import core
 
 COLUMNS = {
     "method": "method",
@@ -66,7 +64,7 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
     shared = [name for name in every[0] if all(name in scores for scores in every)]
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
-        speedups = ratios(records, PLAIN, name)
+        speedups = ratios(records, core.PLAIN, name)
         low, high = median_interval(speedups)
         row = {"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high}
         row |= {column: mean(run[column] for run in runs) for column in MEANS}
@@ -107,9 +105,9 @@ def write(
     """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
     rows, paths = summary(records, sets), [folder / name for name in FILES[:3]]
     shown = markdown(rows, settings, note)
-    whole = to_json({"settings": settings, "summary": rows, "records": records})
-    for path, content in zip(paths, (shown.encode(), to_csv(list(_headings(rows)), rows), whole)):
-        write_in(folder, path.name, content)
+    whole = core.to_json({"settings": settings, "summary": rows, "records": records})
+    for path, content in zip(paths, (shown.encode(), core.to_csv(list(_headings(rows)), rows), whole)):
+        core.write_in(folder, path.name, content)
     return shown, [*paths, *_plots(rows, records, folder)]
 
 
@@ -141,7 +139,7 @@ def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
 def _save(figure: Any, path: Path, dpi: int) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=dpi)
-    write_in(path.parent, path.name, buffer.getvalue())
+    core.write_in(path.parent, path.name, buffer.getvalue())
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
@@ -152,7 +150,7 @@ def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
         return []
     bars = [Bar(row["method"], row["speedup"], row["low"], row["high"]) for row in rows]
     draw_bars(folder / "speedup.png", bars, "times as fast as plain decoding (median, 95 % interval)")
-    names = [row["method"] for row in rows if row["method"] != PLAIN]
+    names = [row["method"] for row in rows if row["method"] != core.PLAIN]
     if not names:
         return [folder / "speedup.png"]
     maps = [np.mean([record["runs"][name]["acceptance"] for record in records], 0) for name in names]

@@ -7,7 +7,7 @@ import io
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..files import write_in
+from .. import core
 from .unroll import CHILDREN
 
 
@@ -29,9 +29,9 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
     table = csv.DictWriter(text, rows[0])
     table.writeheader()
     table.writerows(rows)
-    write_in(folder, "log.csv", text.getvalue().encode())
+    core.write_in(folder, "log.csv", text.getvalue().encode())
     if find_spec("matplotlib"):
-        write_in(folder, "log.png", _chart(rows, passes))
+        core.write_in(folder, "log.png", _chart(rows, passes))
 
 
 def _chart(rows: list[dict], passes: int) -> bytes:

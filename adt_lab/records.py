@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
-from ..errors import AdtError
-from ..files import add_line, parse_json, read_text, reason
-from .figures import are_figures, are_scores, is_map
+from . import core
 from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
@@ -21,6 +20,8 @@ FIGURES = ("seconds", "verified_nodes", *MEANS)
 """Figures that the report reads of a run."""
 LARGEST = 4096
 """MiB of the file that is read."""
+LONGEST = 100
+"""Characters of a column's name."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +39,7 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
         append(folder, {"settings": settings})
         begun, records = _read(path)  # another process may have been first
     if begun != settings:
-        raise AdtError(
+        raise core.AdtError(
             f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
         )
     found: dict[int, dict] = {}
@@ -54,16 +55,16 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
 
 def append(folder: Path, record: dict) -> None:
     """Add a record; it is on the disk when this returns. AdtError if it can't be written."""
-    add_line(folder / RUNS, json.dumps(record))
+    core.add_line(folder / RUNS, json.dumps(record))
 
 
 def _read(path: Path) -> tuple[dict | None, list[dict]]:
     """The first settings in a file, None if there are none, and all objects behind them."""
     try:
-        text = read_text(path, LARGEST, errors="replace") if path.exists() else ""
+        text = core.read_text(path, LARGEST, errors="replace") if path.exists() else ""
     except OSError as error:
-        raise AdtError(
-            f"--output: '{path}' can't be read ({reason(error)}); delete it, or give another folder."
+        raise core.AdtError(
+            f"--output: '{path}' can't be read ({core.reason(error)}); delete it, or give another folder."
         ) from error
     objects = map(_object, text.split("\n"))
     settings = next((found for one in objects if isinstance(found := one.get("settings"), dict)), None)
@@ -73,7 +74,7 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
 def _object(line: str) -> dict[str, Any]:
     """The JSON object of a line; {} if it is none."""
     try:
-        value = parse_json(line)
+        value = core.parse_json(line)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -91,11 +92,29 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Has it all that the report reads of a method's run?"""
-    if not are_figures(run, FIGURES) or not is_map(run.get("acceptance"), settings["grid"]):
+    if not core.figures.are_figures(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
-    are_ours = are_scores(scores) and bool(scores) == bool(settings["metrics"]) and scores.keys().isdisjoint(COLUMNS)
+    are_ours = _are_scores(scores) and bool(scores) == bool(settings["metrics"]) and scores.keys().isdisjoint(COLUMNS)
     return are_ours and _is_inside(run.get("picture"))
+
+
+def _is_map(value: object, grid: Sequence[int]) -> bool:
+    """Is it a figure of each cell of a grid, row by row?"""
+    rows, columns = grid
+    if not isinstance(value, list) or len(value) != rows:
+        return False
+    return all(isinstance(row, list) and len(row) == columns and all(map(core.figures.is_figure, row)) for row in value)
+
+
+def _are_scores(value: object) -> TypeGuard[dict]:
+    """Are they scores by column, each a sum and how many there are of it?"""
+    if not isinstance(value, dict) or not all(len(name) <= LONGEST and name.isprintable() for name in value):
+        return False
+    pairs = [pair for pair in value.values() if isinstance(pair, list) and len(pair) == 2]
+    return len(pairs) == len(value) and all(
+        core.figures.is_figure(one, -core.figures.LARGEST) and core.figures.is_figure(of, 0.5) for one, of in pairs
+    )
 
 
 def _is_inside(picture: object) -> bool:

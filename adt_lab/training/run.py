@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import told_by_library
-from ..files import opened, write_in
+from .. import core
 
 
 def cosine(fraction: float, warmup: float) -> float:
@@ -111,14 +110,16 @@ class Run:
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
             remedy = "delete it to begin anew, or name another folder"
-            with told_by_library(lambda reason: f"'{self.path}' is damaged, or of another run ({reason}); {remedy}."):
+            with core.told_by_library(
+                lambda reason: f"'{self.path}' is damaged, or of another run ({reason}); {remedy}."
+            ):
                 self._resume(device)
         self.step = self.state["step"]
         self._start = time.monotonic() - self.state["elapsed"]
 
     def _resume(self, device: torch.device) -> None:
         """Go on where the checkpoint was written. Raises errors of all kinds for another one."""
-        with opened(self.path) as file:
+        with core.opened(self.path) as file:
             self.state = torch.load(file, map_location=device, weights_only=True)
         self.model.load_state_dict(self.state["model"])
         self.average = {name: self.state["average"][name] for name in self.average}
@@ -172,4 +173,4 @@ class Run:
         }
         buffer = io.BytesIO()  # torch says nothing of a full disk
         torch.save({**state, **more}, buffer)
-        write_in(self.path.parent, self.path.name, buffer.getbuffer())
+        core.write_in(self.path.parent, self.path.name, buffer.getbuffer())

@@ -20,9 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import AdtError, pip_install, shown, told_by_library
-from ..files import is_regular, opened
-from .images import UNSOUND, open_image
+from . import core
 
 Given = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -54,9 +52,9 @@ def choose(
 ) -> Quality:
     """Load the metrics for which the benchmark's options give weights. count: pictures of a method. Raises AdtError."""
     if aesthetic and not clip:
-        raise AdtError("--aesthetic reads the embeddings of CLIP ViT-L/14; give that model's folder with --clip.")
+        raise core.AdtError("--aesthetic reads the embeddings of CLIP ViT-L/14; give that model's folder with --clip.")
     if real_images and not inception:
-        raise AdtError(
+        raise core.AdtError(
             "--real-images: FID compares features of Inception; give torch-fidelity's weights of it with --inception."
         )
     sets = inception_metric(inception, real_images, count, device) if inception else None
@@ -81,13 +79,13 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
-        raise AdtError(
+        raise core.AdtError(
             f"{option}: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
         )
     if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
-        raise AdtError(f"{option}: '{odd[0]}' is no regular file; download the model again.")
+        raise core.AdtError(f"{option}: '{odd[0]}' is no regular file; download the model again.")
     whole = "a whole CLIP model in transformers' layout"
-    with told_by_library(lambda reason: f"{option}: '{folder}' is not {whole} ({reason}); download it again."):
+    with core.told_by_library(lambda reason: f"{option}: '{folder}' is not {whole} ({reason}); download it again."):
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
     longest = model.config.text_config.max_position_embeddings
@@ -96,7 +94,7 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
         given = {"text": [prompt], "images": [picture], "truncation": True, "max_length": longest}
-        with told_by_library(lambda reason: f"{option}: '{folder}' can't read {shown(prompt)} ({reason})."):
+        with core.told_by_library(lambda reason: f"{option}: '{folder}' can't read {core.shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
         found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
         scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
@@ -120,7 +118,7 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
     names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
-        raise AdtError(
+        raise core.AdtError(
             f"--aesthetic: '{path}' does not lead from an embedding of {width} numbers to one score; "
             "give the predictor for the model in --clip."
         )
@@ -130,12 +128,12 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
 def _read(path: Path, option: str) -> dict[str, Tensor]:
     """The tensors of a file. AdtError if it holds anything else."""
     try:
-        opened(path).close()  # these open it themselves, and would wait at a pipe
+        core.opened(path).close()  # these open it themselves, and would wait at a pipe
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types; with weights_only it runs nothing that the file asks for
-        raise AdtError(
+        raise core.AdtError(
             f"{option}: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); download it again."
         ) from error
 
@@ -151,10 +149,10 @@ class _Pictures(Dataset):
 
     def __getitem__(self, index: int) -> Tensor:
         try:
-            with open_image(self.files[index]) as picture:
+            with core.open_image(self.files[index]) as picture:
                 square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size))
-        except UNSOUND as error:
-            raise AdtError(f"'{self.files[index]}' is no sound picture; take it out or save it anew.") from error
+        except core.UNSOUND as error:
+            raise core.AdtError(f"'{self.files[index]}' is no sound picture; take it out or save it anew.") from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
@@ -166,15 +164,15 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     try:
         from torch_fidelity import calculate_metrics
     except ImportError as error:
-        raise AdtError(
+        raise core.AdtError(
             "--inception: torch-fidelity computes what is asked for, and is not installed; "
-            f"run {pip_install('torch-fidelity')}"
+            f"run {core.pip_install('torch-fidelity')}"
         ) from error
     _read(weights, "--inception")  # torch-fidelity would run what a pickle asks for
     found = real_images.rglob("*") if real_images else ()
-    real = sorted(path for path in found if path.suffix.lower() in _PICTURES and is_regular(path))
+    real = sorted(path for path in found if path.suffix.lower() in _PICTURES and core.is_regular(path))
     if real_images and min(len(real), count) < 2:
-        raise AdtError(
+        raise core.AdtError(
             f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
             f"for {count} of every method."
         )
@@ -182,7 +180,7 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     shared |= {"isc": True, "isc_splits": 1, "verbose": False}
 
     def metric(pictures: dict[str, list[Path]]) -> dict[str, dict[str, float]]:
-        with open_image(next(iter(pictures.values()))[0]) as first:
+        with core.open_image(next(iter(pictures.values()))[0]) as first:
             size = min(first.size)
         fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
         known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores

@@ -23,38 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..drafters import (
-    DRAFTERS,
-    JACOBI,
-    WITH_WINDOW,
-    Drafter,
-    drafter_defaults,
-    load_drafter,
-    with_window,
-    without_window,
-)
-from ..errors import AdtError, Check, pip_install
-from ..files import write_in
-from ..models.checkpoint import BUNDLED
-from ..models.target import Target
-from ..policies import PLAIN, POLICIES, Drafting
-from ..rules.sampling import Sampling
-from ..rules.verify import Lantern
-from ..version import VERSION
-from . import distributed, quality, report
-from .generation import (
-    choose_device,
-    default_drafter,
-    lantern_of,
-    models_of,
-    named,
-    open_target,
-    sampling_of,
-    suffix_of,
-)
-from .images import check_outputs, open_image, to_png
-from .jobs import Job, decode, replaced, warm_up
-from .prompts import BUNDLED_CAPTIONS, read_prompts, sample
+from . import core, quality, report
 from .records import RUNS, append, open_records
 
 RELAXED = "+lantern"
@@ -70,37 +39,37 @@ class Preset(NamedTuple):
     is none. lantern: its acceptance rule; None for the exact one.
     """
 
-    drafting: Drafting
+    drafting: core.Drafting
     source: str = NETWORK
-    lantern: Lantern | None = None
+    lantern: core.Lantern | None = None
 
 
-_WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI, "cpu")})
+_WINDOW = core.Drafting.of({"method": "eagle2", **core.drafter_defaults(core.JACOBI, "cpu")})
 _CHAIN = _WINDOW.replace(width=1, nodes=16)
 _LONG = _WINDOW.replace(depth=42, width=4, nodes=64)
-_PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
+_PRUNED = core.Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
 
 
 def _of_policies() -> dict[str, Preset]:
     """Every method in the table of policies, with its defaults; plain decoding first."""
-    methods = sorted(POLICIES, key=lambda name: name != PLAIN)
-    return {name: Preset(Drafting(name), NETWORK if POLICIES[name].needs_drafter else "") for name in methods}
+    methods = sorted(core.POLICIES, key=lambda name: name != core.PLAIN)
+    return {name: Preset(core.Drafting(name), NETWORK if core.POLICIES[name].needs_drafter else "") for name in methods}
 
 
 PRESETS = {
     **_of_policies(),
-    "eagle2-top-k": Preset(Drafting("eagle2", proposal="top-k")),
+    "eagle2-top-k": Preset(core.Drafting("eagle2", proposal="top-k")),
     "eagle2-pruned": Preset(_PRUNED),
-    "adt-tree-vertical": Preset(Drafting("adt-tree", init="vertical")),
-    "adt-tree-random": Preset(Drafting("adt-tree", init="random")),
-    "adt-tree-top-k": Preset(Drafting("adt-tree", proposal="top-k")),
-    "jacobi-chain": Preset(_CHAIN, JACOBI),
-    "jacobi": Preset(_WINDOW, JACOBI),
-    "jacobi-64": Preset(_LONG, JACOBI),
-    "merged-chain": Preset(_CHAIN, NETWORK + WITH_WINDOW),
-    "merged": Preset(_WINDOW, NETWORK + WITH_WINDOW),
-    "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
-    "auto-jacobi": Preset(Drafting("auto"), JACOBI),
+    "adt-tree-vertical": Preset(core.Drafting("adt-tree", init="vertical")),
+    "adt-tree-random": Preset(core.Drafting("adt-tree", init="random")),
+    "adt-tree-top-k": Preset(core.Drafting("adt-tree", proposal="top-k")),
+    "jacobi-chain": Preset(_CHAIN, core.JACOBI),
+    "jacobi": Preset(_WINDOW, core.JACOBI),
+    "jacobi-64": Preset(_LONG, core.JACOBI),
+    "merged-chain": Preset(_CHAIN, NETWORK + core.WITH_WINDOW),
+    "merged": Preset(_WINDOW, NETWORK + core.WITH_WINDOW),
+    "merged-64": Preset(_LONG, NETWORK + core.WITH_WINDOW),
+    "auto-jacobi": Preset(core.Drafting("auto"), core.JACOBI),
 }
 """What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
@@ -108,12 +77,12 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 """What is set against plain decoding unless told otherwise, with a drafter network and without one."""
 
 
-def sources(drafter: Drafter | None) -> dict[str, Drafter]:
+def sources(drafter: core.Drafter | None) -> dict[str, core.Drafter]:
     """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
-    found = {name: make() for name, make in DRAFTERS.items()}
-    network = without_window(drafter) if drafter is not None else None
+    found = {name: make() for name, make in core.DRAFTERS.items()}
+    network = core.without_window(drafter) if drafter is not None else None
     if network is not None:
-        found |= {NETWORK: network, NETWORK + WITH_WINDOW: with_window(network)}
+        found |= {NETWORK: network, NETWORK + core.WITH_WINDOW: core.with_window(network)}
     return found
 
 
@@ -129,18 +98,18 @@ class Benchmark:
 
     prompts: list[str]
     methods: list[str]
-    sampling: Sampling
-    lantern: Lantern
-    drafter: str = BUNDLED
+    sampling: core.Sampling
+    lantern: core.Lantern
+    drafter: str = core.BUNDLED
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
     known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
-    model: str = BUNDLED
+    model: str = core.BUNDLED
     suffix: str = ""
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name.removesuffix(RELAXED) not in self.known or name == PLAIN + RELAXED:
-                raise AdtError(
+            if name.removesuffix(RELAXED) not in self.known or name == core.PLAIN + RELAXED:
+                raise core.AdtError(
                     f"--methods: {name!r} is unknown; choose from {', '.join(self.known)}, "
                     f"all but the first also with {RELAXED} behind it."
                 )
@@ -149,7 +118,7 @@ class Benchmark:
     def presets(self) -> dict[str, Preset]:
         """What every method's name stands for; plain decoding first, since everything is measured against it."""
         found = {}
-        for name in (PLAIN, *self.methods):
+        for name in (core.PLAIN, *self.methods):
             preset = self.known[name.removesuffix(RELAXED)]
             found[name] = preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset
         return found
@@ -159,19 +128,19 @@ class Benchmark:
         pictures = (path for method in self.presets for path in (folder / _pictures(method)).glob("*.png"))
         return [*(folder / name for name in (RUNS, *report.FILES)), *pictures]
 
-    def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
+    def jobs(self, target: core.Target, drafter: core.Drafter | None) -> dict[str, core.Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        found, jobs, network = sources(drafter), {}, self.drafter.removesuffix(WITH_WINDOW)
+        found, jobs, network = sources(drafter), {}, self.drafter.removesuffix(core.WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in found:
                 needs = f"the method {name!r} needs a network"
-                raise AdtError(f"--drafter: {needs}; give a drafter that is one, or leave the method out.")
+                raise core.AdtError(f"--drafter: {needs}; give a drafter that is one, or leave the method out.")
             paths = self.model, source.replace(NETWORK, network) or None
             how = self.sampling, drafting, found.get(source), lantern
-            jobs[name] = Job(target, *how, "", (), *paths, suffix=self.suffix)
+            jobs[name] = core.Job(target, *how, "", (), *paths, suffix=self.suffix)
         return jobs
 
-    def settings(self, target: Target) -> dict:
+    def settings(self, target: core.Target) -> dict:
         """Everything that the figures depend on. Runs with other settings are never mixed with these."""
         decoder = target.decoder
         cpu = platform.processor() or platform.machine()
@@ -189,7 +158,7 @@ class Benchmark:
             "metrics": list(self.metrics),
             "prompts": self.prompts,
             "grid": list(target.grid),
-            "engine": f"ADT-Tree {VERSION}",
+            "engine": f"ADT-Tree {core.VERSION}",
             "commit": _commit(),
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -203,7 +172,7 @@ class Benchmark:
 
 def _commit() -> str | None:
     """The commit of this pack, if it is a git checkout itself, and not only lies in one."""
-    pack = Path(__file__).parents[2]
+    pack = Path(__file__).parents[1]
     if not (pack / ".git").exists():
         return None
     try:
@@ -227,27 +196,27 @@ wrote its tokens has no picture."""
 class Engine:
     """A benchmark's models in memory; measures prompts. facts: the settings that the figures depend on."""
 
-    def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
+    def __init__(self, benchmark: Benchmark, jobs: dict[str, core.Job], check: core.Check | None = None):
         self._prompts, self._jobs, self._check, self._warm = benchmark.prompts, jobs, check, False
-        self.facts = benchmark.settings(jobs[PLAIN].target)
+        self.facts = benchmark.settings(jobs[core.PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
         """Decode the prompt of this number by all methods, in an order that the number fixes."""
         if not self._warm:  # first calls are slow
             for job in self._jobs.values():
-                warm_up(job.decoding(self._prompts[:1], check=self._check), WARM_UP)
+                core.warm_up(job.decoding(self._prompts[:1], check=self._check), WARM_UP)
         self._warm, prompt = True, self._prompts[number]
         rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
         order = map(str, rng.permutation(list(self._jobs)))
-        done = {name: decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
-        plain, measured = done[PLAIN].grid_codes(), Measured()
+        done = {name: core.decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
+        plain, measured = done[core.PLAIN].grid_codes(), Measured()
         for name, job in self._jobs.items():
             codes, trace, png = done[name].grid_codes(), done[name].trace, None
             agreement = (codes == plain).double().mean().item()
-            if name == PLAIN or agreement < 1:
-                known = done[name].conditions() | replaced(done[name], 0)
+            if name == core.PLAIN or agreement < 1:
+                known = done[name].conditions() | core.replaced(done[name], 0)
                 settings = {**job.settings(prompt, 0, known), "benchmark_method": name}
-                png = to_png(job.pixels(codes, self._check)[0], settings)
+                png = core.to_png(job.pixels(codes, self._check)[0], settings)
             figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
             measured[name] = figures, png
         yield number, measured
@@ -255,16 +224,18 @@ class Engine:
 
 def load(benchmark: Benchmark, options: argparse.Namespace) -> Engine:
     """Raises AdtError for files and prompts that don't fit."""
-    target = open_target(options, choose_device(options.device))
-    sampling, suffix = sampling_of(options, target.published), suffix_of(options, target.published)
+    target = core.open_target(options, core.choose_device(options.device))
+    sampling, suffix = core.sampling_of(options, target.published), core.suffix_of(options, target.published)
     benchmark = replace(benchmark, sampling=sampling, suffix=suffix)
     network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
-    jobs = benchmark.jobs(target, load_drafter(benchmark.drafter, target) if network else None)
-    jobs[PLAIN].check(benchmark.prompts)
+    jobs = benchmark.jobs(target, core.load_drafter(benchmark.drafter, target) if network else None)
+    jobs[core.PLAIN].check(benchmark.prompts)
     return Engine(benchmark, jobs)
 
 
-def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
+def measure(
+    benchmark: Benchmark, jobs: dict[str, core.Job], folder: Path, check: core.Check | None = None
+) -> Iterator[dict]:
     """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
 
     jobs: what :meth:`Benchmark.jobs` gives. A record has ``prompt``, ``text`` and ``runs``: for each method its report,
@@ -294,8 +265,8 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
         shown = plain
         if png is not None:
             path = f"{_pictures(name)}/{number + 1:04}.png"
-            write_in(folder, path, png)
-            with open_image(BytesIO(png)) as picture:
+            core.write_in(folder, path, png)
+            with core.open_image(BytesIO(png)) as picture:
                 scores = [metric(picture, prompt) for metric in benchmark.metrics.values()]
             shown = {"picture": path, "quality": {column: one for found in scores for column, one in found.items()}}
         plain = plain or shown
@@ -310,7 +281,7 @@ def _alike(settings: dict, others: list[dict]) -> dict:
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
     unlike = [f"{name} ({one}, {other})" for name, one, other in pairs if one != other]
     if unlike:
-        raise AdtError(
+        raise core.AdtError(
             f"--ray-address: the machines differ in {', '.join(unlike)}; "
             "figures of one benchmark come from machines that are alike."
         )
@@ -320,32 +291,34 @@ def _alike(settings: dict, others: list[dict]) -> dict:
 def plan(options: argparse.Namespace) -> Benchmark:
     """The benchmark that the options ask for, without its metrics. Raises AdtError for options that make no sense."""
     if options.count is not None and options.count < 1:
-        raise AdtError(f"--count is {options.count}; it must be 1 or more.")
+        raise core.AdtError(f"--count is {options.count}; it must be 1 or more.")
     if not 0 <= options.sample_seed < 2**64:
-        raise AdtError(f"--sample-seed is {options.sample_seed}; it must be a whole number from 0 to 2**64 - 1.")
-    distributed.check(options)
-    drafter = options.drafter or default_drafter(options.model)
-    methods = options.methods or (COMPARED if drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
-    prompts = read_prompts(BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption)
-    prompts = sample(prompts, options.count, options.sample_seed) if options.count else prompts
-    lantern = lantern_of(options) or Lantern(options.lantern_k, max_substitution=options.max_substitution)
-    return Benchmark(prompts, methods.split(","), sampling_of(options), lantern, drafter, model=options.model)
+        raise core.AdtError(f"--sample-seed is {options.sample_seed}; it must be a whole number from 0 to 2**64 - 1.")
+    core.distributed.check(options)
+    drafter = options.drafter or core.default_drafter(options.model)
+    methods = options.methods or (COMPARED if drafter != core.JACOBI else COMPARED_WITHOUT_NETWORK)
+    prompts = core.read_prompts(
+        core.BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption
+    )
+    prompts = core.sample(prompts, options.count, options.sample_seed) if options.count else prompts
+    lantern = core.lantern_of(options) or core.Lantern(options.lantern_k, max_substitution=options.max_substitution)
+    return Benchmark(prompts, methods.split(","), core.sampling_of(options), lantern, drafter, model=options.model)
 
 
 def run(options: argparse.Namespace) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError."""
     benchmark, folder = plan(options), options.output
     weights = {name: getattr(options, name) for name in ("clip", "hps", "aesthetic", "inception", "real_images")}
-    read = [*models_of(options.model, benchmark.drafter), *named(options, "prompts", *weights)]
+    read = [*core.models_of(options.model, benchmark.drafter), *core.named(options, "prompts", *weights)]
     read += [(option, file) for option, path in read if path.is_dir() for file in path.rglob("*")]
-    check_outputs([("--output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
-    device = choose_device(options.device if options.ray_address is None else "auto")
+    core.check_outputs([("--output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
+    device = core.choose_device(options.device if options.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
     count, build = len(benchmark.prompts), partial(load, benchmark, options)
     benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
-    with distributed.engines(build, options, count) as ((first, *others), mapped):
+    with core.distributed.engines(build, options, count) as ((first, *others), mapped):
         settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
-        settings |= {"workers": options.workers} if distributed.wanted(options) else {}
+        settings |= {"workers": options.workers} if core.distributed.wanted(options) else {}
         running = collect(benchmark, settings, folder, mapped)
         records = list(tqdm(running, total=count, unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])
@@ -353,5 +326,5 @@ def run(options: argparse.Namespace) -> str:
     sets = metrics.sets(pictures) if metrics.sets else {}
     table, paths = report.write(records, settings, folder, sets, metrics.note)
     plots = any(path.suffix == ".png" for path in paths)
-    remedy = "" if plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
+    remedy = "" if plots else f"\nThe plots need matplotlib: {core.pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy

@@ -14,40 +14,30 @@ from pathlib import Path
 
 import torch
 
-from ..app.generation import choose_device, default_drafter, named, open_target, sampling_of, suffix_of
-from ..app.images import check_outputs
-from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from ..drafters import is_network
-from ..drafters.eagle import EagleDrafter, Pairing
-from ..drafters.eagle_files import PAIRING_FILE, load_eagle
-from ..errors import AdtError
-from ..files import to_json, write_in
-from ..models.checkpoint import BUNDLED, resolve
-from ..models.target import Target, suffixed
-from ..rules.sampling import Sampling
+from .. import core
 from .pictures import draw
 from .unroll import CHILDREN, acceptance, read
 
 
 def choose_drafter(options: argparse.Namespace) -> None:
     """Choose the drafter if none is named. AdtError if it is no network."""
-    options.drafter = options.drafter or default_drafter(options.model)
-    if not is_network(options.drafter):
-        raise AdtError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
+    options.drafter = options.drafter or core.default_drafter(options.model)
+    if not core.is_network(options.drafter):
+        raise core.AdtError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
 
 
 def run(options: argparse.Namespace) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
     if options.count < 1:
-        raise AdtError(f"--count is {options.count}; it must be 1 or more.")
-    sampling_of(options)  # what is given makes sense, whatever the model
-    prompts = sample(read_prompts(options.prompts or BUNDLED_CAPTIONS), options.count, options.seed)
-    file = None if str(options.drafter) == BUNDLED else _record_of(options.drafter)
-    check_outputs([("--drafter", file)] if file else [], named(options, "prompts"))
-    target = open_target(options, choose_device(options.device))
-    sampling = sampling_of(options, target.published)
-    prompts = [suffixed(prompt, suffix_of(options, target.published)) for prompt in prompts]
-    shares = measure(target, load_eagle(options.drafter, target), prompts, sampling)
+        raise core.AdtError(f"--count is {options.count}; it must be 1 or more.")
+    core.sampling_of(options)  # what is given makes sense, whatever the model
+    prompts = core.sample(core.read_prompts(options.prompts or core.BUNDLED_CAPTIONS), options.count, options.seed)
+    file = None if str(options.drafter) == core.BUNDLED else _record_of(options.drafter)
+    core.check_outputs([("--drafter", file)] if file else [], core.named(options, "prompts"))
+    target = core.open_target(options, core.choose_device(options.device))
+    sampling = core.sampling_of(options, target.published)
+    prompts = [core.suffixed(prompt, core.suffix_of(options, target.published)) for prompt in prompts]
+    shares = measure(target, core.load_eagle(options.drafter, target), prompts, sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
     lines = [f"The target's token is among the first {children} children, {len(prompts)} pictures of {target.name}:"]
@@ -58,21 +48,21 @@ def run(options: argparse.Namespace) -> str:
         lines.append(f"{said:62} {figures}{' <- best' if pairing == best else ''}")
     if file is not None:
         measured = [{**pairing._asdict(), "agreement": found} for pairing, found in shares.items()]
-        write_in(file.parent, file.name, to_json({**best._asdict(), "measured": measured}))
+        core.write_in(file.parent, file.name, core.to_json({**best._asdict(), "measured": measured}))
         lines.append(f"Recorded in {file}; drafting follows it.")
     return "\n".join(lines)
 
 
 def _record_of(drafter: str) -> Path:
     """Where the pairing of a drafter is recorded."""
-    found = resolve(drafter, "drafter")
-    return (found if found.is_dir() else found.parent) / PAIRING_FILE
+    found = core.resolve(drafter, "drafter")
+    return (found if found.is_dir() else found.parent) / core.PAIRING_FILE
 
 
 @torch.inference_mode()
 def measure(
-    target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling
-) -> dict[Pairing, list[float]]:
+    target: core.Target, drafter: core.EagleDrafter, prompts: list[str], sampling: core.Sampling
+) -> dict[core.Pairing, list[float]]:
     """By pairing, the shares of tokens that are among the drafter's first children, for each number in CHILDREN.
 
     They are taken on pictures of the prompts, which the target draws plainly.
@@ -81,7 +71,7 @@ def measure(
     codes = draw(target, prompts, numbers, sampling)
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter, shares = drafter.to(reading.features.dtype), {}
-    for pairing in starmap(Pairing, product((False, True), repeat=2)):
+    for pairing in starmap(core.Pairing, product((False, True), repeat=2)):
         found = acceptance(drafter, reading.paired(pairing), passes=1)
         shares[pairing] = [found[f"depth 1 of {count}"] for count in CHILDREN]
     return shares

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..app.continuation import open_picture, to_pixels
-from ..app.jobs import Job, decode
-from ..app.prompts import read_prompts, sample
-from ..errors import AdtError
-from ..files import is_regular, opened, read_text, reason, refuse_links, write_in
-from ..models.target import Target
-from ..policies import PLAIN, Drafting
-from ..rules.sampling import Sampling
+from .. import core
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 LARGEST_CAPTION = 1
@@ -38,20 +31,24 @@ class Pictures:
         if not path.exists():
             buffer = io.BytesIO()
             np.save(buffer, np.full((len(prompts), length), -1, np.int32))
-            write_in(path.parent, path.name, buffer.getbuffer())
-        refuse_links(path)  # it is written in its place
+            core.write_in(path.parent, path.name, buffer.getbuffer())
+        core.refuse_links(path)  # it is written in its place
         try:
-            opened(path).close()
+            core.opened(path).close()
             self._codes = np.lib.format.open_memmap(path, "r+")
         except (OSError, ValueError, SyntaxError) as error:
-            raise AdtError(f"{path} can't be read ({reason(error)}); delete it, or name another --output.") from error
+            raise core.AdtError(
+                f"{path} can't be read ({core.reason(error)}); delete it, or name another --output."
+            ) from error
         if self._codes.shape != (len(prompts), length) or self._codes.dtype != np.int32:
-            raise AdtError(
+            raise core.AdtError(
                 f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} pictures of "
                 f"{length} tokens in int32 are needed; delete it, or name another --output."
             )
         if self._codes.max(initial=-1) >= kinds:
-            raise AdtError(f"{path} holds tokens that the model does not have; delete it, or name another --output.")
+            raise core.AdtError(
+                f"{path} holds tokens that the model does not have; delete it, or name another --output."
+            )
 
     def make(self, codes_of: Callable[[list[int]], Tensor], together: int) -> None:
         """Make the missing pictures, ``together`` at once. codes_of: their numbers -> codes [len(numbers), tokens]."""
@@ -75,8 +72,8 @@ class Pictures:
 def find_prompts(path: str, pictures: int | None, held_out: int, seed: int) -> list[str]:
     """One prompt per picture, in an order that ``seed`` fixes. The first ``held_out`` are used once, the others in turn
     for ``pictures`` pictures; None uses each once. AdtError for a file that can't be read."""
-    prompts = list(dict.fromkeys(read_prompts(path)))
-    prompts = sample(prompts, len(prompts), seed)
+    prompts = list(dict.fromkeys(core.read_prompts(path)))
+    prompts = core.sample(prompts, len(prompts), seed)
     rest = prompts[held_out:]
     return prompts[:held_out] + [rest[i % len(rest)] for i in range(pictures or len(rest)) if rest]
 
@@ -84,10 +81,12 @@ def find_prompts(path: str, pictures: int | None, held_out: int, seed: int) -> l
 def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
-        raise AdtError(f"--images: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt.")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and is_regular(path))
+        raise core.AdtError(
+            f"--images: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt."
+        )
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and core.is_regular(path))
     if not paths:
-        raise AdtError(
+        raise core.AdtError(
             f"--images: '{folder}' holds no {', '.join(SUFFIXES)}; give a folder of pictures with captions, "
             "1.jpg beside 1.txt."
         )
@@ -102,28 +101,28 @@ def caption_file(path: Path) -> Path:
 def _caption(path: Path) -> str:
     beside = caption_file(path)
     try:
-        caption = read_text(beside, LARGEST_CAPTION).strip()
+        caption = core.read_text(beside, LARGEST_CAPTION).strip()
     except (OSError, UnicodeDecodeError):
         caption = ""
     if not caption:
-        raise AdtError(f"--images: '{path}' has no caption; write what it shows into {beside.name} beside it.")
+        raise core.AdtError(f"--images: '{path}' has no caption; write what it shows into {beside.name} beside it.")
     return caption
 
 
-def draw(target: Target, prompts: list[str], numbers: list[int], sampling: Sampling) -> Tensor:
+def draw(target: core.Target, prompts: list[str], numbers: list[int], sampling: core.Sampling) -> Tensor:
     """Codes [B, T] int64 of the prompts' pictures, decoded plainly; ``numbers`` are their image indices.
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
-    return decode(Job(target, sampling, Drafting(PLAIN)).decoding(prompts, numbers)).codes
+    return core.decode(core.Job(target, sampling, core.Drafting(core.PLAIN)).decoding(prompts, numbers)).codes
 
 
-def encode(target: Target, paths: list[Path]) -> Tensor:
+def encode(target: core.Target, paths: list[Path]) -> Tensor:
     """Codes [B, T] of the pictures in files, cropped evenly to the shape of the target's images."""
     height, width = (side * target.downsample for side in target.grid)
     codes = []
     for path in paths:
-        pixels = to_pixels(open_picture(path, "--images", "take it out or save it anew"), height, width)
+        pixels = core.to_pixels(core.open_picture(path, "--images", "take it out or save it anew"), height, width)
         with torch.inference_mode():
             codes.append(target.codec.encode(pixels).flatten(1).cpu())
     return target.tokens(torch.cat(codes))

@@ -1,0 +1,47 @@
+"""What programs beside this package are built of, in one place: ``adt_lab`` takes all that it needs from here."""
+
+# ruff: noqa: F401 (others import these from here)
+
+from .app import distributed, figures
+from .app.continuation import open_picture, to_pixels
+from .app.images import UNSOUND, check_outputs, open_image, to_png
+from .app.jobs import Job, decode, replaced, warm_up
+from .app.options import (
+    choose_device,
+    default_drafter,
+    lantern_of,
+    models_of,
+    named,
+    open_target,
+    sampling_of,
+    suffix_of,
+)
+from .app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
+from .app.tables import to_csv
+from .drafters import (
+    DRAFTERS,
+    JACOBI,
+    WITH_WINDOW,
+    Drafter,
+    drafter_defaults,
+    is_network,
+    load_drafter,
+    with_window,
+    without_window,
+)
+from .drafters.eagle import EagleDrafter, Pairing, paired_ids
+from .drafters.eagle_files import PAIRING_FILE, config_fields, grid_of_pairs, load_eagle
+from .errors import AdtError, Check, pip_install, shown, told_by_library
+from .files import add_line, inside, is_regular, opened, parse_json, read_text, reason, refuse_links, to_json, write_in
+from .models.cache import KVCache
+from .models.checkpoint import BUNDLED, Checkpoint, read_json, resolve
+from .models.layers import Layer
+from .models.layout import paired
+from .models.load import published_sampling
+from .models.rotary import rope_tables
+from .models.rows import Roots, Rows, Step
+from .models.target import Prompt, Target, suffixed, with_grammar
+from .policies import PLAIN, POLICIES, Drafting
+from .rules.sampling import Sampling, noise_table, process_logits
+from .rules.verify import Lantern
+from .version import VERSION
