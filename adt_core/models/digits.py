@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import is_out_of_memory
+from .kernels import fp8_product, int8_product
 
 _DIGITS = {torch.bfloat16: 2, torch.float16: 3}
 """Digits of float8_e4m3fn, of 4 bits each, that hold an activation's significant bits: 8 of bfloat16, 11 of float16."""
@@ -81,7 +82,7 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     digits = torch.empty(2, max(rows, 9), x.shape[1], dtype=torch.int8, device=x.device)
     torch.bitwise_right_shift(whole, 7, out=digits[0, :rows])
     torch.bitwise_and(whole, 127, out=digits[1, :rows])
-    high, low = torch._int_mm(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)[:, :rows]
+    high, low = int8_product(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)[:, :rows]
     return torch.mul((high * 128.0 + low) * step, scale).to(x.dtype)
 
 
@@ -93,7 +94,7 @@ def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         digit.copy_(rest)
         rest = (rest - digit.float()).mul_(16)
     digits[-1].copy_(rest)
-    found = torch._scaled_mm(digits.flatten(0, 1), weight, one, one, out_dtype=torch.float32).view(count, len(x), -1)
+    found = fp8_product(digits.flatten(0, 1), weight, one).view(count, len(x), -1)
     *earlier, total = found
     for sums in reversed(earlier):
         total = torch.add(sums, total, alpha=1 / 16)

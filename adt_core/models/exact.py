@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import is_out_of_memory
+from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
 TILE = {"cuda": 64, "cpu": 16}
@@ -91,18 +92,6 @@ def near_attention(q: Tensor, near: Tensor, window: Window, far: tuple[Tensor, T
     out, log_sum = far
     weights = torch.cat([scores, log_sum.reshape(rows * heads, m, 1)], -1).softmax(-1)
     return torch.addcmul((weights[..., :-1] @ values).view(q.shape), out, weights[..., -1:].view(*q.shape[:3], 1))
-
-
-def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Output [R, heads, m, d] and log-sum-exp [R, heads, m] of attention to far keys, by a kernel for NVIDIA's GPUs.
-
-    q: [R, heads, m, d]. keys, values: [R, heads, end, d]. mask: [R, 1, m, end], added to the scores. The kernel goes
-    through the keys block by block, in the order of their columns; a block that is masked changes nothing. torch offers
-    the log-sum-exp under no public name.
-    """
-    mask = mask.expand(-1, q.shape[1], -1, -1)
-    out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, keys, values, mask, True)
-    return out, log_sum[..., : q.shape[2]]
 
 
 def grouped(mask: Tensor, group: int) -> Tensor:

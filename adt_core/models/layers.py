@@ -15,7 +15,8 @@ from ..rules.sampling import guide
 from .cache import KVCache
 from .config import DecoderConfig
 from .digits import byte_product
-from .exact import HALF, Window, far_attention, filled, grouped, near_attention, tile_for
+from .exact import HALF, Window, filled, grouped, near_attention, tile_for
+from .kernels import far_attention, onednn_product
 from .rotary import Rope, Turn
 from .rows import Step
 
@@ -77,8 +78,6 @@ MATRICES = ("qkv", "out", "gate_up", "down")
 
 _HALF_IS_SLOW = torch.backends.cpu.get_cpu_capability() != "AVX512"
 """Has this CPU no products in half precision? What stands in for them is some ten times slower than float32's."""
-_ONEDNN = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-"""oneDNN's product. torch.compile lives on it, but torch offers it under no public name."""
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
@@ -92,7 +91,7 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor
     if scale is not None:
         y = byte_product(x, weight, scale)
     elif _in_float32(x):
-        y = _onednn(x.float(), ready(weight)).to(x.dtype)
+        y = onednn_product(x.float(), ready(weight)).to(x.dtype)
     elif plus is None or grads:
         y = x @ weight
     else:
@@ -109,10 +108,6 @@ def ready(weight: Tensor) -> Tensor:
     """A weight as :func:`product` multiplies it: in float32 where half precision is slow, and so is to convert it."""
     widened = weight.device.type == "cpu" and _HALF_IS_SLOW and torch.is_inference_mode_enabled()
     return weight.float() if widened and weight.dtype != torch.float64 else weight
-
-
-def _onednn(x: Tensor, weight: Tensor) -> Tensor:
-    return _ONEDNN.default(x, weight.t(), None, "none", [], "") if _ONEDNN else x @ weight
 
 
 class Layer(nn.Module):

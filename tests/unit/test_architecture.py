@@ -6,6 +6,7 @@ All of it is read from the source; nothing is imported.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -200,6 +201,18 @@ def test_files_and_pictures_are_opened_in_one_place():
             if name in OPENERS and not is_our_reader and of not in OTHERS and path not in MAY_OPEN:
                 wrong.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_private_names_of_torch_are_in_one_file():
+    """Any version of torch may take them away, so what takes their place stands beside them."""
+    private = re.compile(r"torch(\.\w+)*\._[a-z]|torch\.ops\.")
+    wrong = [
+        f"{path}:{node.lineno} {ast.unparse(node)}"
+        for path, tree in SHIPPED.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and private.match(ast.unparse(node))
+    ]
+    assert wrong and all(line.startswith("adt_core/models/kernels.py:") for line in wrong), "\n".join(wrong)
 
 
 def test_tests_import_public_names_only():

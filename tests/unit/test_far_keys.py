@@ -18,7 +18,7 @@ LONG = "a cat beside a dog that looks at a bird in a tree by the lake under the 
 
 
 def by_blocks(q, keys, values, mask):
-    """Attention to far keys, as :func:`adt_core.models.exact.far_attention` gives it."""
+    """Attention to far keys, as :func:`adt_core.models.kernels.far_attention` gives it."""
     block = 64 if q.shape[-1] <= 64 else 128
     assert mask.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1]), "mask is not aligned"
     highest = q.new_full((*q.shape[:3], 1), -torch.inf, dtype=torch.float32)

@@ -1,0 +1,45 @@
+"""Kernels of torch under private names, which may go with any version, and what takes the place of each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+def onednn_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [N, in] times weight [in, out], float32 on a CPU, by oneDNN. torch.compile lives on it.
+
+    Where it is missing, torch's public product takes its place: MKL's, which is slower with few rows.
+    """
+    return _LINEAR.default(x, weight.t(), None, "none", [], "") if _LINEAR else x @ weight
+
+
+def int8_product(x: Tensor, weight: Tensor) -> Tensor:
+    """int8 x [M, in] times weight [in, out], in int32. M is above 16, in and out are multiples of 8.
+
+    Where a library refuses it, weights are converted for each product (:mod:`.digits` tries it first).
+    """
+    return torch._int_mm(x, weight)
+
+
+def fp8_product(x: Tensor, weight: Tensor, one: Tensor) -> Tensor:
+    """float8_e4m3fn x [M, in] times weight [in, out], in float32. in and out are multiples of 16. one: a scale of 1.
+
+    Where a library refuses it, weights are converted for each product (:mod:`.digits` tries it first).
+    """
+    return torch._scaled_mm(x, weight, one, one, out_dtype=torch.float32)
+
+
+def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [R, heads, m, d] and log-sum-exp [R, heads, m] of attention to far keys, by a kernel for NVIDIA's GPUs.
+
+    q: [R, heads, m, d]. keys, values: [R, heads, end, d]. mask: [R, 1, m, end], added to the scores. The kernel goes
+    through the keys block by block, in the order of their columns; a block that is masked changes nothing. torch's
+    public attention does not give the log-sum-exp. Where the kernel is missing, all keys count as near
+    (:func:`.exact.near_on` tries it first).
+    """
+    mask = mask.expand(-1, q.shape[1], -1, -1)
+    out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, keys, values, mask, True)
+    return out, log_sum[..., : q.shape[2]]
