@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
-from ..models.layers import Frame, Layer, product, without_cudnn
+from ..models.layers import Decoder, Frame, Layer, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
 from ..rules.noise import Noise
+from ..rules.sampling import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .limits import Limits, PublishedTree
@@ -79,6 +80,19 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
         return ids
     code = ids - image_ids[0]
     return torch.where((code >= 0) & (code < len(image_ids)), code, ids)
+
+
+def draft_logits(decoder: Decoder, out: Tensor, sampling: Sampling, plus: Tensor | None) -> Tensor:
+    """Outputs [R, m, h] of a drafter -> the logits [B, m, V] that rank drafts: guided, over the temperature, none cut.
+
+    decoder: the target's. plus: [B, m or 1, V], added to them: the grammar of their positions and, in drafting, noise.
+    """
+    z = decoder.logits(out.to(decoder.wide_dtype), sampling.guidance)
+    if sampling.temperature not in (0, 1):
+        z = z / sampling.temperature
+    if plus is None:
+        return z
+    return (z if z.shape[-1] == plus.shape[-1] else F.pad(z, (0, 1))) + plus  # a grammar has the end of a row
 
 
 class EagleProposer(Proposer):
@@ -164,12 +178,7 @@ class EagleProposer(Proposer):
         Scores are log-softmax of the logits that rank them. With noise on these, they are nearly calibrated acceptance
         probabilities.
         """
-        sampling = self.session.sampling
-        z = self._decoder.logits(out.to(self._decoder.wide_dtype), sampling.guidance)
-        if sampling.temperature not in (0, 1):
-            z = z / sampling.temperature
-        if noise is not None:
-            z = (z if self._grammar is None else F.pad(z, (0, 1))) + noise
+        z = draft_logits(self._decoder, out, self.session.sampling, noise)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 

@@ -60,14 +60,9 @@ class Reading:
 
     def draft_logits(self, out: Tensor, positions: Tensor) -> Tensor:
         """Outputs [R, m, h] at raster ``positions`` [m] -> the logits [B, m, V] that rank drafts, without noise."""
-        z = guided(self.target, out, self.sampling)
-        z = z if self.sampling.temperature in (0, 1) else z / self.sampling.temperature
-        return core.with_grammar(z, self.target.grammar(z), positions)
-
-
-def guided(target: core.Target, features: Tensor, sampling: core.Sampling) -> Tensor:
-    """Features [R, n, h] -> guided logits [B, n, V]."""
-    return target.decoder.logits(features.to(target.decoder.wide_dtype), sampling.guidance)
+        grammar = self.target.grammar(self.z)
+        grammar = None if grammar is None else grammar[positions % len(grammar)]
+        return core.draft_logits(self.target.decoder, out, self.sampling, grammar)
 
 
 @torch.no_grad()
@@ -96,7 +91,8 @@ def read(
         features = decoder(rows.ids, text, cache, rope, None, rows.features)
         features = torch.cat([features, decoder(ids, image, cache, rope)], 1)
         features = features if kept is None else kept.put(numbers, pads, features)
-    z = core.process_logits(guided(target, features[:, rows.length :], sampling), sampling)
+    z = decoder.logits(features[:, rows.length :].to(decoder.wide_dtype), sampling.guidance)
+    z = core.process_logits(z, sampling)
     z = core.with_grammar(z, target.grammar(z), torch.arange(1, length, device=rows.device))
     return Reading(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
