@@ -4,10 +4,10 @@
                                  [--drafter bundled] [--first] [--busy] [--json FILE]
 
 Two kinds of captions: the bundled model's own, which it has not seen, and free words, of which it is less sure. A cell
-draws ``--images`` images, or one batch if that is more. Methods take turns batch by batch, in an order drawn anew each
-time, so a machine whose speed drifts slows all of them. *Times plain* is the ratio of all seconds, plain decoding's
-over the method's; in brackets stands the 95 % interval of a bootstrap over the turns. Times hold the prefills; loading,
-writing and the image decoder are left out. *Identical* is the share of images whose tokens are plain decoding's.
+draws ``--images`` images, or one batch if that is more. Methods take turns batch by batch. *Times plain* is the ratio
+of all seconds, plain decoding's over the method's; in brackets stands the 95 % interval of a bootstrap over the turns.
+Times hold the prefills; loading, writing and the image decoder are left out. *Identical* is the share of images whose
+tokens are plain decoding's.
 
 ``--first`` leaves out the warm-up, in which ``auto`` measures what rounds cost. ``--busy`` compares one image of every
 method with the same beside a process that keeps one core busy.
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job, decode, warm_up
@@ -34,6 +35,7 @@ from adt_core.drafters import drafter_defaults
 from adt_core.policies import PLAIN
 
 from .harness import captions
+from .turns import in_turns
 
 FIRST = 3000  # held-out caption of this benchmark
 FREE_WORDS = (
@@ -87,21 +89,19 @@ def busy_neighbour():
         process.wait()
 
 
-def measure(jobs: dict[str, Job], prompts: list[str], images: list[int], rng: np.random.Generator) -> dict:
-    """One turn of every method on a batch. images: their numbers. Returns seconds and codes by method."""
-    done = {}
-    for method in rng.permutation(list(jobs)):
-        decoding = decode(jobs[method].decoding(prompts, images))
-        done[method] = decoding.trace.report()["seconds"], decoding.codes
-    return done
+def measure(job: Job, prompts: list[str], images: range) -> tuple[float, Tensor]:
+    """Seconds and codes of a batch, one image for each prompt. images: their numbers."""
+    decoding = decode(job.decoding(prompts, list(images)))
+    return decoding.trace.report()["seconds"], decoding.codes
 
 
 def compare(jobs: dict[str, Job], kind: str, at_once: int, images: int, repeats: int) -> list[dict]:
     """A line of the table for every method but plain decoding."""
-    rng, batches = np.random.default_rng(0), max(1, images // at_once)
-    prompts, numbers = prompts_of(kind, batches * at_once), list(range(batches * at_once))
-    parts = [slice(i, i + at_once) for i in range(0, len(numbers), at_once)]
-    turns = [measure(jobs, prompts[part], numbers[part], rng) for _ in range(repeats) for part in parts]
+    count = max(1, images // at_once) * at_once
+    prompts, numbers = prompts_of(kind, count), range(count)
+    parts = [slice(i, i + at_once) for i in range(0, count, at_once)]
+    methods = {name: lambda part, job=job: measure(job, prompts[part], numbers[part]) for name, job in jobs.items()}
+    turns = list(in_turns(methods, parts * repeats))
     seconds = {method: [turn[method][0] for turn in turns] for method in jobs}
     lines = []
     for method in list(jobs)[1:]:

@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from adt_lab.benchmark import RELAXED, Benchmark
 
 from .gpu.device import seconds_of, synchronise
 from .harness import captions
+from .turns import in_turns
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 METHODS = ("adt-tree", "jacobi-chain", "jacobi", "merged", "merged-64", "merged" + RELAXED)
@@ -58,15 +60,15 @@ def forwards(plain: Job, prompts: list[str], batch: int) -> dict[int, list[float
     for nodes in NODES[1:]:
         chain = Drafting(method="eagle2", depth=nodes - 1, width=1, nodes=nodes - 1)
         jobs[nodes] = replace(plain, drafting=chain, drafter=window)
-    taken: dict[int, list[float]] = {nodes: [] for nodes in NODES}
-    rng = np.random.default_rng(0)
-    for prompt in prompts:
-        for nodes in rng.permutation(NODES).tolist():
-            trace = decode(jobs[nodes].decoding([prompt] * batch, list(range(batch)))).trace
-            for round in trace.rounds[4:]:  # the first ones are slow
-                if [share.nodes for share in round.images] == [nodes - 1] * batch:
-                    taken[nodes].append(round.seconds - round.drafting)
-    return taken
+
+    def measure(prompt: str, nodes: int) -> list[float]:
+        trace = decode(jobs[nodes].decoding([prompt] * batch, list(range(batch)))).trace
+        full = [nodes - 1] * batch
+        counted = trace.rounds[4:]  # the first ones are slow
+        return [one.seconds - one.drafting for one in counted if [share.nodes for share in one.images] == full]
+
+    turns = list(in_turns({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
+    return {nodes: [seconds for turn in turns for seconds in turn[nodes]] for nodes in NODES}
 
 
 @contextmanager

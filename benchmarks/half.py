@@ -18,9 +18,9 @@ import torch
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job
 from adt_core.policies import PLAIN
-from adt_lab.report import median_interval
 
 from .harness import captions, runner
+from .turns import in_turns, interval
 
 FIRST = 3600  # held-out caption of this benchmark
 METHODS = {
@@ -40,21 +40,13 @@ def measure(dtype: str, prompts: list[str]) -> dict[tuple[str, str], list[tuple[
         for name, (drafter, options) in METHODS.items():
             job = Job(target, Sampling(seed=1), Drafting(**options), load_drafter(drafter, target))
             runs[name, mode] = runner(job)
-    cells, rng = list(runs), np.random.default_rng(0)
-    found = {cell: [] for cell in cells}
-    for number, prompt in enumerate([prompts[0], *prompts]):
-        for cell in (cells[i] for i in rng.permutation(len(cells))):
-            report, codes = runs[cell](prompt)
-            if number:  # the first is uncounted: first calls are slow
-                found[cell].append((report["seconds"], codes))
-    return found
+    _, *turns = in_turns(runs, [prompts[0], *prompts])  # the first is uncounted: first calls are slow
+    return {cell: [(turn[cell][0]["seconds"], turn[cell][1]) for turn in turns] for cell in runs}
 
 
 def words(above: list, below: list) -> str:
     """The median ratio of seconds, and its interval."""
-    values = np.array([one[0] for one in above]) / np.array([one[0] for one in below])
-    low, high = median_interval(values)
-    return f"{np.median(values):.2f} ({low:.2f} to {high:.2f})"
+    return interval(one[0] / other[0] for one, other in zip(above, below))
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from adt_lab.quality import PictureMetric, Scores
 from model_making.attributes import check
 from model_making.data import example
 
+from .turns import in_turns
+
 HELD_OUT_SEED = 2
 BUNDLED, BUNDLED_COUNT = 4000, 200
 """First number and count of the held-out captions that come with the pack, adt_core/bundled/captions.json."""
@@ -53,18 +55,15 @@ def runner(job: Job) -> Run:
     return run
 
 
-def interleaved(runs: dict[str, Run], prompts: list[str], seed: int = 0) -> list[dict]:
-    """Every run on every prompt, in an order drawn anew for each prompt; one uncounted prompt first.
+def interleaved(runs: dict[str, Run], prompts: list[str]) -> list[dict]:
+    """Every run on every prompt, in turns; one uncounted prompt first.
 
-    One of them is plain decoding. Returns the records that ``adt_lab.report`` sums up. Runs of one prompt stand
-    side by side in time, so their ratio survives a machine whose speed drifts.
+    One of them is plain decoding. Returns the records that ``adt_lab.report`` sums up.
     """
-    rng = np.random.default_rng(seed)
     for run in runs.values():
         run(prompts[0])
     records = []
-    for prompt in prompts:
-        done = {name: runs[name](prompt) for name in rng.permutation(list(runs))}
+    for done in in_turns(runs, prompts):
         plain = done[PLAIN][1]
         agreement = {name: (codes == plain).double().mean().item() for name, (_, codes) in done.items()}
         records.append({"runs": {name: {**done[name][0], "agreement": agreement[name]} for name in runs}})

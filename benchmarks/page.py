@@ -13,11 +13,14 @@ import argparse
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from tests.tiny import write_tiny_checkpoint
+
+from .turns import in_turns
 
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS / "workflow"), str(_TESTS / "browser")]
@@ -105,10 +108,9 @@ def measure(page, turns: int, frames: int) -> None:
     ours = page.evaluate(MAKE, COUNT)
     workflows = {OURS: ours, STOCK: stock(ours)}
     for name, scale in SCALES.items():
-        found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in workflows}
-        for turn in range(turns):
-            for kind in sorted(workflows, reverse=turn % 2 == 1):
-                found[kind].append(moved(page, workflows[kind], scale, frames))
+        drags = {kind: partial(moved, page, workflow, scale) for kind, workflow in workflows.items()}
+        taken = list(in_turns(drags, [frames] * turns))
+        found = {kind: [turn[kind] for turn in taken] for kind in workflows}
         for kind, turned in found.items():
             rates, waits = zip(*turned)
             print(f"  {name}, {kind:15} {spread(rates)} frames a second, longest wait {spread(waits)} ms")

@@ -19,10 +19,10 @@ from torch import Tensor
 from adt_core import Lantern, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
 from adt_lab.benchmark import Benchmark
-from adt_lab.report import median_interval
 
 from .harness import captions
 from .speed import EVALUATION
+from .turns import interval
 
 QUARTERS = 4
 
@@ -76,10 +76,7 @@ def main() -> None:
     )
     for method in methods:
         values = np.array([figures(jobs[method], prompt) for prompt in prompts])
-        correlations = []
-        for column in values.T[:2]:
-            low, high = median_interval(column)
-            correlations.append(f"{np.median(column):.2f} ({low:.2f} to {high:.2f})")
+        correlations = [interval(column) for column in values.T[:2]]
         means = [f"{mean:.2f}" for mean in values.mean(0)[2:]]
         quarters = ", ".join(means[:QUARTERS]), ", ".join(means[QUARTERS:])
         print(f"| {method} | {' | '.join([*correlations, *quarters])} |", flush=True)

@@ -13,14 +13,14 @@ import argparse
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from adt_lab.report import median_interval
-
 from .checkouts import HERE, Checkout
 from .harness import captions
+from .turns import in_turns, interval
 
 FIRST = 4100  # held-out caption of this benchmark
 METHODS = {
@@ -33,8 +33,12 @@ METHODS = {
 """Options of ``generate`` for each method."""
 
 
-def seconds(checkout: Checkout, method: str, number: int, folder: Path) -> float:
-    """Seconds that a checkout takes to decode the held-out caption of this number, after its prompt was read."""
+def seconds(checkout: Checkout, folder: Path, task: tuple[str, int]) -> float:
+    """Seconds that a checkout takes to decode by a method the held-out caption of a number, after its prompt was read.
+
+    task: the method and the number.
+    """
+    method, number = task
     report, caption = folder / "report.json", captions(number, 1)[0]
     arguments = ["generate", "--prompt", caption, "--seed", number, "--output", folder / "picture.png"]
     code, said = checkout.run([*map(str, arguments), "--report", str(report), *METHODS[method].split()])
@@ -44,31 +48,25 @@ def seconds(checkout: Checkout, method: str, number: int, folder: Path) -> float
     return figures["seconds"] - figures["prefill_seconds"]
 
 
-def interval(ratios: np.ndarray) -> str:
-    """The median and its 95 % interval."""
-    low, high = median_interval(ratios)
-    return f"{np.median(ratios):.2f} ({low:.2f} to {high:.2f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    taken = {method: np.zeros((2, args.prompts)) for method in METHODS}
+    tasks = [(method, FIRST + max(number, 0)) for number in range(-1, args.prompts) for method in METHODS]
     with (
         Checkout(args.before, args.threads) as before,
         Checkout(HERE, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
-        checkouts = (before, now)
-        for number in range(-1, args.prompts):  # the first prompt warms up and does not count
-            for method in METHODS:
-                for which in (0, 1) if number % 2 else (1, 0):
-                    taken[method][which, max(number, 0)] = seconds(
-                        checkouts[which], method, FIRST + max(number, 0), Path(folder)
-                    )
+        runs = {name: partial(seconds, checkout, Path(folder)) for name, checkout in (("old", before), ("new", now))}
+        turns = list(in_turns(runs, tasks))
+    counted = list(zip(tasks, turns))[len(METHODS) :]  # the first prompt warms up and does not count
+    taken = {}
+    for method in METHODS:
+        mine = [turn for task, turn in counted if task[0] == method]
+        taken[method] = [np.array([turn[name] for turn in mine]) for name in runs]
     print("| method | seconds an image, before | now | before / now | times plain, before | now |\n" + "|---" * 6 + "|")
     for method, (old, new) in taken.items():
         shares = [interval(old / new), *(interval(plain / ours) for plain, ours in zip(taken["plain"], (old, new)))]

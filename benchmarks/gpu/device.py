@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from adt_core.version import VERSION
+
+from ..turns import in_turns
 
 Case = tuple[str, Callable[[], Iterable[dict]]]
 """A part is a list of cases: a name, and what measures its rows. Each may fail without the others."""
@@ -73,23 +76,21 @@ def spread(values: Iterable[float], scale: float = 1.0) -> dict[str, float]:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], float]], repeats: int, seed: int = 0
+    calls: Mapping[str, Callable[[], float]], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """What calls return, by name; they take turns in an order drawn anew for each repeat.
+    """What calls return in turns, by name; and the errors of those that failed, which then take no further turn."""
+    failed: dict[str, str] = {}
 
-    Also the errors of those that failed, which then take no further turn.
-    """
-    rng, taken, failed = np.random.default_rng(seed), {name: [] for name in calls}, {}
-    for _ in range(repeats):
-        for name in rng.permutation(list(calls)).tolist():
-            if name in failed:
-                continue
-            try:
-                taken[name].append(calls[name]())
-            except Exception as error:  # one that can't be measured must not stop the others
-                failed[name] = last_line(error)
-                synchronise()
-    return {name: values for name, values in taken.items() if values and name not in failed}, failed
+    def turn(_: int, name: str) -> float | None:
+        try:
+            return None if name in failed else calls[name]()
+        except Exception as error:  # one that can't be measured must not stop the others
+            failed[name] = last_line(error)
+            synchronise()
+            return None
+
+    turns = list(in_turns({name: partial(turn, name=name) for name in calls}, range(repeats)))
+    return {name: [one[name] for one in turns] for name in calls if name not in failed}, failed
 
 
 # ---- launches ---------------------------------------------------------------------------------------
