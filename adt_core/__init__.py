@@ -16,10 +16,10 @@ _HOME = {
     "Decoding": "engine.decoding",
     "Trace": "rules.trace",
     "Round": "rules.trace",
-    "load_target": "models.load",
+    "load_target": "app.checkpoints",
     "Target": "models.target",
     "Prompt": "models.target",
-    "load_drafter": "drafters",
+    "load_drafter": "app.checkpoints",
 }
 __all__ = [*_HOME]
 

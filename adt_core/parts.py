@@ -3,6 +3,7 @@
 # ruff: noqa: F401 (others import these from here)
 
 from .app import distributed, figures
+from .app.checkpoints import explained, load_drafter, published_sampling
 from .app.continuation import open_picture, to_pixels
 from .app.images import UNSOUND, check_outputs, open_image, to_png
 from .app.jobs import Job, decode, replaced, warm_up
@@ -25,7 +26,6 @@ from .drafters import (
     Drafter,
     drafter_defaults,
     is_network,
-    load_drafter,
     with_window,
     without_window,
 )
@@ -37,7 +37,6 @@ from .models.cache import KVCache
 from .models.checkpoint import BUNDLED, Checkpoint, read_json, resolve
 from .models.layers import Layer
 from .models.layout import paired
-from .models.load import published_sampling
 from .models.rotary import rope_tables
 from .models.rows import Roots, Rows, Step
 from .models.target import Prompt, Target, suffixed, with_grammar

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import comfy.model_management as mm
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, load_drafter, usual_options, with_window
+from ..adt_core.app.checkpoints import load_drafter
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, usual_options, with_window
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN, Drafting

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import folder_paths
 
+from ..adt_core.app.checkpoints import find_published, is_target_file, names_target, published
 from ..adt_core.app.options import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import parse_json, read_text
 from ..adt_core.models.checkpoint import BUNDLED, name_of
-from ..adt_core.models.load import find_published, is_target_file, names_target, published
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 AUTO = "auto"

@@ -4,9 +4,10 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
+from ..adt_core.app.checkpoints import load_target
 from ..adt_core.errors import AdtError
 from ..adt_core.models.checkpoint import BUNDLED
-from ..adt_core.models.load import FAMILIES, load_target
+from ..adt_core.models.load import FAMILIES
 from . import folders
 from .drafting import open_drafter, own_path
 from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell

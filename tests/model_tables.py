@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from adt_core.app.checkpoints import published
 from adt_core.models.downloads import PLACE, Published
-from adt_core.models.load import FAMILIES, published
+from adt_core.models.load import FAMILIES
 
 
 def models_table() -> str:

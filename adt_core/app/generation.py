@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..drafters import load_drafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError
 from ..files import write, write_json
@@ -22,6 +21,7 @@ from ..policies import PLAIN, CostProfile, Drafting
 from ..rules.trace import Trace
 from ..rules.verify import Lantern
 from . import continuation, distributed
+from .checkpoints import load_drafter
 from .images import check_outputs, to_png
 from .jobs import Job, replaced, rounds, stretches, warm_up
 from .options import (

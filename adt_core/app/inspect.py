@@ -13,8 +13,9 @@ from ..models.cache import KVCache
 from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
 from ..models.layers import MATRICES, WIDE
-from ..models.load import family_of, open_checkpoint
+from ..models.load import family_of
 from ..models.target import Target
+from .checkpoints import open_checkpoint, refuse_others
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
 """Bytes of a number; float16 is as bfloat16, fp8 as int8."""
@@ -47,6 +48,7 @@ def _describe(checkpoint: Checkpoint) -> dict:
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
     """Figures of a target, where its parameters come from, and how the names of tensors begin that it does not need."""
+    refuse_others(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)

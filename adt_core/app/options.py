@@ -11,12 +11,12 @@ import torch
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_network
 from ..errors import AdtError, Check
 from ..models.checkpoint import BUNDLED
-from ..models.load import find_drafter, load_target, parts_of
 from ..models.target import PublishedSampling, Target
 from ..policies import Drafting, check_fit
 from ..policies import options as drafting_options
 from ..rules.sampling import Sampling
 from ..rules.verify import Lantern
+from .checkpoints import find_drafter, load_target, parts_of
 
 
 def named(options: argparse.Namespace, *names: str) -> list[tuple[str, Path]]:

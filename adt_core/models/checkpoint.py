@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
 from ..files import LARGEST_JSON, parse_json, read_text, reason
-from . import mistaken
+from . import unsound
 
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
@@ -86,7 +86,7 @@ def read_json(file: Path) -> dict:
 
 def refuse_damage(file: Path) -> None:
     """AdtError if a file is a Git LFS pointer, or was cut short in a way that can be seen."""
-    said = mistaken.damage(file) if file.is_file() else ""
+    said = unsound.damage(file) if file.is_file() else ""
     if said:
         raise AdtError(f"{file} {said}.")
 
@@ -155,6 +155,10 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
     }
 
 
+class NoWeights(AdtError):
+    """A folder holds no files of weights that can be read."""
+
+
 class Checkpoint:
     """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or one file of weights.
 
@@ -168,20 +172,14 @@ class Checkpoint:
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
         in_folder = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
         files = [path] if path.is_file() else in_folder
-        known = mistaken.layout(path) if path.is_file() else ""
-        if known:
-            raise AdtError(f"{path} {known}.")
-        known = mistaken.quantised(self.config, ())
+        known = unsound.quantised(self.config, ())
         if known:
             raise AdtError(f"{path} {known}.")
         self._check_shards(files)
         if not files:
-            known = mistaken.layout(path)
-            if known:
-                raise AdtError(f"{path} {known}.")
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
-            raise AdtError(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
+            raise NoWeights(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
             self.add(file)
 
@@ -191,7 +189,7 @@ class Checkpoint:
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         refuse_damage(file)
         stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
-        known = mistaken.quantised({}, stored)
+        known = unsound.quantised({}, stored)
         if known:
             raise AdtError(f"{file} {known}.")
         self.files.append(file)
@@ -329,7 +327,7 @@ def _check_kinds(names: list[str], checkpoint: Checkpoint) -> None:
         elif "8_" in kind and not scaled.isdisjoint((name, name.rpartition(".")[0])):
             problem = f"{name} is stored in {kind} with a scale beside it, which this version can't read"
         if problem:
-            raise AdtError(f"{checkpoint.path}: {problem}; {mistaken.ORIGINAL}.")
+            raise AdtError(f"{checkpoint.path}: {problem}; {unsound.ORIGINAL}.")
 
 
 def _common(tensor: Tensor) -> Tensor:

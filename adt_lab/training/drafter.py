@@ -170,7 +170,10 @@ def run(plan: Plan) -> str:
         raise core.AdtError(
             f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'."
         )
-    other = core.load_eagle(options.compare, target) if options.compare else None
+    other = None
+    if options.compare:
+        with core.explained(options.compare, "drafter"):
+            other = core.load_eagle(options.compare, target)
     core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
     kinds = len(target.decoder.image_ids)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, kinds)

@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> str:
     target = core.open_target(options, core.choose_device(options.device))
     sampling = core.sampling_of(options, target.published)
     prompts = [core.suffixed(prompt, core.suffix_of(options, target.published)) for prompt in prompts]
-    shares = measure(target, core.load_eagle(options.drafter, target), prompts, sampling)
+    with core.explained(options.drafter, "drafter"):
+        drafter = core.load_eagle(options.drafter, target)
+    shares = measure(target, drafter, prompts, sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
     lines = [f"The target's token is among the first {children} children, {len(prompts)} pictures of {target.name}:"]

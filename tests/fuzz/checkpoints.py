@@ -11,9 +11,8 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from adt_core.app.checkpoints import load_drafter, load_target
 from adt_core.app.inspect import inspect
-from adt_core.drafters import load_drafter
-from adt_core.models.load import load_target
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import write_hugging_face

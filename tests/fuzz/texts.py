@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 
 from adt_core.app.batch import Batch
+from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, save_png
 from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, read_list, select
 from adt_core.engine import profiles
-from adt_core.models.load import load_target
 from adt_core.policies.costs import built_in
 from adt_lab.records import FIGURES, RUNS, append, open_records
 from adt_lab.report import summary, table

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, cli, load_target
+from adt_core.app.checkpoints import published
 from adt_core.app.inspect import inspect
 from adt_core.app.options import default_drafter
 from adt_core.models import load
@@ -20,7 +21,7 @@ from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
 
-TO_GET = [row for row in load.published() if row.downloads]
+TO_GET = [row for row in published() if row.downloads]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4990000000\n"
 
 

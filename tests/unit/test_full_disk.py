@@ -13,8 +13,9 @@ from PIL import Image
 
 from adt_core import Sampling, cli
 from adt_core.app.batch import Batch
+from adt_core.app.checkpoints import load_drafter
 from adt_core.app.jobs import Job, rounds
-from adt_core.drafters import drafter_defaults, load_drafter
+from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from adt_core.policies import Drafting
 from tests.crash.cases import check_whole

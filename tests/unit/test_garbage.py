@@ -7,13 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adt_core.drafters import load_drafter
+from adt_core.app.checkpoints import load_drafter, load_target
 from adt_core.errors import AdtError
 from adt_core.models import checkpoint as files
 from adt_core.models.checkpoint import Checkpoint
 from adt_core.models.families.emu3 import Emu3Codec
 from adt_core.models.fields import check_maths
-from adt_core.models.load import load_target
 from tests.layouts.llamagen import write_hugging_face
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter

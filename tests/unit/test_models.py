@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from adt_core.app import checkpoints
 from adt_core.models import load
 from adt_core.models.downloads import Download, Published
 from tests import model_tables
@@ -28,23 +29,23 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_a_configuration_names_its_family(config, family):
     found = [one.name for one in load.FAMILIES if one.recognises(config, ())]
-    assert found[-1:] == ([family] if family else []) and load.names_target(config) is bool(family)
+    assert found[-1:] == ([family] if family else []) and checkpoints.names_target(config) is bool(family)
 
 
 @pytest.mark.parametrize(
     "name, expected", [("t2i_XL_stage1_256.pt", True), ("vq_ds16_t2i.pt", False), ("t2i.bin", False)]
 )
 def test_files_that_are_models_by_themselves(name, expected):
-    assert load.is_target_file(name) is expected
+    assert checkpoints.is_target_file(name) is expected
 
 
 def test_a_new_family_is_one_line(monkeypatch):
     """Of several that recognise a checkpoint, the last of the table has it."""
     row = Published("New-1B", (Download("somebody/New-1B", "2 GB", "MIT", "New-1B"),), "256", "2.0 / 1.0 GiB")
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
-    assert not load.names_target({"new": 1})
+    assert not checkpoints.names_target({"new": 1})
     monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
-    assert load.names_target({"new": 1}) and load.published()[-1] == row
+    assert checkpoints.names_target({"new": 1}) and checkpoints.published()[-1] == row
     assert model_tables.models_table().endswith("| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 / 1.0 GiB |")
 
 

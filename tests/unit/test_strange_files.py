@@ -16,13 +16,13 @@ from PIL import EpsImagePlugin, Image
 
 from adt_core import Drafting, Sampling, cli
 from adt_core.app.batch import Batch, home
+from adt_core.app.checkpoints import parts_of
 from adt_core.app.continuation import open_picture
 from adt_core.app.images import FORMATS, LARGEST, read_pixels, read_settings
 from adt_core.app.jobs import Job, rounds
 from adt_core.engine import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write, write_in
-from adt_core.models.load import parts_of
 from adt_core.policies import CostProfile
 from adt_lab import quality
 from adt_lab.records import RUNS, open_records

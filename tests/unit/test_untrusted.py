@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adt_core import cli
+from adt_core.app.checkpoints import load_target
 from adt_core.app.images import save_png
 from adt_core.app.prompts import read_list
 from adt_core.errors import AdtError
@@ -16,7 +17,6 @@ from adt_core.models import checkpoint as files
 from adt_core.models.checkpoint import Checkpoint, read_json
 from adt_core.models.families import llamagen
 from adt_core.models.layout import decoder_config
-from adt_core.models.load import load_target
 from adt_core.rules.noise import NOISE_VERSION
 from tests.layouts.llamagen import T5, write_hugging_face
 from tests.tiny import write_tiny_checkpoint

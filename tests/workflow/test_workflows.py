@@ -17,8 +17,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from test_run import images
 
+from adt_core.app.checkpoints import find_published
 from adt_core.models.downloads import PLACE
-from adt_core.models.load import FAMILIES, find_published
+from adt_core.models.load import FAMILIES
 
 FOLDER = ROOT / "workflows"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
