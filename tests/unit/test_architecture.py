@@ -111,6 +111,10 @@ def test_the_laboratory_takes_all_of_the_core_in_one_place():
         if path != "adt_lab/core.py" and module.split(".")[0] in STRANGERS - {"adt_lab"} | {"adt_core"} or not module
     ]
     assert not wrong, "\n".join(wrong)
+    parts = (node for node in CORE["adt_core/parts.py"].body if isinstance(node, ast.ImportFrom))
+    taken = (node for tree in LAB.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    used = {node.attr for node in taken if ast.unparse(node.value) == "core"}
+    assert {alias.name for node in parts for alias in node.names} == used, "no more and no less than is used"
 
 
 def test_every_file_class_and_function_can_be_read_at_once():
