@@ -49,11 +49,16 @@ class Report(NamedTuple):
     @classmethod
     def of(cls, checked: Checked) -> Report:
         """Of a tree that was checked, and not settled yet: settling changes the roots, which the tree may show."""
-        tree, verdict, substitutes = checked.tree, checked.verdict, checked.substitutes
-        substituted = verdict.path[:, :0] if substitutes is None else substitutes.long().gather(1, verdict.path)
-        along = (values.gather(1, verdict.path) for values in (tree.tokens, tree.ranks))
-        counts = (verdict.accepted, tree.realised_depth(), verdict.next_root)
-        return cls(*(count[:, None] for count in counts), tree.levels(), *along, substituted)
+        tree, path, substitutes = checked.tree, checked.verdict.path, checked.substitutes
+        return cls(
+            accepted=checked.verdict.accepted[:, None],
+            depth=tree.realised_depth()[:, None],
+            root=checked.verdict.next_root[:, None],
+            levels=tree.levels(),
+            codes=tree.tokens.gather(1, path),
+            ranks=tree.ranks.gather(1, path),
+            substituted=path[:, :0] if substitutes is None else substitutes.long().gather(1, path),
+        )
 
     @classmethod
     def of_plain(cls, codes: Tensor) -> Report:
