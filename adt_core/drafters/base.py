@@ -109,7 +109,7 @@ class Verified:
 
     features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the
     target emits there). roots: of the tree. longest: drafts on the longest accepted path, or the tree's height where
-    nobody has read it yet. contiguous: every accepted path is known to be 0, 1, 2, ...
+    nobody has read it yet.
     """
 
     tree: DraftTree
@@ -118,7 +118,6 @@ class Verified:
     verdict: Verdict
     roots: Roots
     longest: int
-    contiguous: bool
 
     @cached_property
     def following(self) -> Tensor:

@@ -145,7 +145,7 @@ class EagleProposer(Proposer):
         """Pair the features of the accepted path with the tokens that follow them. They are fed in the next round."""
         features, path = verified.features, verified.verdict.path[:, : verified.longest + 1]
         count, following = path.shape[1], verified.following
-        self._features[:, :count] = features[:, :count] if verified.contiguous else self.rows.gather(features, path)
+        self._features[:, :count] = self.rows.gather(features, path)
         self._ids[:, :count] = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
         self._at.copy_(verified.roots.at)
         self._last.copy_(verified.verdict.accepted[:, None])

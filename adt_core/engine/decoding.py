@@ -22,7 +22,7 @@ from .lanes import Lanes
 from .measuring import measure, name_of
 from .queue import ImageQueue
 from .room import check_room
-from .rounds import Result, run_round
+from .round import Result, run_round
 from .task import Task, prefix_tokens, rows_of
 from .threads import at_most
 
@@ -228,7 +228,7 @@ class Decoding:
 
     def _enter_codes(self, results: list[Result]) -> tuple[ImageRound, ...]:
         """Write down the codes that a round has emitted."""
-        for share, _, codes in results:
+        for share, codes in results:
             first = share.position + 1
             self.codes[share.image, first : first + len(codes)] = torch.tensor(codes)
             self._substituted[share.image] += share.substituted

@@ -23,7 +23,7 @@ from . import kept
 from .lanes import Lanes
 from .queue import ImageQueue
 from .room import lack_of_room, lack_on_gpu
-from .rounds import run_round
+from .round import run_round
 from .task import Task
 
 CHAINS, TREES = (0, 4, 16, 32), (0, 8, 24, 64)

@@ -13,9 +13,9 @@ from ..models.rows import Roots, Rows
 from ..policies import Policy
 from ..rules.noise import Noise
 from . import kept
+from .forward import logits, perturbed, prefill
 from .graphs import Graphs, recorder_for
 from .lanes import Lanes
-from .stages import logits, perturbed, prefill
 from .task import Tables, Task
 
 

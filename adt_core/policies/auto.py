@@ -41,7 +41,7 @@ PACE_PRIOR = 20.0
 """Plain steps that the pace expected of an image counts for."""
 WORTH_TRYING = 1.1
 """Pace that is expected of a source before it is tried."""
-LOSS, STAKE = 0.03, 0.1
+LOSS, STAKE = 0.08, 0.1
 """What drafts may lose of an image's plain decoding time, by the profile's numbers, and how much of what is left of
 that a round may take beyond a plain step. So sizes shrink before drafting ends, which it does when not even the
 smallest can be paid."""

@@ -34,6 +34,12 @@ class Verdict:
     last: Tensor
     next_root: Tensor
 
+    def is_in_place(self, longest: int) -> bool:
+        """Is every accepted path 0, 1, 2, ..., as far as ``longest`` drafts? To know it waits for the device."""
+        path = self.path[:, : longest + 1]
+        steps = torch.arange(path.shape[1], device=path.device)
+        return bool(((path == steps) | (steps > self.accepted[:, None])).all())
+
 
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
     """Nodes whose token is the one that the target emits at their parent, and the root; bool [B, N + 1].

@@ -131,7 +131,7 @@ def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(mode
     """Drafts have brought the first ones out of step. Those in front wait, and are not passed over."""
     target, network = models
     monkeypatch.setitem(POLICIES, "auto", GivesUp)
-    monkeypatch.setattr("adt_core.engine.rounds.WAIT_SHARE", 10.0)
+    monkeypatch.setattr("adt_core.engine.round.WAIT_SHARE", 10.0)
     prompts = [*PROMPTS, "a red house", "two"]
     plain = run(target, None, prompts)
     decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once, profile=costs("chain"))

@@ -9,7 +9,7 @@ import torch
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import graphs, kept, measuring
 from adt_core.engine.lanes import Lanes
-from adt_core.engine.rounds import run_round
+from adt_core.engine.round import run_round
 from adt_core.engine.task import Task
 from adt_core.policies.auto import Auto
 from adt_core.rules.verify import Lantern

@@ -180,7 +180,7 @@ def verified(target, tokens, parents, depths):
     emitted = torch.where(depths == 3, 20 + torch.arange(n), GUESS)
     perturbed = torch.zeros(1, n, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
     verdict = Verdict(torch.tensor([1]), torch.tensor([[0, 1, 0, 0]]), torch.tensor([1]), torch.tensor([2]))
-    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT), 1, True)
+    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT), 1)
 
 
 @pytest.mark.parametrize(

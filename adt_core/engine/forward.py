@@ -1,0 +1,57 @@
+"""The target at work on the lanes: tokens in, processed logits out. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..models.rows import Step
+from ..models.target import with_grammar
+from ..rules.sampling import process_logits
+from .lanes import Lanes
+from .task import KEPT_AT_ONCE
+
+
+def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
+    """Codes [B, n] through the target: features [R, n, h]. step: of tokens from the roots on."""
+    task, decoder, rows = lanes.task, lanes.task.target.decoder, lanes.rows
+    ids = rows.spread(decoder.image_ids[codes])
+    if decoder.tile:
+        step = rows.windowed(step, rows.spread(lanes.roots.at) + rows.first_slot, task.near)
+    check = None if task.fixed else task.check  # nothing may be raised in the middle of a capture
+    return decoder(ids, step, lanes.cache, lanes.tables.rope, check)
+
+
+def prefill(lanes: Lanes, step: Step) -> Tensor:
+    """The prompts and the kept tokens through the target: features [R, n, h].
+
+    In the exact mode the kept tokens are read as if they were drawn: apart from the prompts, and a few at a time.
+    """
+    task, rows, decoder = lanes.task, lanes.rows, lanes.task.target.decoder
+    first = rows.first_slot if decoder.tile else rows.length
+    ends = [0, first, *range(first + KEPT_AT_ONCE, rows.length, KEPT_AT_ONCE)]
+    features = []
+    for start, end in zip(ends, [*ends[1:], rows.length]):
+        if start == end:
+            continue
+        part = step.part(start, end)
+        if start >= first:
+            part = rows.windowed(part, start, task.near)
+        inputs = None if rows.features is None else rows.features[:, start:end]
+        features.append(decoder(rows.ids[:, start:end], part, lanes.cache, lanes.tables.rope, task.check, inputs))
+    return features[0] if len(features) == 1 else torch.cat(features, 1)
+
+
+def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
+    """Features [R, n, h] of nodes -> processed logits z [B, n, V] of the tokens after them.
+
+    depths: [B, n], of the nodes below their roots, or one number for all.
+    """
+    task, grammar = lanes.task, lanes.tables.grammar
+    z = process_logits(task.target.decoder.logits(features, task.sampling.guidance), task.sampling)
+    return z if grammar is None else with_grammar(z, grammar, lanes.roots.at + 1 + depths)
+
+
+def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
+    """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
+    return z if lanes.noise is None else z + lanes.noise.at(lanes.roots.at + 1 + depths)

@@ -1,0 +1,81 @@
+"""What the host reads of a round: one tensor of whole numbers, which packs and unpacks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..rules.tree import DraftTree
+from ..rules.verify import Verdict
+
+WORTH_STEPS = 2**20
+"""Tokens that drafts would bring travel to the host as whole numbers of such parts of a token."""
+
+
+class Checked(NamedTuple):
+    """A tree that the target has read. features: [R, N + 1, h]. perturbed: z + g after every node, [B, N + 1, V].
+
+    substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
+    """
+
+    tree: DraftTree
+    features: Tensor
+    perturbed: Tensor
+    verdict: Verdict
+    substitutes: Tensor | None
+
+
+class Report(NamedTuple):
+    """What the host reads of a round: whole numbers, on the device [B, n] each, on the host a list for each image.
+
+    accepted, depth: drafts accepted, and the depth of the tree. root: code of the next one. levels: drafts on every
+    level, the root's first. codes, ranks, substituted: of the nodes along the accepted path, the root first. worths:
+    tokens that drafts would bring next, in parts of a token.
+    """
+
+    accepted: Any
+    depth: Any
+    root: Any
+    levels: Any
+    codes: Any
+    ranks: Any
+    substituted: Any
+    worths: Any = None
+
+    @classmethod
+    def of(cls, checked: Checked) -> Report:
+        """Of a tree that was checked, and not settled yet: settling changes the roots, which the tree may show."""
+        tree, path, substitutes = checked.tree, checked.verdict.path, checked.substitutes
+        return cls(
+            accepted=checked.verdict.accepted[:, None],
+            depth=tree.realised_depth()[:, None],
+            root=checked.verdict.next_root[:, None],
+            levels=tree.levels(),
+            codes=tree.tokens.gather(1, path),
+            ranks=tree.ranks.gather(1, path),
+            substituted=path[:, :0] if substitutes is None else substitutes.long().gather(1, path),
+        )
+
+    @classmethod
+    def of_plain(cls, codes: Tensor) -> Report:
+        """Of plain steps, which have drawn these codes [B]."""
+        none, zero = codes[:, None][:, :0], torch.zeros_like(codes)[:, None]
+        return cls(zero, zero, codes[:, None], none, none, none, none)
+
+    def packed(self, worths: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """All of it in one tensor [B, k] int64, and the widths of its parts. worths: in tokens, [B, n]."""
+        parts = self._replace(worths=(worths * WORTH_STEPS).round().long())
+        return torch.cat(parts, 1), tuple(part.shape[1] for part in parts)
+
+    @classmethod
+    def unpacked(cls, row: list[int], widths: Sequence[int]) -> Report:
+        """One image's, of what :meth:`packed` gave."""
+        return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))
+
+    def worths_of(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Tokens by numbers of drafts, on the host. Empty where nobody could tell."""
+        return dict(zip(sizes, (steps / WORTH_STEPS for steps in self.worths)))
