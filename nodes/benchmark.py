@@ -10,12 +10,12 @@ from PIL import Image
 
 from ..adt_core.app import benchmark as bench
 from ..adt_core.app import report
+from ..adt_core.app.batch import readable
 from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
 from ..adt_core.errors import AdtError
-from ..adt_core.files import inside
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
 from .drafting import check_same_model, own_drafter
@@ -124,8 +124,9 @@ def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
     """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
-    settings = plan.settings(jobs[bench.PLAIN].target)
-    folder = inside(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings))
+    target = jobs[bench.PLAIN].target
+    settings = plan.settings(target)
+    folder = readable(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
     records: list[dict] = []
 
     def newest() -> Image.Image:

@@ -279,6 +279,7 @@ def test_the_benchmark_node_compares_and_writes_its_results(comfy, graph):
     (table,) = outputs[node]["text"]
     (folder,) = set(comfy.base.glob("output/adt_tree_benchmark/*")) - before
     assert (folder / "results.md").read_text(encoding="utf-8") == table
+    assert folder.name.startswith(f"{SMALL}-"), "a name that people can read"
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
     assert (
