@@ -224,3 +224,18 @@ def test_the_figures_as_text_and_json(comfy, traced):
         f"{report['tokens']} tokens in {report['seconds']:.2f} s" in words
         and f"{report['tau']:.2f} tokens per image in each" in words
     )
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.9])
+def test_a_relaxed_run_is_called_relaxed_whatever_was_replaced(comfy, traced, delta):
+    """On its map, in the PNG and in its figures."""
+    lantern = traced.add("ADTTreeLantern", neighbours=10, delta=delta)
+    sampler = traced.set("ADTTreeSampler", seed=605, lantern=lantern).id("ADTTreeSampler")
+    text = traced.add("PreviewAny", source=traced.add("ADTTreeFigures", trace=traced.link("ADTTreeSampler", 1)))
+    outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})
+    (kept,) = outputs[sampler]["adt_tree_map"]
+    (saved,) = travelled(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
+    assert kept["relaxed"] is saved["relaxed"] is True
+    replaced = 100 * read(outputs)["report"]["substitution_rate"]
+    assert (replaced > 0) == (delta > 0)
+    assert f"Relaxed ({replaced:.1f} % of the tokens replaced by LANTERN)" in outputs[text[0]]["text"][0]
