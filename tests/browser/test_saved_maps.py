@@ -144,6 +144,7 @@ def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
         assert tab.map(node, "panel.image") == image
 
 
+@pytest.mark.both_modes
 def test_undoing_something_else_keeps_the_map(tab, workflow):
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")

@@ -27,6 +27,7 @@ def works(comfy, graph) -> None:
     assert comfy.files(comfy.run(graph.prompt))
 
 
+@pytest.mark.contract
 def test_while_tokens_are_decoded(comfy, graph):
     graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="autoregressive")
     with comfy.socket() as browser:
@@ -86,7 +87,7 @@ def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     works(comfy, graph)
 
 
-@pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
+@pytest.mark.parametrize("node", ["VAEEncode", pytest.param("VAEDecode", marks=pytest.mark.contract)])
 def test_while_pixels_are_coded(comfy, graph, node):
     """Many large images through the codec alone."""
     vae = graph.link("ADTTreeModelLoader", 2)

@@ -76,7 +76,10 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     "release, name",
-    [*((NEWEST, name) for name in NAMES), *((FLOOR, name) for name in ON_OLDER)],
+    [
+        *((NEWEST, name) for name in NAMES),
+        *(pytest.param(FLOOR, name, marks=pytest.mark.contract) for name in ON_OLDER),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.version,
     indirect=["release"],
 )

@@ -77,6 +77,7 @@ def graph_of(object_info):
     return load
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", NAMES)
 def test_fits_the_nodes(name, object_info):
     prompt = to_prompt(read(name), installed(object_info, name))
