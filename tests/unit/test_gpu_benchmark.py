@@ -109,6 +109,7 @@ def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
     assert [row["figure"] for row in found["fine"]["rows"]] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
     monkeypatch.setattr(command, "LEAST_SILENCE", 12.0)
     monkeypatch.setattr(command, "MOST_SILENCE", 0.0)

@@ -52,8 +52,7 @@ def test_while_the_prompt_is_read(comfy, graph):
 
 @pytest.mark.parametrize("loader", ["ADTTreeModelLoader", "ADTTreeDrafterLoader"])
 def test_while_weights_are_loaded(comfy, graph, loader):
-    comfy.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(1.5)  # the server frees when it next looks, once a second
+    comfy.free()
     graph.set("ADTTreeSampler", seed=903, batch_size=64)
     with comfy.socket() as browser:
         prompt_id = comfy.queue(graph.prompt, browser.id)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -159,8 +158,7 @@ def test_negative_prompt_takes_the_place_of_the_row_without_text(comfy, graph, r
 def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     graph.set("ADTTreeSampler", seed=11)
     (before,) = images(comfy, comfy.run(graph.prompt))
-    comfy.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(4)  # the server frees when it next looks, once a second if it has nothing else to do
+    comfy.free()
     with comfy.socket() as browser:
         (after,) = images(comfy, comfy.run(graph.prompt, client=browser.id))
         executed = {m.data["node"] for m in browser.messages if m.type == "executing"}
