@@ -220,6 +220,14 @@ def test_sockets_of_our_types_have_colours(tab, theme):
     assert len({three[0] for three in colours}) == 6
 
 
+@pytest.mark.every_frontend
+def test_canvas_mode_is_the_page_s_default(tab):
+    """Most tests run in it alone, as conftest.py says."""
+    defaults = "({ defaultValue, defaultsByInstallVersion: by }) => [defaultValue, ...Object.values(by ?? {})]"
+    setting = "app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled']"
+    assert set(tab.page.evaluate(f"({defaults})({setting})")) == {False}
+
+
 OURS = "app.graph.nodes.filter(({ type }) => type.startsWith('ADTTree'))"
 FOUND = (
     f"() => Object.fromEntries({OURS}.map("
