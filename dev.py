@@ -2,7 +2,8 @@
 """The two commands of the README, with all their own set-up; needs Python 3.10 or newer and nothing else.
 
     python3 dev.py demo               generate a picture with the bundled model and measure the speed-up
-    python3 dev.py test               check the format, the style and the types, and run all tests
+    python3 dev.py test               check the format, the style and the types, and run the tests
+    python3 dev.py test --all         the same with all tests: also those that take long and prove little more
     python3 dev.py test [options]     only run pytest, with these options
 
 The first run makes a virtual environment in ``.venv``; later runs start at once.
@@ -42,6 +43,9 @@ TESTS = [
     "ray",
 ]  # the extra "test" of pyproject.toml
 
+ALL = "--all"
+NORMAL = "not long"  # marks of the tests that run while somebody waits
+
 CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
 PICTURE = Path("output") / "demo.png"
 
@@ -72,17 +76,21 @@ def demo() -> int:
 
 
 def test(options: list[str]) -> int:
-    """Run every check and every test, whatever fails on the way. With ``options``, only run pytest with them."""
+    """Run every check and the tests, whatever fails on the way; with ``--all``, those that are marked ``long``, too.
+
+    With other ``options``, only run pytest with them.
+    """
     environment([*requirements(), *TESTS])
-    if options:
+    if options not in ([], [ALL]):
         return _run("-m", "pytest", *options)
     workers = str(max(2, min(3, os.cpu_count() or 2)))
+    kind = "" if options else f" and {NORMAL}"
     steps: dict[str, Callable[[], int]] = {
         "format (repaired by 'ruff format')": lambda: _run("-m", "ruff", "format", "--check"),
         "style (ruff)": lambda: _run("-m", "ruff", "check"),
         "types (mypy)": types,
-        "tests": lambda: _run("-m", "pytest", "-m", "not alone", "-n", workers, OMP_NUM_THREADS="1"),
-        "tests that are timed, one at a time": lambda: _run("-m", "pytest", "-m", "alone"),
+        "tests": lambda: _pytest(f"not alone{kind}", "-n", workers, OMP_NUM_THREADS="1"),
+        "tests that are timed, one at a time": lambda: _pytest(f"alone{kind}"),
     }
     failed = []
     for name, step in steps.items():
@@ -90,6 +98,11 @@ def test(options: list[str]) -> int:
         failed += [name] if step() else []
         _say(f"{'FAILED' if name in failed else 'passed'}: {name}, {time.monotonic() - started:.0f} s")
     return _fail(f"Failed: {'; '.join(failed)}.") if failed else 0
+
+
+def _pytest(marks: str, *options: str, **variables: str) -> int:
+    """Run the tests whose marks fit the expression, and say which were the slowest."""
+    return _run("-m", "pytest", "-m", marks, "--durations=50", *options, **variables)
 
 
 def types() -> int:

@@ -63,6 +63,8 @@ function listen() {
     graphChanged: () => maps.forEach((map) => map.graphChanged()),
   };
   for (const [event, listener] of Object.entries(listeners)) api.addEventListener(event, listener);
+  // ComfyUI tells of a change of the workflow after a click; a prompt is noticed while it is typed, once its widget has it.
+  addEventListener("input", () => requestAnimationFrame(() => maps.forEach((map) => map.panel.recaption())), true);
 }
 
 function addStyles() {

@@ -11,7 +11,7 @@ export class Caption {
 
   /**
    * @param {object | null} run
-   * @param {{name: string, now: string, was: string, take: () => void}[]} differences `take` gives the node back what made the picture
+   * @param {{name: string, now: string, was?: string, take?: () => void}[]} differences `take` gives the node back what made the picture
    * @param {string} off why the node does not run at all, or ""
    */
   show(run, differences, off) {
@@ -19,7 +19,7 @@ export class Caption {
     const key = [said, ...differences.map(({ was }) => was)].join("\n");
     if (key === this.said) return;
     this.said = key;
-    this.element.replaceChildren(said, ...differences.map(offer));
+    this.element.replaceChildren(said, ...differences.filter(({ take }) => take).map(offer));
   }
 }
 

@@ -57,7 +57,7 @@ export class Compare {
    * Show the controls for so many runs, and say where each is seen.
    *
    * @param {object[]} boxes of the runs, see `layout` in map_view.js
-   * @returns {object[]} the part of each box that is shown; `label`, from where its name stands and how much room that has
+   * @returns {object[]} the part of each box that is shown; `label`, where its name stands if not at the left of that: { x, align }
    */
   clips(boxes) {
     const [box] = boxes;
@@ -67,12 +67,12 @@ export class Compare {
     this.button.hidden = boxes.length < 2;
     this.button.setAttribute("aria-pressed", String(over));
     if (!over) return boxes;
-    const [left, half] = [this.share * box.width, (box.width - GAP) / 2];
+    const [left, middle] = [this.share * box.width, box.x + box.width / 2];
     Object.assign(this.line.style, { left: `${box.x + left}px`, top: `${box.y}px`, height: `${box.height}px` });
     this.line.setAttribute("aria-valuenow", Math.round(100 * this.share));
     return [
-      { ...box, width: left, label: [box.x, half] },
-      { ...box, x: box.x + left, width: box.width - left, label: [box.x + half + GAP, half] },
+      { ...box, width: left, label: { x: middle - GAP / 2, align: "right" } },
+      { ...box, x: box.x + left, width: box.width - left, label: { x: middle + GAP / 2, align: "left" } },
     ];
   }
 

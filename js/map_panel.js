@@ -9,7 +9,7 @@ import { draw, hit, layout, within, zoomed } from "./map_view.js";
 import { picture } from "./pictures.js";
 import { Replay, tried } from "./replay.js";
 import { saveImage } from "./save_image.js";
-import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "./sentences.js";
+import { caption, describe, numbers, sentence, summary, titleOf, tokenNumbers } from "./sentences.js";
 import { placeTip } from "./tip.js";
 import { words } from "./words.js";
 
@@ -306,7 +306,7 @@ export class MapPanel {
         ink,
         picture: picture(run, image, this.redraw),
         opacity: this.settings.opacity,
-        label: runs.length > 1 ? `${"AB"[i]}: ${words.seed(nameOf(run), run.seed)}` : "",
+        label: runs.length > 1 ? `${"AB"[i]}: ${titleOf(run, runs[1 - i])}` : "",
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
         hidden: replayed ? [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= untils[i]) : null,
@@ -337,8 +337,7 @@ export class MapPanel {
     this.legend.show(figure, ends);
     const text = runs.map((one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null)).join("\n");
     say(this.line, text || words.empty);
-    this.caption.show(run, run && run.state !== "running" ? this.owner.differences(run) : [], this.owner.off);
-    this.element.classList.toggle("adt-map-off", this.owner.off !== "");
+    this.recaption();
     this.canvas.setAttribute("aria-label", run ? words.keys(words.figures[figure][0], run.rows, run.columns) : words.noRun);
     this.zoom.hidden = !run;
     this.farther.disabled = this.view.scale === 1;
@@ -350,6 +349,13 @@ export class MapPanel {
     const { pane, cell } = this.cursor;
     say(this.tip, describe(tokens, cell, run.columns));
     placeTip(this.tip, this.stage, this.panes[pane] ?? this.panes[0], run, run.together(this.#imageOf(run), cell), cell);
+  }
+
+  /** Say of which image the map is, and what its node has now in place of what made it. */
+  recaption() {
+    const { run, owner } = this;
+    this.caption.show(run, run && run.state !== "running" ? owner.differences(run) : [], owner.off);
+    this.element.classList.toggle("adt-map-off", owner.off !== "");
   }
 
   /** The sentence, once the run is over, and below it the numbers if they are asked for. */

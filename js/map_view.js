@@ -81,10 +81,10 @@ function cover(hidden, rows, columns) {
  */
 export function draw(context, size, panes) {
   context.clearRect(0, 0, size.width, size.height);
-  for (const pane of panes) drawPane(context, pane);
+  for (const pane of panes) drawPane(context, size, pane);
 }
 
-function drawPane(context, pane) {
+function drawPane(context, size, pane) {
   const { box, rows, columns } = pane;
   const { clip } = box;
   if (!box.width) return;
@@ -104,13 +104,19 @@ function drawPane(context, pane) {
   for (const one of pane.tried) drawTried(context, pane, one);
   if (pane.cursor !== null) drawCursor(context, pane);
   context.restore();
-  if (pane.label) {
-    context.fillStyle = pane.ink;
-    context.font = "11px sans-serif";
-    context.textBaseline = "top";
-    const [x, room] = clip.label ?? [clip.x, clip.width];
-    context.fillText(pane.label, x, clip.y - LABEL + 2, room);
-  }
+  if (pane.label) drawLabel(context, size, pane);
+}
+
+/** The name of a run above its grid. Two grids in one place are in the middle of all, so that each name has half of the width. */
+function drawLabel(context, size, { label, ink, box: { clip } }) {
+  context.save();
+  context.fillStyle = ink;
+  context.font = "11px sans-serif";
+  context.textBaseline = "top";
+  context.textAlign = clip.label?.align ?? "left";
+  const room = clip.label ? Math.min(clip.label.x, size.width - clip.label.x) : clip.width;
+  context.fillText(label, clip.label?.x ?? clip.x, clip.y - LABEL + 2, room);
+  context.restore();
 }
 
 /** The picture, as large as its grid. Only an unzoomed one is kept in its size: a zoomed one would be large, and moves. */

@@ -10,7 +10,7 @@ import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
 import { sound, soundProperty } from "./saved_map.js";
-import { nameOf } from "./sentences.js";
+import { shortName } from "./sentences.js";
 import { PROMPT, words } from "./words.js";
 
 const WIDGET = "acceptance_map";
@@ -225,11 +225,11 @@ export class NodeMap {
   /** Values of the node, and texts of its prompts, that are others than those that made the run; see caption.js. */
   differences(run) {
     const own = changed(this.node, run.inputs).filter(({ widget }) => !widget.hidden && widget.options?.hidden !== true);
-    const texts = Object.entries(run.texts).flatMap(([id, values]) => changed(nodeAt(id), values));
-    return [
-      ...own.map((one) => this.#difference(one, one.widget.label ?? one.widget.name)),
-      ...texts.filter(({ widget }) => !WILDCARDS.test(widget.value)).map((one) => this.#difference(one, PROMPT)),
-    ];
+    const texts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
+    const prompts = relinked(this.node, texts)
+      ? [{ name: PROMPT, now: "" }]
+      : texts.flatMap(({ node, values }) => changed(node, values)).filter(isText).map((one) => this.#difference(one, PROMPT));
+    return [...own.map((one) => this.#difference(one, one.widget.label ?? one.widget.name)), ...prompts];
   }
 
   #difference({ node, widget, was }, name) {
@@ -255,9 +255,9 @@ export class NodeMap {
     const others = [...maps.values()].filter((other) => other !== this && other.run);
     const beside = this.parts[1];
     return [
-      ...(beside ? [{ id: BESIDE, label: words.beside(nameOf(beside)) }] : []),
-      ...(this.previous ? [{ id: "previous", label: words.previous(nameOf(this.previous)) }] : []),
-      ...others.map(({ tag, node, run }) => ({ id: tag, label: `${node.title} #${node.id} (${nameOf(run)})` })),
+      ...(beside ? [{ id: BESIDE, label: words.beside(shortName(beside)) }] : []),
+      ...(this.previous ? [{ id: "previous", label: words.previous(shortName(this.previous)) }] : []),
+      ...others.map(({ tag, node, run }) => ({ id: tag, label: `${node.title} #${node.id} (${shortName(run)})` })),
     ];
   }
 
@@ -279,9 +279,28 @@ function changed(node, queued) {
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
-/** What a node's properties hold, apart from them: newer pages hand out proxies, which can't be cloned otherwise. */
-function copy(properties) {
-  return JSON.parse(JSON.stringify(properties));
+/** Whether what a widget says is all of a text: ComfyUI draws others from it when it queues. */
+function isText({ widget }) {
+  return !WILDCARDS.test(widget.value);
+}
+
+/** Whether a sampler's prompts come from other nodes now than those with the texts that were queued, and say something else. */
+function relinked(sampler, texts) {
+  const sources = promptNodes(sampler);
+  const has = ({ widgets }, values) => Object.keys(values).every((wanted) => widgets?.some(({ name }) => name === wanted));
+  const says = (source, values) => has(source, values) && !changed(source, values).some(isText);
+  return sources?.size > 0 && texts.some(({ node, values }) => !sources.has(node) && ![...sources].some((source) => says(source, values)));
+}
+
+/** The nodes that a node's prompts come from; null where links do not say it, as at the edge of a subgraph. */
+function promptNodes(node, inputs = node.inputs.filter(({ name }) => name === "positive" || name === "negative"), found = new Set()) {
+  for (const input of inputs.filter(({ link }) => (link ?? null) !== null)) {
+    const source = node.getInputNode(node.inputs.indexOf(input));
+    if (!source || source.subgraph || source.isVirtualNode || source.mode) return null;
+    if (found.has(source)) continue;
+    if (!promptNodes(source, source.inputs ?? [], found.add(source))) return null;
+  }
+  return found;
 }
 
 /** Whether a value as it was queued, which is text, is that of a widget. */

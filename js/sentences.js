@@ -13,6 +13,17 @@ export function nameOf(run) {
   return run.relaxed ? words.relaxed(name, unit(100 * run.replaced, 1)) : name;
 }
 
+/** The same in fewer words, for lists. */
+export function shortName(run) {
+  const name = methodName(run.method);
+  return run.relaxed ? words.relaxedShort(name, unit(100 * run.replaced, 1)) : name;
+}
+
+/** What stands above a small map beside that of another run; with the seed if the other's is another. */
+export function titleOf(run, other) {
+  return run.seed === other.seed ? shortName(run) : words.seed(shortName(run), run.seed);
+}
+
 /** One line about a run: what was measured of it. With `other`, B beside it, how much faster it was, if that was measured. */
 export function summary(run, other = null) {
   const { done, total, rate, tau, seconds } = run.figures();

@@ -77,6 +77,7 @@ const ENGLISH = {
   unpaid: (few, images) =>
     `${few ? "Hardly any" : "No"} drafts: ${images > 1 ? `with ${images} images at once ` : ""}they don't pay here, so ${few ? "most passes" : "each pass"} brought one token.`,
   relaxed: (method, share) => `${method}, Relaxed (${share} % of tokens replaced)`,
+  relaxedShort: (method, share) => `${method}, Relaxed ${share} %`,
   fasterInTurns: (ratio) => `${ratio}× as fast as B (drawn in turns)`,
   fasterInPrompt: (ratio) => `${ratio}× as fast as B (one after the other, in one prompt)`,
   finished: (total, seconds) => `${total} tokens in ${seconds} s`,
@@ -164,6 +165,7 @@ const CHINESE = {
   unpaid: (few, images) =>
     `${few ? "几乎没有" : "没有"}草稿：${images > 1 ? `在这里同时绘制 ${images} 张图像时` : "在这里"}草稿不划算，${few ? "多数" : "每次"}前向只得到一个 token。`,
   relaxed: (method, share) => `${method}，放宽（${share}% 的 token 被替换）`,
+  relaxedShort: (method, share) => `${method}，放宽 ${share}%`,
   fasterInTurns: (ratio) => `速度是 B 的 ${ratio} 倍（两者轮流绘制）`,
   fasterInPrompt: (ratio) => `速度是 B 的 ${ratio} 倍（同一次运行中先后绘制）`,
   finished: (total, seconds) => `${total} 个 token，用时 ${seconds} 秒`,

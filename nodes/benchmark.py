@@ -8,12 +8,12 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
+from ..adt_core.app.batch import readable
 from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
 from ..adt_core.errors import AdtError
-from ..adt_core.files import inside
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.sampling import Sampling
 from ..adt_core.rules.verify import Lantern
@@ -125,8 +125,9 @@ def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
     """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
-    settings = plan.settings(jobs[PLAIN].target)
-    folder = inside(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings))
+    target = jobs[PLAIN].target
+    settings = plan.settings(target)
+    folder = readable(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
     records: list[dict] = []
 
     def newest() -> Image.Image:

@@ -126,14 +126,14 @@ def _picture(images: Tensor, number: int) -> Image.Image:
 
 
 def _report(a: Decoding, b: Decoding) -> str:
-    """One line for each, and one that compares them."""
-    lines, reports = [], [decoding.trace.report() for decoding in (a, b)]
+    """A line that compares them, then one for each: a small node shows the first lines."""
+    reports = [decoding.trace.report() for decoding in (a, b)]
+    differ = int((a.codes != b.codes).sum())
+    found = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
+    lines = [f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {found}"]
     for name, report in zip("AB", reports):
         speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"
         lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
-    differ = int((a.codes != b.codes).sum())
-    found = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
-    lines.append(f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {found}")
     return "\n".join(lines)
 
 

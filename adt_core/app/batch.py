@@ -137,14 +137,18 @@ def _are_figures(value: object) -> TypeGuard[dict]:
 
 
 def home(root: Path, job: Job, name: str = "") -> Path:
-    """The job's folder below ``root``. It is called by ``name``, the model's unless given, and by :func:`key`.
+    """The job's folder below ``root``. It is called by ``name``, the model's unless given, and by :func:`key`."""
+    return readable(root, key(job), name, job.target.name)
 
-    Folders of earlier versions had the key alone. Where one is there, it is the folder of a job without a name.
+
+def readable(root: Path, unique: str, name: str, usual: str) -> Path:
+    """A folder below ``root`` that is called by ``name``, or else by the usual one, and by what tells it from others.
+
+    Folders of earlier versions had the latter alone. Where one is there, it is that of what has no name of its own.
     Raises as :func:`inside`.
     """
-    unique = key(job)
     earlier = not name and (root / unique).is_dir()
-    return inside(root, unique if earlier else "-".join(filter(None, (plain(name or job.target.name), unique))))
+    return inside(root, unique if earlier else "-".join(filter(None, (plain(name or usual), unique))))
 
 
 def key(job: Job) -> str:

@@ -1,4 +1,7 @@
-"""One ComfyUI and one browser for all tests of this folder; each test runs in canvas mode and in Nodes 2.0.
+"""One ComfyUI and one browser for all tests of this folder.
+
+Each test runs in canvas mode, which is the page's default. Those marked ``both_modes``, about what looks or behaves
+otherwise there, run in Nodes 2.0 as well, and the others with ``dev.py test --all``.
 
 The page is the newest frontend's, which users get with their next update. What a frontend could break by itself, the
 tests marked ``every_frontend``, runs on the page of the newest release as well.
@@ -25,6 +28,13 @@ _seeds = itertools.count(1000, 10)  # tests count on from theirs
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_frontend: runs on the page of the newest release, too")
+    config.addinivalue_line("markers", "both_modes: is about what differs between canvas mode and Nodes 2.0")
+
+
+def pytest_itemcollected(item):
+    nodes2 = item.callspec.params.get("tab") if hasattr(item, "callspec") else None
+    if nodes2 and not item.get_closest_marker("both_modes"):
+        item.add_marker("long")
 
 
 def pytest_generate_tests(metafunc):

@@ -1,5 +1,6 @@
 """Two runs on one map: side by side, or in one place behind a line that is dragged."""
 
+import pytest
 from map_reading import (
     done,
     expected,
@@ -75,6 +76,33 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     ]
 
 
+TITLES = """(() => {
+  const said = [], of = CanvasRenderingContext2D.prototype, { fillText } = of;
+  of.fillText = function (text, x, y, room) {
+    said.push([text, this.measureText(text).width <= room]);
+    return fillText.call(this, text, x, y, room);
+  };
+  panel.draw();
+  of.fillText = fillText;
+  return said;
+})()"""
+"""What stands above both pictures, and whether it fits there as it is."""
+
+
+def test_a_relaxed_run_is_called_so(tab):
+    """In the title above its picture and in the line below."""
+    tab.open_template("ADT-Tree relaxed acceptance (LANTERN)")
+    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    new_seed(tab, node)
+    tab.run()
+    tab.finished(node)
+    tab.wait(node, "panel.panes.length === 2")
+    share = tab.map(node, "(100 * run.replaced).toFixed(1)")
+    assert float(share) > 0
+    assert tab.map(node, TITLES) == [[f"A: ADT-Tree, Relaxed {share} %", True], ["B: ADT-Tree", True]]
+    tab.wait(node, f"panel.caption.element.textContent.includes(' · ADT-Tree, Relaxed ({share} % of tokens replaced)')")
+
+
 def test_the_run_before_can_be_compared_with(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
@@ -88,6 +116,7 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "of runs at other times"
 
 
+@pytest.mark.both_modes
 def test_both_pictures_in_one_place(tab, workflow):
     """A line parts them. Keys and the mouse move it, and it stays on the picture."""
     sampler = done(tab, workflow)
@@ -115,6 +144,7 @@ def test_both_pictures_in_one_place(tab, workflow):
     columns = tab.map(sampler, "run.columns")
     assert all(half[cell] == (own if cell % columns < columns // 2 else other)[cell] for cell in range(len(half)))
     tab.screenshot("in_one_place")
+    assert [fits for _, fits in tab.map(sampler, TITLES)] == [True, True]
     drag(tab, line, tab.map(sampler, SPAN), 3.0)
     assert tab.map(sampler, "panel.compare.share") == 1
     assert settled(tab, sampler) == own

@@ -1,5 +1,7 @@
 """The Settings node in ComfyUI's page: one list of presets with everyday names, and the numbers on request."""
 
+import pytest
+
 NAMES = ["Auto", "ADT-Tree", "EAGLE-2", "Plain", "Static: mc_sim_7b_63", "Static: naive_extend_57"]
 
 
@@ -9,6 +11,7 @@ def settings(tab, expression: str):
     return tab.page.evaluate(f"(() => {{ {found} return {expression}; }})()")
 
 
+@pytest.mark.both_modes
 def test_a_preset_is_chosen_by_its_name_and_saved_by_its_method(tab, workflow):
     tab.load(workflow.method("auto").data)
     visible = "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)"

@@ -35,6 +35,7 @@ def small(workflow):
     return workflow
 
 
+@pytest.mark.both_modes
 def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
     sampler = done(tab, small)
     first, own = tab.page.evaluate(OPEN), tab.map(sampler, "run.id")
@@ -48,6 +49,7 @@ def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
     assert tab.map(sampler, "run.id") == theirs
 
 
+@pytest.mark.both_modes
 def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
     tab.load(small.data)
     first = tab.page.evaluate(OPEN)
@@ -59,6 +61,7 @@ def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
         assert tab.map(small.sampler, "run?.id ?? null") == shown
 
 
+@pytest.mark.both_modes
 def test_a_run_that_ends_behind_another_workflow_is_there_when_its_own_is_opened(tab, small):
     sampler = small.batch(4).sampler
     tab.load(small.data)
@@ -101,6 +104,7 @@ def test_the_copies_that_a_loop_makes_of_a_sampler_are_shown_on_it(tab, small):
     tab.wait(small.sampler, "run?.state === 'done' && run.seed === '4242'")
 
 
+@pytest.mark.both_modes
 def test_a_run_is_nothing_to_undo(tab, small):
     tracker = f"{WORKFLOWS}.activeWorkflow.changeTracker"
     tab.load(small.data)
@@ -122,6 +126,7 @@ def test_a_run_is_nothing_to_undo(tab, small):
         assert tab.map(small.sampler, width) == expected
 
 
+@pytest.mark.both_modes
 def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
     known = "import('/extensions/ADT-Tree/node_map.js').then(({ maps }) => maps.size)"
     sampler = done(tab, small)

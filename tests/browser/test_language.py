@@ -40,6 +40,7 @@ DRAWN = """() => {
 """The texts that the canvas draws."""
 
 
+@pytest.mark.both_modes
 def test_choices_are_in_the_language_of_the_page(chinese):
     """What is shown of them; what is saved is the value that every language has."""
     chinese.open_template("ADT-Tree text to image (start here)")

@@ -76,6 +76,7 @@ def test_twenty_maps_cost_a_frame_hardly_anything(crowd):
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_twenty_samplers_move_like_stock_samplers(crowd):
     assert_median_below(1.25, 5, lambda: crowd(OURS)["TaskDuration"] / crowd(STOCK)["TaskDuration"])
 

@@ -75,6 +75,7 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
     )
 
 
+@pytest.mark.both_modes
 def test_the_canvas_shows_what_is_chosen(tab, workflow):
     """All four figures; each image of the batch; the map alone, half over the picture, or not at all."""
     sampler = done(tab, workflow.batch(2))
@@ -99,6 +100,7 @@ def test_the_canvas_shows_what_is_chosen(tab, workflow):
     assert same_colours(painted(tab, sampler), mixed)
 
 
+@pytest.mark.both_modes
 def test_hovering_tells_about_the_round(tab, comfy, workflow):
     sampler = done(tab, workflow.reading_the_trace())
     trace = trace_of(comfy)
@@ -148,6 +150,7 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     tab.wait(sampler, "panel.tip.hidden")
 
 
+@pytest.mark.both_modes
 def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     sampler = done(tab, workflow)
     before = tab.map(sampler, "Array.from(map.node.pos)")
@@ -165,6 +168,7 @@ def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     assert tab.map(sampler, f"{controls}.filter((e) => !(e.textContent || e.ariaLabel) || e.tabIndex < 0).length") == 0
 
 
+@pytest.mark.both_modes
 def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
     sampler = done(tab, workflow)
     height = tab.map(sampler, "panel.stage.clientHeight")
@@ -239,6 +243,7 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     assert values(tab, sampler) != before and values(tab, copy) == before
 
 
+@pytest.mark.both_modes
 @pytest.mark.every_frontend
 def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     sampler = workflow.sampler

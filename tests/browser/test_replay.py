@@ -89,6 +89,7 @@ def test_play_lets_the_image_grow_to_its_end(tab, workflow):
     assert tab.map(sampler, "panel.replay.round") == stopped is not None
 
 
+@pytest.mark.both_modes
 def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     sampler = done(tab, workflow)
     tab.map(sampler, "panel.draw()")
@@ -116,6 +117,7 @@ def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     )
 
 
+@pytest.mark.both_modes
 def test_the_map_can_be_enlarged_and_moved(tab, workflow):
     sampler = done(tab, workflow)
     tab.widget(sampler).get_by_label("Opacity").fill("100")
@@ -146,6 +148,7 @@ def test_the_map_can_be_enlarged_and_moved(tab, workflow):
     tab.wait(sampler, f"Math.abs({size} - {before}) < 0.1")
 
 
+@pytest.mark.both_modes
 def test_the_map_is_saved_as_an_image(tab, workflow):
     """From the menu that a right click on the node opens."""
     sampler = done(tab, workflow)
@@ -179,6 +182,7 @@ def test_plain_decoding_shows_when_each_token_came(tab, workflow):
     tab.screenshot("plain")
 
 
+@pytest.mark.both_modes
 def test_the_speed_stands_once_and_is_no_estimate(tab, workflow):
     """A run that was never compared tells tokens per pass and a second; what plain decoding takes is not guessed."""
     sampler = done(tab, workflow.batch(3))  # of which no run of plain decoding was seen

@@ -47,6 +47,7 @@ def own(workflow):
     return copy.deepcopy(workflow.data)
 
 
+@pytest.mark.both_modes
 @pytest.mark.every_frontend
 def test_numbers_are_shown_where_they_count(tab, own):
     tab.load(own)
@@ -166,6 +167,7 @@ def test_open_as_a_batch_takes_over_both_prompts(tab, own):
     assert sent(tab, "ADTTreePrompts")["text"] == sent(tab, "CLIPTextEncode")["text"]
 
 
+@pytest.mark.both_modes
 def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, prefer):
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
@@ -178,6 +180,7 @@ def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, pr
     tab.page.evaluate("app.api.interrupt()")
 
 
+@pytest.mark.both_modes
 @pytest.mark.every_frontend
 def test_preferences(tab, own, prefer):
     """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""
@@ -215,6 +218,14 @@ def test_sockets_of_our_types_have_colours(tab, theme):
     )
     assert all(len(set(three)) == 1 and three[0].startswith("#") for three in colours)
     assert len({three[0] for three in colours}) == 6
+
+
+@pytest.mark.every_frontend
+def test_canvas_mode_is_the_page_s_default(tab):
+    """Most tests run in it alone, as conftest.py says."""
+    defaults = "({ defaultValue, defaultsByInstallVersion: by }) => [defaultValue, ...Object.values(by ?? {})]"
+    setting = "app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled']"
+    assert set(tab.page.evaluate(f"({defaults})({setting})")) == {False}
 
 
 OURS = "app.graph.nodes.filter(({ type }) => type.startsWith('ADTTree'))"

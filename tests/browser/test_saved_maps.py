@@ -144,6 +144,7 @@ def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
         assert tab.map(node, "panel.image") == image
 
 
+@pytest.mark.both_modes
 def test_undoing_something_else_keeps_the_map(tab, workflow):
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
@@ -205,6 +206,52 @@ def test_the_map_says_that_the_prompt_is_another_now_and_gives_it_back(tab, work
     tab.widget(sampler).get_by_role("button", name="use its prompt").click()
     tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
     assert tab.map(sampler, f"{text}.value") == before
+
+
+LOOK_AT_PROMPT = """(({ node }) => {
+  const prompt = node.getInputNode(node.inputs.findIndex(({ name }) => name === 'positive'));
+  app.canvas.ds.scale = 1;
+  app.canvas.centerOnNode(prompt);
+  app.canvas.setDirty(true, true);
+  return prompt.widgets[0].value;
+})(map)"""
+"""Shows the sampler's prompt; its text."""
+
+
+def test_another_prompt_is_noticed_while_it_is_typed(tab, workflow):
+    """Before anybody clicks elsewhere, such as on Run."""
+    sampler = done(tab, workflow)
+    text = tab.map(sampler, LOOK_AT_PROMPT)
+    tab.page.wait_for_timeout(500)
+    (field,) = (one for one in tab.page.locator("textarea:visible").all() if one.input_value() == text)
+    field.press_sequentially("!")
+    tab.wait(sampler, "panel.caption.element.textContent.includes('another prompt')", timeout=5)
+    assert field.evaluate("(field) => document.activeElement === field")
+
+
+SECOND_PROMPT = """(({ node }, text) => {
+  const loader = app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader');
+  const prompt = LiteGraph.createNode('CLIPTextEncode');
+  app.graph.add(prompt);
+  loader.connect(1, prompt, 0);
+  prompt.widgets[0].value = text;
+  prompt.connect(0, node, 'positive');
+  return prompt.id;
+})(map, argument)"""
+"""Links another text to the sampler; the number of its node."""
+
+
+def test_the_map_says_that_the_prompt_comes_from_another_node_now(tab, workflow):
+    sampler = done(tab, workflow)
+    says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
+    text = tab.map(sampler, "Object.values(run.texts)[0].text")
+    second = tab.map(sampler, SECOND_PROMPT, text)
+    noticed(tab)
+    tab.page.wait_for_timeout(300)
+    assert tab.map(sampler, "panel.caption.element.textContent") == says, "it says the same"
+    tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
+    noticed(tab)
+    tab.wait(sampler, f"panel.caption.element.textContent === '{says}; the node now has another prompt'")
 
 
 def test_the_map_of_a_node_that_does_not_run_says_so(tab, workflow):

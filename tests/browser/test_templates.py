@@ -102,6 +102,7 @@ def screen(tab):
     tab.open()  # ComfyUI opens what it has shown before as it was seen: on another screen
 
 
+@pytest.mark.both_modes
 @pytest.mark.parametrize("size", [(1280, 800), (1920, 1080)], ids=str)
 def test_the_first_workflow_fits_the_screen(tab, screen, size):
     """As ComfyUI opens it, and as it fits it. At a zoom below 0.57 its canvas draws no text."""
@@ -115,6 +116,7 @@ def test_the_first_workflow_fits_the_screen(tab, screen, size):
     assert tab.page.evaluate("app.canvas.ds.scale") > 0.75
 
 
+@pytest.mark.both_modes
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_a_workflow_from_the_template_browser(tab, name):
     """It opens without a missing node and runs to its end. Every node that shows pictures has some.
@@ -162,6 +164,7 @@ def without_errors_after(tab):
     tab.open()
 
 
+@pytest.mark.both_modes
 @pytest.mark.parametrize(
     "name",
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -89,8 +88,3 @@ def count(one: Callable, inputs: int, seed: int, watch: Watch) -> Figures:
     tried()
     figures.outside = watch.seen
     return figures
-
-
-def inputs_in_tests() -> int:
-    """Inputs of every fuzzer in the test suite."""
-    return int(os.environ.get("ADT_TREE_FUZZ", 40))

@@ -3,7 +3,7 @@ import test from "node:test";
 import { ends } from "../../js/legend.js";
 import { range, Run } from "../../js/map_model.js";
 import { tried } from "../../js/replay.js";
-import { caption, describe, nameOf, numbers, sentence, summary, tokenNumbers } from "../../js/sentences.js";
+import { caption, describe, nameOf, numbers, sentence, summary, titleOf, tokenNumbers } from "../../js/sentences.js";
 import { PROMPT, speak, words } from "../../js/words.js";
 
 const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
@@ -96,6 +96,8 @@ test("a relaxed run says so wherever it is named, with the share of tokens that 
   assert.equal(run.replaced, 1 / 7);
   assert.equal(nameOf(run), "ADT-Tree, Relaxed (14.3 % of tokens replaced)");
   assert.equal(caption(run, []), "This is seed 1 · ADT-Tree, Relaxed (14.3 % of tokens replaced)");
+  assert.equal(titleOf(run, made()), "ADT-Tree, Relaxed 14.3 %");
+  assert.equal(titleOf(run, made({ seed: "2" })), "ADT-Tree, Relaxed 14.3 %, seed 1", "beside another seed");
   const untouched = made({ relaxed: true }, ROUNDS.slice(0, 2));
   assert.equal(nameOf(untouched), "ADT-Tree, Relaxed (0.0 % of tokens replaced)");
   assert.equal(nameOf(made({}, ROUNDS.slice(0, 2))), "ADT-Tree");

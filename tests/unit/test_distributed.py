@@ -149,6 +149,37 @@ def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
         assert alone[counted] == spread[counted]
 
 
+def assert_same_results(prompts):
+    """Of the benchmark in one process and of that on two workers."""
+    alone, spread = load("alone/results.json"), load("spread/results.json")
+    assert [record["text"] for record in spread["records"]] == prompts and spread["settings"]["workers"] == 2
+    for one, two in zip(alone["records"], spread["records"]):
+        assert one["prompt"] == two["prompt"]
+        for name, run_alone in one["runs"].items():
+            for figure in (
+                "tokens",
+                "tau",
+                "target_forwards",
+                "agreement",
+                "acceptance",
+                "substitution_rate",
+                "picture",
+            ):
+                assert run_alone[figure] == two["runs"][name][figure]
+            assert (Path("alone") / run_alone["picture"]).read_bytes() == (
+                Path("spread") / run_alone["picture"]
+            ).read_bytes()
+
+
+def test_a_benchmark_of_two_workers_finds_what_one_process_finds(run, cluster):
+    Path("list.txt").write_text("\n".join(PROMPTS[:2]))
+    assert run("benchmark", "alone", methods="jacobi")[0] == 0
+    code, _, err = run("benchmark", "spread", methods="jacobi", workers=2, ray_address=cluster.address)
+    assert code == 0, err
+    assert_same_results(PROMPTS[:2])
+
+
+@pytest.mark.long
 def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monkeypatch):
     options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
     assert run("benchmark", "alone", **options)[0] == 0
@@ -171,26 +202,10 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
     assert code == 0, err
     assert Path("spread/runs.jsonl").read_text().startswith(before)
 
-    alone, spread = load("alone/results.json"), load("spread/results.json")
-    assert [record["text"] for record in spread["records"]] == PROMPTS and spread["settings"]["workers"] == 2
-    for one, two in zip(alone["records"], spread["records"]):
-        assert one["prompt"] == two["prompt"]
-        for name, run_alone in one["runs"].items():
-            for figure in (
-                "tokens",
-                "tau",
-                "target_forwards",
-                "agreement",
-                "acceptance",
-                "substitution_rate",
-                "picture",
-            ):
-                assert run_alone[figure] == two["runs"][name][figure]
-            assert (Path("alone") / run_alone["picture"]).read_bytes() == (
-                Path("spread") / run_alone["picture"]
-            ).read_bytes()
+    assert_same_results(PROMPTS)
 
 
+@pytest.mark.long
 def test_a_lost_machine_s_engine_takes_the_place_of_one_that_is_done(run, cluster, monkeypatch):
     """There is no other place: all cores are taken until the prompts run out."""
     machine, write, written = (

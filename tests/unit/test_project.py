@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,13 +130,23 @@ def steps(dev, monkeypatch):
     return ran
 
 
-@pytest.mark.parametrize("fail", ["format", "check", "mypy", "not alone", "alone"])
+@pytest.mark.parametrize("fail", ["format", "check", "mypy", "not alone and not long", "alone and not long"])
 def test_every_check_and_test_runs_whatever_fails(dev, steps, fail, capsys):
     steps.fail = fail
     assert dev.main(["test"]) == 1
     assert [line.split()[1] for line in steps] == ["ruff", "ruff", "mypy", "pytest", "pytest"]
     said = capsys.readouterr()
     assert said.out.count("passed: ") == 4 and said.out.count("FAILED: ") == 1 and said.err.startswith("Failed: ")
+
+
+@pytest.mark.parametrize("options, left_out", [([], " and not long"), (["--all"], "")])
+def test_long_tests_run_when_all_are_asked_for(dev, steps, options, left_out):
+    assert dev.main(["test", *options]) == 0
+    tests = [line for line in steps if line.startswith("-m pytest")]
+    assert [line.split(" --")[0] for line in tests] == [
+        f"-m pytest -m {kind}{left_out}" for kind in ("not alone", "alone")
+    ]
+    assert all("--durations=50" in line for line in tests)
 
 
 def test_options_go_to_pytest_alone(dev, steps):
@@ -151,3 +162,26 @@ def test_a_failed_set_up_is_one_sentence(dev, monkeypatch, capsys):
     assert dev.main(["demo"]) == 1
     assert capsys.readouterr().err == "No space left on device.\n"
     assert dev.main(["paint"]) == 2
+
+
+LIMITS = {PYPROJECT["tool"]["comfy"]["requires-comfyui"].strip(">="): 55, "nodes2": 45}
+"""Of the tests that run while somebody waits: so many are run once more, on the oldest ComfyUI or in Nodes 2.0."""
+
+
+def test_few_tests_run_twice_while_somebody_waits(dev):
+    """Mark what rests on neither the version nor the mode neither ``contract`` nor ``both_modes``."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-m",
+        dev.NORMAL,
+        "tests/workflow",
+        "tests/browser",
+    ]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    for name, most in LIMITS.items():
+        assert most / 2 < sum(name in line for line in found.stdout.splitlines()) <= most, name

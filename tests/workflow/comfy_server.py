@@ -322,6 +322,14 @@ class Comfy:
     def run(self, prompt: dict, **kwargs) -> dict:
         return self.wait(self.queue(prompt, **kwargs))
 
+    def free(self) -> None:
+        """Have it unload all models and forget all results, and wait until it has: it does so when it next looks."""
+        self.post("/free", {"unload_models": True, "free_memory": True})
+        deadline = time.monotonic() + 60
+        while "Decoder" in self.get("/probe/memory")["classes"]:
+            assert time.monotonic() < deadline, "our models are still there"
+            time.sleep(0.1)
+
     def files(self, outputs: dict, key: str = "images") -> list[bytes]:
         """The contents of the files that a prompt's outputs name."""
         found = [file for output in outputs.values() for file in output.get(key, ())]

@@ -1,4 +1,8 @@
-"""One running ComfyUI per supported end of the version range, shared by all tests of this folder."""
+"""One running ComfyUI per supported end of the version range, shared by all tests of this folder.
+
+The newest runs every test. The oldest runs those marked ``contract``: what touches what differs between versions of
+ComfyUI. The others run there with ``dev.py test --all``.
+"""
 
 import json
 import sys
@@ -19,6 +23,13 @@ from small import SMALL, with_small_models, write_small  # noqa: E402
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "small_models: graph and reference are of the small models, see small.py")
+    config.addinivalue_line("markers", "contract: rests on what differs between versions of ComfyUI")
+
+
+def pytest_itemcollected(item):
+    release = item.callspec.params.get("release") if hasattr(item, "callspec") else None
+    if release == FLOOR and not item.get_closest_marker("contract"):
+        item.add_marker("long")
 
 
 @pytest.fixture(scope="session", params=[NEWEST, FLOOR], ids=lambda release: f"comfyui-{release.version}")

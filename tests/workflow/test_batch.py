@@ -58,6 +58,7 @@ def ours(message, node: str) -> bool:
     return message.data["node"] == node
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     """No image is lost or made twice; they are the sampler's own; table, figures and sheet are complete."""
@@ -243,6 +244,7 @@ def loop(graph, text: str, seed: int) -> str:
     return graph.id("SaveImage")
 
 
+@pytest.mark.contract
 def test_prompt_lists(comfy, batch, coco):
     """Parts, filter and shuffle; a file in the input folder is offered, and read again when it has changed."""
     name, captions = coco

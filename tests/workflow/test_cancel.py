@@ -27,6 +27,7 @@ def works(comfy, graph) -> None:
     assert comfy.files(comfy.run(graph.prompt))
 
 
+@pytest.mark.contract
 def test_while_tokens_are_decoded(comfy, graph):
     graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="autoregressive")
     with comfy.socket() as browser:
@@ -51,8 +52,7 @@ def test_while_the_prompt_is_read(comfy, graph):
 
 @pytest.mark.parametrize("loader", ["ADTTreeModelLoader", "ADTTreeDrafterLoader"])
 def test_while_weights_are_loaded(comfy, graph, loader):
-    comfy.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(1.5)  # the server frees when it next looks, once a second
+    comfy.free()
     graph.set("ADTTreeSampler", seed=903, batch_size=64)
     with comfy.socket() as browser:
         prompt_id = comfy.queue(graph.prompt, browser.id)
@@ -86,7 +86,7 @@ def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     works(comfy, graph)
 
 
-@pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
+@pytest.mark.parametrize("node", ["VAEEncode", pytest.param("VAEDecode", marks=pytest.mark.contract)])
 def test_while_pixels_are_coded(comfy, graph, node):
     """Many large images through the codec alone."""
     vae = graph.link("ADTTreeModelLoader", 2)

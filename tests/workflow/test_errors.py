@@ -30,7 +30,7 @@ def failed(comfy, graph, node: str) -> str:
 @pytest.mark.parametrize(
     "node, name, value, words",
     [
-        ("ADTTreeSampler", "guidance", float("nan"), "guidance"),
+        pytest.param("ADTTreeSampler", "guidance", float("nan"), "guidance", marks=pytest.mark.contract),
         ("ADTTreeSampler", "guidance", float("inf"), "guidance"),
         ("ADTTreeSampler", "temperature", -1.0, "temperature"),
         ("ADTTreeSampler", "top_p", 0.0, "top_p"),
@@ -50,7 +50,9 @@ def test_bad_values_are_refused_before_the_run(comfy, graph, node, name, value, 
     assert words in refused(comfy, graph.set(node, **{name: value}))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "abc", None])
+@pytest.mark.parametrize(
+    "value", [pytest.param(float("nan"), marks=pytest.mark.contract), float("inf"), -float("inf"), "abc", None]
+)
 def test_a_wrong_number_names_its_one_input(comfy, graph, value):
     """Every number of every node: what is wrong is said of that input, and of no other."""
     info, (graph, outputs) = comfy.get("/object_info"), everything(graph)
@@ -149,6 +151,7 @@ def benchmark(graph, **changes) -> Graph:
     return Graph({key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))})
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("bad", ["KSampler takes no ADT_MODEL", "sampler takes no MODEL", "no positive"])
 def test_wrong_plugs_do_not_fit(comfy, graph, bad):
     if bad == "no positive":
@@ -174,6 +177,7 @@ def test_prompt_longer_than_the_context(comfy, graph):
     assert "room for" in message
 
 
+@pytest.mark.contract
 def test_an_error_is_called_by_no_module(comfy, graph):
     """ComfyUI shows an exception's type to users, and they can't use the place of its code."""
     with pytest.raises(Failed) as error:
@@ -209,6 +213,7 @@ def test_combined_and_changed_prompts(comfy, graph):
     assert "area" in message
 
 
+@pytest.mark.contract
 def test_blending_our_prompt(comfy, graph):
     zeroed = graph.add("ConditioningZeroOut", conditioning=graph.link("CLIPTextEncode"))
     message = failed(comfy, graph.set("ADTTreeSampler", negative=zeroed), "ConditioningZeroOut")
@@ -221,6 +226,7 @@ def test_latent_of_a_stranger(comfy, graph):
     assert message.startswith("samples: ") and "[1, 4, 16, 16]" in message
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_our_latent_in_a_stock_sampler(comfy, graph):
     theirs = graph.add("ProbeEmbedding")
@@ -231,12 +237,14 @@ def test_our_latent_in_a_stock_sampler(comfy, graph):
     assert "channels" in failed(comfy, graph, "KSampler")
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_stock_node_that_asks_too_much_of_the_vae(comfy, graph):
     graph.add("VAESave", vae=graph.link("ADTTreeModelLoader", 2), filename_prefix="vae")
     assert "works with the VAE Decode" in failed(comfy, graph, "VAESave")
 
 
+@pytest.mark.contract
 def test_our_prompt_in_a_stock_sampler(comfy, graph):
     model, latent = graph.add("ProbeDiffusionModel"), graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
     theirs, ours = graph.add("ProbeEmbedding"), graph.link("CLIPTextEncode")
@@ -253,6 +261,7 @@ def test_the_stock_sampler_itself_works(comfy, graph):
     assert comfy.files(comfy.run(graph.prompt), "latents")
 
 
+@pytest.mark.contract
 def test_stock_node_for_another_text_encoder(comfy, graph):
     clip = graph.link("ADTTreeModelLoader", 1)
     text = {"text_g": "a house", "text_l": "a house"}
@@ -261,7 +270,9 @@ def test_stock_node_for_another_text_encoder(comfy, graph):
     assert "plain CLIP Text Encode" in failed(comfy, graph, "CLIPTextEncodeSDXL")
 
 
-@pytest.mark.parametrize("node", ["ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeSampler"])
+@pytest.mark.parametrize(
+    "node", ["ADTTreeModelLoader", "ADTTreeDrafterLoader", pytest.param("ADTTreeSampler", marks=pytest.mark.contract)]
+)
 @pytest.mark.small_models
 def test_an_input_that_no_log_can_print(comfy, graph, node):
     """Half of a surrogate pair as its name. ComfyUI's worker would end for everybody where an exception quotes it."""

@@ -25,6 +25,7 @@ def traced(graph):
     return graph.set("ADTTreeSettings", method="adt-tree")
 
 
+@pytest.mark.contract
 def test_increments_and_history_tell_the_whole_trace(comfy, traced):
     """Every round once and in order, at most ten messages a second; all of it again in the history, with a picture."""
     traced.set("ADTTreeSampler", seed=601)
@@ -75,6 +76,7 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
     assert picture.shape == saved.shape and np.abs(picture.astype(int) - saved).max() <= 1
 
 
+@pytest.mark.contract
 def test_without_a_tab_nothing_is_sent_and_no_picture_is_kept(comfy, graph):
     graph.set("ADTTreeSampler", seed=602)
     with comfy.socket() as bystander:
@@ -104,6 +106,7 @@ def test_a_saved_image_brings_its_own_map(comfy, traced):
     assert own["thumbnails"][0].startswith("data:image/jpeg;base64,") and len(json.dumps(own)) < 20_000
 
 
+@pytest.mark.contract
 def test_an_image_of_a_cached_result_brings_the_map_of_that_result(comfy, traced):
     """The sampler does not run again. What feeds it is the same, and that makes the map its own."""
     traced.set("ADTTreeSampler", seed=612)
@@ -158,7 +161,10 @@ def test_images_of_a_list_bring_no_map_rather_than_that_of_the_last(comfy, trace
     assert maps[traced.id("ADTTreeSampler")]["parts"] == []
 
 
-@pytest.mark.parametrize("seed, show", list(enumerate(["acceptance", "depth", "width", "time"], start=603)))
+@pytest.mark.parametrize(
+    "seed, show",
+    [pytest.param(603, "acceptance", marks=pytest.mark.contract), (604, "depth"), (605, "width"), (606, "time")],
+)
 def test_the_map_as_image_and_mask(comfy, traced, seed, show):
     """The mask is the figure of each token on the scale, and over an image the colours let it shine through."""
     traced.set(
@@ -224,3 +230,18 @@ def test_the_figures_as_text_and_json(comfy, traced):
         f"{report['tokens']} tokens in {report['seconds']:.2f} s" in words
         and f"{report['tau']:.2f} tokens per image in each" in words
     )
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.9])
+def test_a_relaxed_run_is_called_relaxed_whatever_was_replaced(comfy, traced, delta):
+    """On its map, in the PNG and in its figures."""
+    lantern = traced.add("ADTTreeLantern", neighbours=10, delta=delta)
+    sampler = traced.set("ADTTreeSampler", seed=605, lantern=lantern).id("ADTTreeSampler")
+    text = traced.add("PreviewAny", source=traced.add("ADTTreeFigures", trace=traced.link("ADTTreeSampler", 1)))
+    outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})
+    (kept,) = outputs[sampler]["adt_tree_map"]
+    (saved,) = travelled(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
+    assert kept["relaxed"] is saved["relaxed"] is True
+    replaced = 100 * read(outputs)["report"]["substitution_rate"]
+    assert (replaced > 0) == (delta > 0)
+    assert f"Relaxed ({replaced:.1f} % of the tokens replaced by LANTERN)" in outputs[text[0]]["text"][0]

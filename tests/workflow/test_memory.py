@@ -90,6 +90,7 @@ CONSTANTS |= {"Settings", "FixedSettings", "AdtTreeSettings", "Download", "Publi
 """Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_nothing_stays_when_memory_is_freed(comfy, everything):
     comfy.run(everything.prompt, preview_method="auto")
@@ -149,6 +150,7 @@ def test_other_models_come_and_go_between_our_runs(comfy, short):
     assert after - before < RUNS, f"more than 2 MB a run: {[round(size) for size in sizes]} MB"
 
 
+@pytest.mark.long
 def test_many_runs_do_not_grow_the_server(comfy, short):
     """A run takes some 10 MB of caches; what one kept would show in the sum of many."""
     sizes = []

@@ -15,6 +15,7 @@ NODES = (
 )
 
 
+@pytest.mark.contract
 def test_loads_without_a_word(release, tmp_path):
     """Starting with the pack says nothing at the level of warnings that starting without it does not say."""
     together = Comfy(release, tmp_path / "together", {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
@@ -22,6 +23,7 @@ def test_loads_without_a_word(release, tmp_path):
     assert [line for line in together if line not in alone] == []
 
 
+@pytest.mark.contract
 def test_nodes_explain_themselves(object_info):
     assert NODES <= set(object_info)
     for name in NODES:
@@ -36,6 +38,7 @@ def test_nodes_explain_themselves(object_info):
         assert all(len(tip or "") > 15 for tip in node["output_tooltips"]), name
 
 
+@pytest.mark.contract
 def test_search_finds_the_nodes_in_both_languages(object_info):
     """By what people look for who know other models of this kind."""
     found = {name: object_info[name]["search_aliases"] for name in NODES}
@@ -51,6 +54,7 @@ def test_seed_takes_64_bits_and_counts_on(object_info):
     assert seed["control_after_generate"] is True
 
 
+@pytest.mark.contract
 def test_model_lists_start_with_the_bundled_one(object_info):
     _, models = object_info["ADTTreeModelLoader"]["input"]["optional"]["model"]
     _, drafters = object_info["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
@@ -62,6 +66,7 @@ def test_comfyui_keeps_its_own_nodes(object_info):
     assert object_info["KSampler"]["python_module"] == "nodes"
 
 
+@pytest.mark.contract
 def test_template_is_listed_and_served(comfy, workflow):
     assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == {
         path.stem for path in (ROOT / "workflows").glob("*.json")
@@ -115,6 +120,7 @@ def test_what_has_a_default_is_optional(object_info):
         assert [label for label, (_, options) in sections["required"].items() if "default" in options] == [], name
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_a_prompt_needs_no_more_than_links(comfy, graph):
     """What is left out is the schema's default; a number that is given counts."""

@@ -113,6 +113,7 @@ def test_a_picture_larger_than_the_card(comfy, plain):
     assert message.startswith("bundled's image tokeniser needs ") and message.endswith("; use a smaller image.")
 
 
+@pytest.mark.contract
 def test_memory_that_runs_out_while_sampling(comfy, plain):
     comfy.get("/probe/exhaust", on=1)
     try:
@@ -125,6 +126,7 @@ def test_memory_that_runs_out_while_sampling(comfy, plain):
     assert comfy.files(comfy.run(plain.prompt)), "and the next run has what that one had"
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
     """It stays from run to run, and counts as room that is there; Unload Models and pressure free it first."""

@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ def images(comfy, outputs) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files(outputs)]
 
 
+@pytest.mark.contract
 def test_shipped_workflow_gives_the_image_of_the_engine(comfy, graph, reference):
     text = graph.inputs("CLIPTextEncode")["text"]
     sampler = graph.inputs("ADTTreeSampler")
@@ -27,6 +27,7 @@ def test_shipped_workflow_gives_the_image_of_the_engine(comfy, graph, reference)
     assert image.std() > 20, "that is not a picture"
 
 
+@pytest.mark.contract
 def test_saved_png_brings_its_workflow_along(comfy, graph):
     (data,) = comfy.files(comfy.run(graph.prompt, extra_pnginfo={"workflow": {"nodes": []}}))
     saved = Image.open(io.BytesIO(data)).info
@@ -122,6 +123,7 @@ def test_lantern_gives_the_engines_relaxed_image(comfy, graph, reference, values
     assert np.array_equal(image, exact) == (values.get("delta") == 0)
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_batch_is_the_same_images_and_latents_hold_codebook_vectors(comfy, graph, reference):
     """Three at once are what the engine makes of image indices 0, 1 and 2; the first is the image of a batch of one."""
@@ -151,12 +153,12 @@ def test_negative_prompt_takes_the_place_of_the_row_without_text(comfy, graph, r
     assert not np.array_equal(image, reference(prompt=PROMPT)["images"][0])
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     graph.set("ADTTreeSampler", seed=11)
     (before,) = images(comfy, comfy.run(graph.prompt))
-    comfy.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(4)  # the server frees when it next looks, once a second if it has nothing else to do
+    comfy.free()
     with comfy.socket() as browser:
         (after,) = images(comfy, comfy.run(graph.prompt, client=browser.id))
         executed = {m.data["node"] for m in browser.messages if m.type == "executing"}
@@ -164,6 +166,7 @@ def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.contract
 def test_people_can_watch(comfy, graph):
     """The bar counts all tokens, and the image is seen forming. Figures stand once, on the map."""
     graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="autoregressive")
@@ -181,6 +184,7 @@ def test_people_can_watch(comfy, graph):
         assert not [m for m in browser.messages if m.type == 3]
 
 
+@pytest.mark.contract
 @pytest.mark.small_models
 def test_preview_method_none_is_respected(comfy, graph):
     graph.set("ADTTreeSampler", seed=78, batch_size=2)
@@ -199,6 +203,7 @@ def test_trace_says_what_was_drafted(comfy, graph):
     assert report["tau"] > 1 and report["target_forwards"] < report["tokens"]
 
 
+@pytest.mark.contract
 def test_stock_nodes_round_trip_pixels_and_latents(comfy, graph):
     """Encode and decode, tiled or not, give the same; decoding a decoded image again stays close to it; alpha is
     dropped."""
@@ -279,6 +284,7 @@ def test_the_benchmark_node_compares_and_writes_its_results(comfy, graph):
     (table,) = outputs[node]["text"]
     (folder,) = set(comfy.base.glob("output/adt_tree_benchmark/*")) - before
     assert (folder / "results.md").read_text(encoding="utf-8") == table
+    assert folder.name.startswith(f"{SMALL}-"), "a name that people can read"
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
     assert (

@@ -16,8 +16,16 @@ from test_workflows import NAMES, read, write_upscaler
 
 MOVING = {**PACKS, "moving": Path(__file__).parent / "moving_nodes"}
 """Packs of a server whose weights move as they do where there is a GPU."""
-ON_OLDER = ("ADT-Tree batch of prompts with report",)
-"""Workflows for the oldest supported ComfyUI: one whose nodes read weights in several places."""
+BATCH = "ADT-Tree batch of prompts with report"
+"""The workflow for the oldest supported ComfyUI: its nodes read weights in several places."""
+FIRST = {
+    "ADT-Tree text to image (start here)",
+    "ADT-Tree compared with plain decoding",
+    "ADT-Tree continue a picture",
+    "ADT-Tree LlamaGen text to image",
+    BATCH,
+}
+"""Workflows that have, together, every node that reads weights, and the family with the most parts."""
 SIZES = {"ADT-Tree Lumina-mGPT text to image": (96, 64), "ADT-Tree Emu3 text to image": (48, 40)}
 """In pixels, for models that draw several: these are quick."""
 
@@ -76,7 +84,10 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     "release, name",
-    [*((NEWEST, name) for name in NAMES), *((FLOOR, name) for name in ON_OLDER)],
+    [
+        *(pytest.param(NEWEST, name, marks=[] if name in FIRST else pytest.mark.long) for name in NAMES),
+        pytest.param(FLOOR, BATCH, marks=pytest.mark.contract),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.version,
     indirect=["release"],
 )
@@ -92,7 +103,7 @@ def test_unloading_between_runs_changes_nothing(moving, release, name):
         width, height = SIZES[name]
         small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
         graph.set("ADTTreeSampler", model=small)
-    if name == "ADT-Tree batch of prompts with report":
+    if name == BATCH:
         graph.set("ADTTreePrompts", count=3)
     if name == "ADT-Tree compared with plain decoding":  # it shows the difference, which is black with every seed
         graph.set("PreviewImage", images=graph.link("ADTTreeCompare"))

@@ -27,6 +27,7 @@ def inputs(node: dict) -> dict:
     return {**node["input"]["required"], **node["input"].get("optional", {})}
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("language", LOCALES)
 def test_every_word_is_translated(language, comfy, ours):
     translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
