@@ -102,7 +102,7 @@ def test(options: list[str]) -> int:
 
 def _pytest(marks: str, *options: str, **variables: str) -> int:
     """Run the tests whose marks fit the expression, and say which were the slowest."""
-    return _run("-m", "pytest", "-m", marks, "--durations=50", *options, **variables)
+    return _run("-m", "pytest", "-m", marks, "--durations=50", *options, cwd=ROOT, **variables)
 
 
 def types() -> int:

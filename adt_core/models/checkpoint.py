@@ -30,7 +30,7 @@ _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
 _REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 """Kinds of numbers in which weights are stored as they are, as safetensors and torch call them. Others are scales, or
 are of no use without them."""
-_MAPPED = 2**26
+_MAPPED = 2**24
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 

@@ -60,12 +60,11 @@ def test_switching_models_takes_the_memory_of_one(comfy, plain, large, checkpoin
     comfy.run(plain.prompt)
     before = comfy.get("/probe/bytes")["bytes"]
     comfy.run(plain.set("ADTTreeModelLoader", model=large[0]).prompt)
-    one = comfy.get("/probe/bytes")["bytes"]
-    assert one > before + 0.5 * size, "a model is in memory, in place of a smaller one"
+    assert comfy.get("/probe/bytes")["bytes"] > before + 0.5 * size, "a model is in memory, in place of a smaller one"
     comfy.get("/probe/peak")
     comfy.run(plain.set("ADTTreeModelLoader", model=large[1]).prompt)
-    more = comfy.get("/probe/peak")["bytes"] - one
-    assert more < 0.6 * size, f"{more / size:.2f} times a model beside it"
+    most = (comfy.get("/probe/peak")["bytes"] - before) / size
+    assert most < 1.75, f"room for {most:.2f} models: the new one, and a part of its file; two would be 2 and that part"
 
 
 def test_models_of_one_graph_are_all_there(comfy, plain, large):
