@@ -3,7 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { Run } from "./map_model.js";
-import { isOpen, maps, nodeAt, NodeMap } from "./node_map.js";
+import { isOpen, maps, nodeAt, NodeMap, openWorkflow } from "./node_map.js";
 import { openedFile } from "./opened_file.js";
 import { onPreference } from "./preferences.js";
 import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
@@ -15,10 +15,6 @@ const TRAVELLED = "adt_tree_maps"; // among the extras of a workflow that comes 
 
 /** The workflow that is being loaded, or null: the maps that came with it, or null, and when all of it is there. */
 let loading = null;
-
-function openWorkflow() {
-  return (app.rootGraph ?? app.graph)?.id;
-}
 
 /** The home of the map that a message is for. Of a prompt that this tab did not queue, it is known by the open workflow alone. */
 function homeOf(prompt, node, workflow) {

@@ -88,7 +88,7 @@ export class NodeMap {
 
   /** Where its runs belong, whatever else is open when they end: a copy of the workflow has nodes of the same tags. */
   get home() {
-    return `${(app.rootGraph ?? app.graph)?.id} ${this.tag}`;
+    return `${openWorkflow()} ${this.tag}`;
   }
 
   /** Show a run that goes on. */
@@ -306,6 +306,11 @@ function promptNodes(node, inputs = node.inputs.filter(({ name }) => name === "p
 /** Whether a value as it was queued, which is text, is that of a widget. */
 function same(queued, value) {
   return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
+}
+
+/** The id of the workflow that is open. */
+export function openWorkflow() {
+  return (app.rootGraph ?? app.graph)?.id;
 }
 
 /** The node that an execution id such as "12:5" means: node 5 in the subgraph of node 12. */

@@ -12,6 +12,9 @@ const LINES = [
 /** What it says behind any of them, of images that are not exactly those of their seeds. */
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
 
+/** How a line begins that says how far a run is. */
+const PROGRESS = /^\d+ (of \d+ )?(images|prompts)[,;]/;
+
 /** The name of a difference in a text that a prompt is made of. */
 export const PROMPT = Symbol("prompt");
 
@@ -218,4 +221,9 @@ export function line(text) {
   if (replaced) return `${line(told)}${words.relaxedLine(replaced)}`;
   const at = LINES.findIndex((pattern) => pattern.test(text));
   return at < 0 ? text : text.replace(LINES[at], words.lines[at]);
+}
+
+/** Whether a line of the server's is to be read after the run, too: it says more than how far it is. */
+export function isNote(text) {
+  return !PROGRESS.test(text);
 }

@@ -115,6 +115,15 @@ def test_maps_and_properties_of_any_kind_are_no_map_and_no_trouble(tab, workflow
     assert "adt_tree_maps" not in tab.page.evaluate("JSON.stringify(app.graph.serialize())")
 
 
+def test_a_reference_with_the_name_of_a_method_is_no_run(tab, workflow):
+    """What goes wrong while runs are looked for is said in the console, which fails the test."""
+    reference = {"id": "toString", "prompt": "toString", "node": "toString"}
+    workflow.node("ADTTreeSampler")["properties"] = {"adt_tree_map": {"tag": "of its own", "runs": [reference]}}
+    tab.load(workflow.data)
+    tab.page.wait_for_timeout(500)
+    assert tab.map(workflow.sampler, "(panel.draw(), run)") is None
+
+
 def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
     """They carry the same map. Another picture in such a file is none of the batch, and then the first is shown."""
     sampler = done(tab, workflow.batch(3))

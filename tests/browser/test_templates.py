@@ -84,6 +84,11 @@ HEAR_TEXT = """() => {
 """Notes the next line that the server shows under a node."""
 
 
+STAYS = """(line) => app.graph.nodes.some(({ widgets }) => widgets?.some(({ name, value }) =>
+  name === '$$node-text-preview' && value === line))"""
+"""Whether a line still stands under a node."""
+
+
 def model_of(nodes: list[dict]) -> str:
     """The model that a template asks for."""
     return next(node["widgets_values"][0] for node in nodes if node["type"] == "ADTTreeModelLoader")
@@ -189,5 +194,6 @@ def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_af
     tab.page.get_by_text(re.compile(f"is not installed; to get it, run `{own} ")).first.wait_for(state="attached")
     tab.screenshot(f"missing_{name}")
     assert tab.page.evaluate("adtTest.text") == [f"{model_of(nodes)} is not installed; the error says how to get it"]
+    tab.page.wait_for_function(STAYS, arg=f"{model_of(nodes)} is not installed; the error says how to get it")
     assert tab.page.evaluate(CROWDED) == []
     tab.page.keyboard.press("Escape")

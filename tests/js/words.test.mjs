@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { line, methodName, speak } from "../../js/words.js";
+import { isNote, line, methodName, speak } from "../../js/words.js";
 
 test("methods have everyday names in both languages, and unknown ones keep theirs", () => {
   const methods = ["auto", "adt-tree", "eagle2", "autoregressive", "static:mc_sim_7b_63", "mine", null];
@@ -23,4 +23,11 @@ test("what the server says of progress is said in Chinese, and everything else i
   speak("zh");
   assert.deepEqual(Object.keys(said).map(line), Object.values(said));
   speak("en");
+});
+
+test("how far a run is, is no note to be read after it", () => {
+  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x"];
+  assert.deepEqual(progress.map(isNote), [false, false, false, false]);
+  const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; the error says how to get it"];
+  assert.deepEqual(notes.map(isNote), [true, true, true]);
 });
