@@ -63,7 +63,7 @@ def test_the_properties_panel_leaves_the_map_on_its_node(tab, workflow):
 
 def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
     """ComfyUI shows its live preview in place of a map that is hidden."""
-    sampler = workflow.batch(16).sampler  # long enough for a preview
+    sampler = workflow.batch(48).sampler  # long enough for a preview on a quick machine, too
     tab.load(workflow.data)
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && map.pictureShown()")
