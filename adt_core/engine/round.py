@@ -61,14 +61,15 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
     moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
     lanes.begin_round()
     lanes.order(cut, moves, allowed)
-    # Sizes that are asked for repeat, so a GPU takes these; what is cut is then in the limits of each image.
-    sizes = Shapes(shapes if lanes.task.fixed else cut, lanes.limits, lanes.task.fixed)
+    sizes = None
+    if drafts:  # sizes that are asked for repeat, so a GPU takes these; what is cut is then in the limits of each image
+        sizes = Shapes(shapes if lanes.task.fixed else cut, lanes.limits, lanes.task.fixed)
 
     def launch() -> tuple[Tensor, _Launched]:
-        return _drafted(lanes, sizes, asks) if drafts else _plain(lanes, asks)
+        return _drafted(lanes, sizes, asks) if sizes else _plain(lanes, asks)
 
     # A plain round with a drafter is another one than without: its graph reads memory that is freed with the drafter.
-    key = sizes.key if drafts else ("plain", proposer is not None)
+    key = sizes.key if sizes else ("plain", proposer is not None)
     packed, launched = lanes.graphs((key, tuple(asks), lanes.roots.columns), launch, lanes.state)
     lanes.prepare_noise()
     reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]
