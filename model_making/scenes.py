@@ -111,6 +111,54 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     return Scene(tuple(items), ground=ground, sky=sky, backdrop=str(rng.choice(BACKDROPS)))
 
 
+def sample_wide_scene(rng: np.random.Generator) -> Scene:
+    """Draw one scene for training: as :func:`sample_scene`, and in half of the cases as people ask for them.
+
+    Those hold none to three things, plants alone, things where they seldom are, and colours that hardly stand out from
+    what is behind them. No kind comes twice: what a caption names is drawn once.
+    """
+    if rng.random() < 0.45:
+        return sample_scene(rng)
+    places = [str(place) for place in rng.permutation(list(PLACES))]
+    if rng.random() < 0.2:
+        wall = str(rng.choice(WALLS))
+        kinds = _wide_kinds(rng, 1 + rng.choice(3, p=(0.4, 0.42, 0.18)), TABLE_OBJECTS, _TOYS)
+        return Scene(_wide_items(rng, kinds, places, (wall, "table")), wall=wall)
+    ground, sky = str(rng.choice(GROUNDS)), str(rng.choice(SKIES))
+    at_home = WATER_OBJECTS if ground == "water" else LAND_OBJECTS
+    kinds = _wide_kinds(rng, rng.choice(4, p=(0.08, 0.34, 0.38, 0.2)), at_home, _ANYWHERE)
+    if ground != "water":
+        kinds = [str(rng.choice(PLANTS)) if rng.random() < 0.2 else kind for kind in kinds]
+    kinds = list(dict.fromkeys(str(rng.choice(AIR_OBJECTS)) if rng.random() < 0.18 else kind for kind in kinds))
+    items = _wide_items(rng, kinds, places, (ground, sky))
+    return Scene(items, ground=ground, sky=sky, backdrop=str(rng.choice(BACKDROPS)))
+
+
+_TOYS = ("ball", "flower", "car", "house", "umbrella", "sailboat")
+_ANYWHERE = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")
+
+
+def _wide_kinds(rng: np.random.Generator, count: int, common: tuple[str, ...], rare: tuple[str, ...]) -> list[str]:
+    """Up to ``count`` different kinds, one in ten of the rare ones."""
+    return list(dict.fromkeys(str(rng.choice(rare if rng.random() < 0.1 else common)) for _ in range(count)))
+
+
+def _wide_items(
+    rng: np.random.Generator, kinds: list[str], places: list[str], surroundings: tuple[str, ...]
+) -> tuple[Item, ...]:
+    """The things in their places. One colour in three is any colour, the others stand out."""
+    items: list[Item] = []
+    for kind, place in zip(kinds, places):
+        if kind in PLANTS:
+            colour = None
+        elif len(items) == 2 or rng.random() < 0.33:
+            colour = str(rng.choice(list(COLOURS)))
+        else:
+            colour = _colour(rng, *surroundings, used=tuple(item.colour for item in items))
+        items.append(Item(kind, colour, place))
+    return tuple(items)
+
+
 _GROUND_WORDS = {
     "grass": ("in a grassy field", "on a green meadow"),
     "sand": ("on a sandy beach", "on the sand"),

@@ -16,6 +16,10 @@ from torch import Tensor
 from adt_core.models.layers import Decoder, Layer
 from adt_core.models.rotary import rope_tables
 
+from .scenes import Scene
+from .wording import Said, word
+
+NOTHING = -100  # what cross entropy passes over
 SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
 SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
 
@@ -39,11 +43,13 @@ def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
 @dataclass
 class Batch:
     """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets;
-    captioned [B] bool: which rows kept their caption."""
+    said [B, n]: which thing a word ends to name, :data:`NOTHING` at all others; captioned [B] bool: which rows kept
+    their caption."""
 
     ids: Tensor
     starts: Tensor
     codes: Tensor
+    said: Tensor
     captioned: Tensor
 
     def at_image(self, values: Tensor) -> Tensor:
@@ -53,33 +59,47 @@ class Batch:
 
 
 class Sequences:
-    """Captions and codes as model inputs: ``<s> caption <reserved08706> <racm3:break> image``."""
+    """Scenes and codes as model inputs: ``<s> caption <reserved08706> <racm3:break> image``.
 
-    def __init__(self, codes: np.ndarray, captions: np.ndarray, vocabulary: dict[str, int], dropout: float = 0.1):
-        self.codes, self.captions, self.vocabulary, self.dropout = codes, captions, vocabulary, dropout
+    A scene is worded anew each time that it is seen. contents: what a word may be said of, as indices.
+    """
+
+    def __init__(
+        self,
+        codes: np.ndarray,
+        scenes: list[Scene],
+        vocabulary: dict[str, int],
+        contents: dict[tuple[str, str | None], int],
+        dropout: float = 0.1,
+    ):
+        self.codes, self.scenes, self.vocabulary, self.contents = codes, scenes, vocabulary, contents
+        self.dropout = dropout
         self.first_image_id = vocabulary[image_token(0)]
 
-    def prompt(self, index: int, conditional: bool) -> list[int]:
+    def prompt(self, caption: list[Said] | None) -> tuple[list[int], list[int]]:
+        """The ids of a prompt, and what each is said of. No caption: the prompt without condition."""
         v = self.vocabulary
-        text = [int(i) for i in self.captions[index] if i >= 0]
-        return (
-            [v["<s>"], *text, v["<reserved08706>"], v["<racm3:break>"]]
-            if conditional
-            else [v["<s>"], v["<racm3:break>"]]
-        )
+        if caption is None:
+            return [v["<s>"], v["<racm3:break>"]], [NOTHING] * 2
+        said = [NOTHING if word.of is None else self.contents[word.of.kind, word.of.colour] for word in caption]
+        ids = [v["<s>"], *(v[word.word] for word in caption), v["<reserved08706>"], v["<racm3:break>"]]
+        return ids, [NOTHING, *said, NOTHING, NOTHING]
 
     def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
         """One batch; the caption is dropped with probability ``dropout`` unless ``conditional`` says otherwise."""
         keep = [rng.random() >= self.dropout if conditional is None else conditional for _ in indices]
-        rows = [self.prompt(index, kept) for index, kept in zip(indices, keep)]
+        prompts = [self.prompt(word(self.scenes[i], rng) if kept else None) for i, kept in zip(indices, keep)]
         codes = torch.from_numpy(self.codes[indices].astype(np.int64))
         image = codes + self.first_image_id
-        longest = max(map(len, rows)) + codes.shape[1]
-        ids = torch.full((len(rows), longest), self.vocabulary["<pad>"])
-        for row, prompt, tokens in zip(ids, rows, image):
+        longest = max(len(ids) for ids, _ in prompts) + codes.shape[1]
+        ids = torch.full((len(prompts), longest), self.vocabulary["<pad>"])
+        said = torch.full_like(ids, NOTHING)
+        for row, marks, (prompt, of), tokens in zip(ids, said, prompts, image):
             row[: len(prompt)] = torch.tensor(prompt)
+            marks[: len(of)] = torch.tensor(of)
             row[len(prompt) : len(prompt) + len(tokens)] = tokens
-        return Batch(ids, torch.tensor([len(prompt) - 1 for prompt in rows]), codes, torch.tensor(keep))
+        starts = torch.tensor([len(prompt) - 1 for prompt, _ in prompts])
+        return Batch(ids, starts, codes, said, torch.tensor(keep))
 
 
 def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """Stage 4: train the target transformer.
 
-    python -m model_making.target --data DIR --tokens DIR --out DIR [--minutes 45]
+    python -m model_making.target --data DIR --tokens DIR --out DIR [--minutes 45] [--start FOLDER]
 
 Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that classifier-free
 guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes long to teach which
 thing a caption puts where. Two linear heads, thrown away after training, teach it directly: one reads in an early
-layer, at a place word ("left"), which thing the word is said of; one reads further up, at every image token, what the
-caption puts into the column of the next. Prints held-out nats per token with and without caption, and how often the
-second head is right.
+layer, where a caption has named a thing, which one it is; one reads further up, at every image token, what stands in
+the column of the next, which it can tell from the caption or from the picture so far. Prints held-out nats per token
+with and without caption, and how often the second head is right. ``--start`` begins with the weights of a checkpoint
+of the same shape; its words keep their meaning.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
+from adt_core import load_target
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 from adt_lab.training.run import initialise, muon_and_adam
 
-from .progress import TimedRun
-from .scenes import COLOURS, PLACES, PLANTS, THINGS, Item
-from .sequences import Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
+from .progress import TimedRun, in_processes, is_first
+from .scenes import COLOURS, PLACES, PLANTS, THINGS, Item, Scene
+from .sequences import NOTHING, Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
 
 NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
 WORD_LAYER, LAYOUT_LAYER = 3, 7
-PLACE_WORDS = ("left", "right", "middle", "center")  # each is said of the thing before it
-# What a column may hold: nothing (0), a plant in its own green, or a thing in a colour.
-CONTENTS = [None, *((kind, None) for kind in PLANTS), *((kind, colour) for kind in THINGS for colour in COLOURS)]
+# What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, or one whose colour is not said.
+CONTENTS = [None, *((kind, None) for kind in (*PLANTS, *THINGS)), *((kind, c) for kind in THINGS for c in COLOURS)]
+CONTENT_IDS = {content: i for i, content in enumerate(CONTENTS) if content is not None}
 # Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
 # is one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period
 # near 16; with it a small model drew things in the wrong place.
@@ -62,10 +64,35 @@ def make_decoder(vocabulary: dict[str, int]) -> Decoder:
     return decoder
 
 
-def open_sequences(folder: Path) -> Sequences:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokens = np.load(folder / "tokens.npz")
-    return Sequences(tokens["codes"], tokens["captions"], build_vocabulary(tokenizer.get_vocab(), NUM_CODES))
+def open_sequences(data: Path, tokens: Path) -> Sequences:
+    lines = (data / "scenes.jsonl").read_text().splitlines()
+    return Sequences(
+        np.load(tokens / "codes.npy"), [read_scene(line) for line in lines], vocabulary(tokens), CONTENT_IDS
+    )
+
+
+def read_scene(line: str) -> Scene:
+    """A scene from its line of ``scenes.jsonl``."""
+    said = json.loads(line)
+    return Scene(**said | {"items": tuple(Item(**item) for item in said["items"])})
+
+
+def vocabulary(tokens: Path) -> dict[str, int]:
+    return build_vocabulary(Tokenizer.from_file(str(tokens / "tokenizer.json")).get_vocab(), NUM_CODES)
+
+
+def begin_with(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
+    """Put a checkpoint's weights into ``decoder``: the rows of tokens that both know, and everything else."""
+    old = load_target(folder, dtype=torch.float32)
+    weights = old.decoder.state_dict()
+    del weights["image_ids"]
+    rows = weights.pop("embedding")
+    known = json.loads((folder / "config.json").read_text())["vocabulary_map"]
+    decoder.load_state_dict(weights, strict=False)
+    for name, row in names.items():
+        before = known.get(name, known.get("\u0120" + name))  # byte-level tokens begin with their space
+        if before is not None:
+            decoder.embedding.data[row] = rows[before]
 
 
 class Student(nn.Module):
@@ -79,97 +106,93 @@ class Student(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the image tokens [B, T, codes], of their columns' contents [B, T, contents], and of what each token
-        of the prompt is said of [B, n, contents]."""
+        names [B, n - 1, contents]."""
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
         return logits, self.layout(batch.at_image(streams[LAYOUT_LAYER - 1])), self.word(streams[WORD_LAYER - 1])
 
 
-def trained_decoder(checkpoint: Path, vocabulary: dict[str, int]) -> Decoder:
+def trained_decoder(checkpoint: Path, names: dict[str, int]) -> Decoder:
     """The averaged weights of a training run."""
-    student = Student(make_decoder(vocabulary))
+    student = Student(make_decoder(names))
     student.load_state_dict(torch.load(checkpoint, weights_only=True)["average"])
     return student.decoder
 
 
-class Layouts:
-    """What captions put where, as indices into ``CONTENTS``.
+def columns_of(scenes: list[Scene]) -> np.ndarray:
+    """[count, GRID * GRID]: what stands in every image token's column, as an index into ``CONTENTS``."""
+    columns = np.zeros((len(scenes), GRID * GRID), np.int64)
+    centres = (np.arange(GRID * GRID) % GRID + 0.5) / GRID
+    for row, scene in zip(columns, scenes):
+        for item in scene.items:
+            row[np.abs(centres - PLACES[item.place]) < 2.5 / GRID] = CONTENT_IDS[item.kind, item.colour]
+    return columns
 
-    columns: [count, GRID * GRID], of every image token's column. words: [count, longest caption], at the place words
-    what they are said of, -100 elsewhere.
-    """
 
-    def __init__(self, scenes: Path, sequences: Sequences):
-        place_ids = [sequences.vocabulary["\u0120" + word] for word in PLACE_WORDS]  # byte-level BPE's leading space
-        self.columns = np.zeros((len(sequences.codes), GRID * GRID), np.int64)
-        self.words = np.full(sequences.captions.shape, -100, np.int64)
-        centres = (np.arange(GRID * GRID) % GRID + 0.5) / GRID
-        for columns, words, caption, line in zip(
-            self.columns, self.words, sequences.captions, scenes.read_text().splitlines(), strict=True
-        ):
-            items = [Item(**item) for item in json.loads(line)["items"]]
-            contents = [CONTENTS.index((item.kind, item.colour)) for item in items]
-            words[np.isin(caption, place_ids)] = contents  # a caption names its things in order, each with its place
-            for item, content in zip(items, contents):
-                columns[np.abs(centres - PLACES[item.place]) < 2.5 / GRID] = content
-
-    def loss(self, indices: np.ndarray, batch: Batch, columns: Tensor, words: Tensor) -> Tensor:
-        """Cross entropies of both heads; rows without caption don't count."""
-
-        def entropy(logits: Tensor, truth: np.ndarray) -> Tensor:
-            truth = torch.from_numpy(truth[indices]).masked_fill(~batch.captioned[:, None], -100)
-            return F.cross_entropy(logits.flatten(0, 1), truth.flatten())
-
-        return entropy(columns, self.columns) + entropy(words[:, 1 : 1 + self.words.shape[1]], self.words)  # behind <s>
+def loss_of(student: Student, batch: Batch, columns: Tensor) -> Tensor:
+    """Cross entropies of image tokens, columns and words; the columns of rows without caption don't count."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, layout, words = student(batch)
+    wanted = columns.masked_fill(~batch.captioned[:, None], NOTHING)
+    pairs = (logits, batch.codes), (layout, wanted), (words, batch.said[:, :-1])
+    return torch.stack([F.cross_entropy(x.float().flatten(0, 1), y.flatten()) for x, y in pairs]).sum()
 
 
 @torch.no_grad()
-def evaluate(student: Student, sequences: Sequences, layouts: Layouts, count: int = 64) -> str:
+def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
     """Nats per image token on the last ``count`` sequences, which training never sees; share of the things' columns
-    that the layout head names in the first row, where nothing but the caption can tell."""
+    that the layout head names in the last row."""
     losses, right = {True: [], False: []}, []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
         for conditional in losses:
-            batch = sequences.batch(indices, np.random.default_rng(0), conditional)
-            logits, columns, _ = student(batch)
+            batch = sequences.batch(indices, np.random.default_rng(start), conditional)
+            logits, layout, _ = student(batch)
             losses[conditional].append(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()).item())
             if conditional:
-                truth = torch.from_numpy(layouts.columns[indices, :GRID])
-                right.append((columns[:, :GRID].argmax(-1) == truth)[truth > 0])
+                truth = torch.from_numpy(columns[indices, -GRID:])
+                right.append((layout[:, -GRID:].argmax(-1) == truth)[truth > 0])
     return (
         f"held-out nats with caption {np.mean(losses[True]):.4f}, without {np.mean(losses[False]):.4f}; "
         f"layout {torch.cat(right).float().mean().item():.3f}"
     )
 
 
+def train(args: argparse.Namespace) -> None:
+    sequences = open_sequences(args.data, args.tokens)
+    columns = columns_of(sequences.scenes)
+    student = Student(make_decoder(sequences.vocabulary))
+    if args.start:
+        begin_with(student.decoder, sequences.vocabulary, args.start)
+    optimisers = muon_and_adam(student, args.lr, args.lr / 5, not_muon=("head", "layout", "word"))
+    run = TimedRun(args.out / "target.pt", student, optimisers, args.minutes, decay=0.995)
+    order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
+    share = slice(distributed.get_rank(), None, args.processes) if args.processes > 1 else slice(None)
+    while run.fraction < 1:
+        start = run.step * args.batch % (len(order) - args.batch)
+        indices = order[start : start + args.batch][share]
+        batch = sequences.batch(indices, np.random.default_rng([12, run.step, indices[0]]))
+        run.advance(loss_of(student, batch, torch.from_numpy(columns[indices])))
+        if run.due():
+            run.save()
+            if is_first():
+                shipped = Student(make_decoder(sequences.vocabulary))
+                shipped.load_state_dict(run.average)
+                print(f"{run.step * args.batch} sequences, {evaluate(shipped, sequences, columns)}", flush=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start", type=Path, help="folder of a checkpoint to begin with")
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW has a fifth of it")
+    parser.add_argument("--processes", type=int, default=2, help="that share the work, with one thread each")
     args = parser.parse_args()
-    sequences = open_sequences(args.tokens)
-    layouts = Layouts(args.data / "scenes.jsonl", sequences)
-    student = Student(make_decoder(sequences.vocabulary))
-    optimisers = muon_and_adam(student, muon_lr=0.02, adam_lr=4e-3, not_muon=("head", "layout", "word"))
-    run = TimedRun(args.out / "target.pt", student, optimisers, args.minutes, decay=0.99)
-    order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
-    while run.fraction < 1:
-        start = run.step * args.batch % (len(order) - args.batch)
-        indices = order[start : start + args.batch]
-        batch = sequences.batch(indices, np.random.default_rng([12, run.step]))
-        logits, columns, words = student(batch)
-        run.advance(
-            F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()) + layouts.loss(indices, batch, columns, words)
-        )
-        if run.due():
-            run.save()
-            shipped = Student(make_decoder(sequences.vocabulary))
-            shipped.load_state_dict(run.average)
-            print(f"{run.step * args.batch} sequences, {evaluate(shipped, sequences, layouts)}", flush=True)
+    in_processes(args.processes, train, args)
 
 
 if __name__ == "__main__":

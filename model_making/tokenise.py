@@ -1,9 +1,9 @@
 """Stage 3: the caption tokenizer, and every image as codes.
 
-    python -m model_making.tokenise --data DIR --codec DIR/codec.pt --out DIR
+    python -m model_making.tokenise --data DIR --out DIR [--codec DIR/codec.pt]
 
-writes ``tokenizer.json`` (byte-level BPE, so that any prompt can be read) and ``tokens.npz`` with ``codes``
-(uint16 [count, 256]) and ``captions`` (int16 [count, longest], -1 padded).
+writes ``tokenizer.json`` and ``codes.npy`` (uint16 [count, 256]). Without ``--codec`` the bundled model's own codec
+reads the pictures.
 """
 
 from __future__ import annotations
@@ -13,23 +13,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from adt_core import load_target
 from adt_core.models.vq import VQModel
 
 from .codec import CONFIG
+from .wording import UNKNOWN, vocabulary
 
 
-def train_tokenizer(captions: list[str], size: int = 640) -> Tokenizer:
-    """Byte-level BPE of ``size`` tokens; the captions' words become single tokens, anything else falls to pieces."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+def make_tokenizer() -> Tokenizer:
+    """A token for every word that captions are made of. Any other word is the unknown token."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary())}, UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("removed")]
     )
-    tokenizer.train_from_iterator(captions, trainer)
     return tokenizer
+
+
+def open_codec(file: Path | None) -> VQModel:
+    """The codec of stage 2, or the bundled model's."""
+    if file is None:
+        return load_target().codec
+    model = VQModel(CONFIG)
+    model.load_state_dict(torch.load(file, weights_only=True)["weights"])
+    return model.eval()
 
 
 @torch.inference_mode()
@@ -42,23 +51,15 @@ def encode_images(model: VQModel, images: np.ndarray, batch: int = 64) -> np.nda
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--codec", type=Path, required=True)
+    parser.add_argument("--codec", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    captions = (args.data / "captions.txt").read_text().splitlines()
-    tokenizer = train_tokenizer(captions)
-    tokenizer.save(str(args.out / "tokenizer.json"))
-    encoded = [encoding.ids for encoding in tokenizer.encode_batch(captions, add_special_tokens=False)]
-    table = np.full((len(encoded), max(map(len, encoded))), -1, np.int16)
-    for row, ids in zip(table, encoded):
-        row[: len(ids)] = ids
-    model = VQModel(CONFIG)
-    model.load_state_dict(torch.load(args.codec, weights_only=True)["weights"])
-    codes = encode_images(model.eval(), np.load(args.data / "images.npy", mmap_mode="r"))
-    np.savez(args.out / "tokens.npz", codes=codes, captions=table)
-    print(f"{len(codes)} images, longest caption {table.shape[1]} tokens, {len(np.unique(codes))} codes in use")
+    make_tokenizer().save(str(args.out / "tokenizer.json"))
+    codes = encode_images(open_codec(args.codec), np.load(args.data / "images.npy", mmap_mode="r"))
+    np.save(args.out / "codes.npy", codes)
+    print(f"{len(codes)} images, {len(np.unique(codes))} codes in use")
 
 
 if __name__ == "__main__":

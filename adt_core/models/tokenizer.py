@@ -220,6 +220,7 @@ _MODELS: dict[str, dict[str, Check]] = {
         **dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"), _nothing),
         **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _switch),
     },
+    "WordLevel": {"vocab": _vocabulary, "unk_token": _text(1, _LONGEST_TOKEN)},
     "Unigram": {
         "vocab": _scored,
         "unk_id": lambda value: value is None or _token_id(value),

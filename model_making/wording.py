@@ -1,0 +1,237 @@
+"""Captions as people type them: the same scene in hundreds of wordings.
+
+:func:`word` names some of what a scene shows, in some order: as a sentence, as a list, with articles or without, with
+other names for the same thing, with leading phrases, and with words that mean nothing to the model between them. What
+it leaves out is drawn freely.
+
+The tables below are all that the model is taught to understand. A word that is in none of them is :data:`UNKNOWN` to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .scenes import PLACES, Item, Scene, describe
+
+UNKNOWN = "<unk>"
+
+THING_NAMES = {
+    "house": ("house", "house", "cottage", "cabin", "home", "hut", "barn", "farmhouse"),
+    "tent": ("tent", "tent", "camping tent", "camp"),
+    "ball": ("ball", "ball", "sphere", "toy ball"),
+    "car": ("car", "car", "automobile", "vehicle", "taxi"),
+    "umbrella": ("umbrella", "umbrella", "parasol", "sunshade"),
+    "flower": ("flower", "flower", "blossom", "tulip", "rose", "sunflower", "daisy", "poppy"),
+    "sailboat": ("sailboat", "sailboat", "sailing boat", "sail boat", "yacht", "sailing ship", "ship", "boat"),
+    "rowboat": ("rowboat", "rowboat", "rowing boat", "row boat", "canoe", "dinghy", "boat"),
+    "balloon": ("hot air balloon", "hot air balloon", "balloon", "air balloon"),
+    "kite": ("kite",),
+    "tree": ("tree", "tree", "oak", "oak tree", "apple tree"),
+    "pine": ("pine tree", "pine tree", "pine", "fir", "fir tree", "spruce", "evergreen", "christmas tree"),
+    "mug": ("mug", "mug", "cup", "coffee mug", "coffee cup", "cup of coffee", "cup of tea", "teacup"),
+    "vase": ("vase of flowers", "vase of flowers", "vase", "flower vase", "vase with flowers", "bouquet"),
+    "teapot": ("teapot", "teapot", "tea pot", "kettle"),
+    "lamp": ("lamp", "lamp", "table lamp", "desk lamp"),
+    "bowl": ("bowl of fruit", "bowl of fruit", "bowl", "fruit bowl", "bowl of fruits", "bowl of apples", "fruit"),
+}
+COLOUR_NAMES = {
+    "red": ("red", "red", "red", "crimson", "scarlet"),
+    "orange": ("orange",),
+    "yellow": ("yellow", "yellow", "yellow", "golden"),
+    "green": ("green", "green", "green", "emerald"),
+    "blue": ("blue", "blue", "blue", "navy"),
+    "purple": ("purple", "purple", "purple", "violet", "lilac"),
+}
+GROUND_NAMES = {
+    "grass": "grass|grassy field|meadow|green meadow|field|lawn|park|garden|green field|grassy meadow|grassland|pasture|countryside",
+    "sand": "beach|sandy beach|sand|seashore|shore|desert|dunes|seaside|coast|sand beach|shoreline",
+    "snow": "snow|snowy field|snowy|winter|winter landscape|snowy landscape|winter day|snow covered field|ice|snowfall|snowing",
+    "water": "lake|calm lake|water|sea|ocean|river|pond|waves|calm water|calm sea|harbor|bay|lakeside|seascape",
+    "cobblestone": "cobblestone street|cobblestones|cobblestone|paved square|street|road|square|plaza|town square|"
+    "pavement|city|town|city street|village|stone street|cobbled street",
+}
+SKY_NAMES = {
+    "clear": "clear blue sky|sunny day|blue sky|clear sky|sunny|sunshine|sun|summer day|summer|daytime|noon|clear day|"
+    "morning|afternoon|sunlight",
+    "cloudy": "cloudy sky|overcast day|cloudy|overcast|clouds|gray sky|grey sky|gray clouds|cloudy day|overcast sky|cloud",
+    "sunset": "sunset|orange evening sky|evening|dusk|sunrise|dawn|evening sky|twilight|sundown|setting sun|orange sky",
+    "night": "night|starry night sky|starry night|starry sky|stars|moon|moonlight|night sky|midnight|starry|moonlit|"
+    "crescent moon|full moon|nightfall|nighttime",
+    "rain": "rain|rainy day|rainy|storm|stormy|rainstorm|raining|rainy weather|rain storm|stormy sky|stormy day",
+}
+BACKDROP_NAMES = {
+    "none": "",
+    "mountains": "mountains|mountain|mountains in the background|mountains in the distance|mountain range|peaks|alps",
+    "hills": "hills|rolling hills|hill|rolling hills in the distance|hills in the background|hillside",
+    "forest": "forest|dark forest|woods|forest in the background|trees|trees in the background|woodland",
+}
+WALL_NAMES = {
+    "brick": "brick wall|red brick wall|bricks|brick",
+    "plaster": "plain wall|cream wall|plaster wall|plaster",
+    "striped": "striped wallpaper|striped wall|wallpaper|stripes|striped",
+    "tiled": "tiled wall|blue and white tiles|tiles|tiled|kitchen tiles|tile wall",
+}
+TABLE_NAMES = "wooden table|table|wooden table|table|desk|kitchen table|tabletop|kitchen"
+PLACE_NAMES = {
+    "left": "on the left|to the left|on the left side|left|at left|on left",
+    "middle": "in the middle|in the center|in the centre|center|middle|centered|at the center",
+    "right": "on the right|to the right|on the right side|right|at right|on right",
+}
+_BESIDE = "and|with|next to|beside|near|by|in front of|behind|alongside|and also"
+_BEFORE = "in|on|at|by|near|over|above|under|with|against|in front of|of|from|across|along"
+_LEADS = (
+    f"a {UNKNOWN} of|{UNKNOWN} of|there is|there are|{UNKNOWN}|an {UNKNOWN} of|{UNKNOWN} me|this is|{UNKNOWN} with|"
+    f"{UNKNOWN} a {UNKNOWN} of|the {UNKNOWN} of|{UNKNOWN} {UNKNOWN} of|it is"
+)
+SINGULAR_ONLY = {"tree", "fruit"}  # trees are a forest, and fruits are in a bowl
+
+
+@dataclass(frozen=True)
+class Said:
+    """A word of a caption; ``of`` is the thing that it ends to name, with its colour only if that was said."""
+
+    word: str
+    of: Item | None = None
+
+
+def vocabulary() -> list[str]:
+    """All words that captions are made of, in a fixed order; the unknown word comes first."""
+    tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, PLACE_NAMES)
+    phrases = [phrase for table in tables for names in table.values() for phrase in _options(names)]
+    phrases += [phrase for names in (TABLE_NAMES, _BESIDE, _BEFORE, _LEADS) for phrase in _options(names)]
+    phrases += [_plural(name) for names in THING_NAMES.values() for name in names]
+    phrases += ["a an the one that is to of side"]
+    return [UNKNOWN, *sorted({word for phrase in phrases for word in phrase.split()} - {UNKNOWN})]
+
+
+def _options(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return names if isinstance(names, tuple) else tuple(names.split("|"))
+
+
+def _pick(names: str | tuple[str, ...], rng: np.random.Generator) -> str:
+    options = _options(names)
+    return options[rng.integers(len(options))]
+
+
+def _plural(name: str) -> str:
+    first, *rest = name.split(" ")
+    if rest and rest[0] in ("of", "with"):
+        return " ".join([_plural(first), *rest])
+    *before, noun = name.split(" ")
+    if noun in SINGULAR_ONLY:
+        return name
+    noun = {"daisy": "daisies", "poppy": "poppies", "canoe": "canoes"}.get(noun, noun)
+    return " ".join([*before, noun if noun.endswith("s") else noun + "s"])
+
+
+def word(scene: Scene, rng: np.random.Generator) -> list[Said]:
+    """Word a scene. A third of the captions are whole sentences of :func:`model_making.scenes.describe`."""
+    if scene.items and rng.random() < 0.33:
+        return _sentence(scene, rng)
+    parts = _parts(scene, rng)
+    shape = rng.random()
+    if shape < 0.35:  # things first, then where they are
+        said = _joined(parts[0], rng, _BESIDE) + _joined(parts[1], rng, "|||and|with")
+    elif shape < 0.55:  # the surroundings first
+        said = _joined(parts[1], rng, "||and") + _words(_pick("|with|with|,", rng)) + _joined(parts[0], rng, _BESIDE)
+    else:  # a list in any order
+        everything = parts[0] + parts[1]
+        said = _joined([everything[i] for i in rng.permutation(len(everything))], rng, "||||and|with")
+    return _with_noise(said, rng)
+
+
+def _sentence(scene: Scene, rng: np.random.Generator) -> list[Said]:
+    """The caption of the grammar, marked behind each thing's place word: it names things in order, each with one."""
+    items = iter(scene.items)
+    places = {"left", "right", "middle", "center"}
+    words = describe(scene, rng).lower().rstrip(".").split()
+    return [Said(text, next(items) if text in places else None) for text in words]
+
+
+def _words(phrase: str, of: Item | None = None) -> list[Said]:
+    """A phrase as words, the last of which ends to name ``of``."""
+    texts = phrase.replace(",", " ").split()
+    return [Said(text, of if i == len(texts) - 1 else None) for i, text in enumerate(texts)]
+
+
+def _parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Said]], list[list[Said]]]:
+    """What the caption names: things, and what is around them."""
+    everything = rng.random() < 0.25
+    chance = lambda share: everything or rng.random() < share  # noqa: E731
+    items = [item for item in scene.items if chance(0.85)]
+    if scene.indoors:
+        around = [(WALL_NAMES[scene.wall], 0.5), (TABLE_NAMES, 0.5)]
+    else:
+        around = [
+            (GROUND_NAMES[scene.ground], 0.55),
+            (SKY_NAMES[scene.sky], 0.5),
+            (BACKDROP_NAMES[scene.backdrop], 0.4 * (scene.backdrop != "none")),
+        ]
+        if everything:
+            around = around[: 3 if scene.backdrop != "none" else 2]
+    named = [names for names, share in around if chance(share) and names]
+    if not items and not named:
+        items, named = list(scene.items[:1]), [] if scene.items else [around[0][0]]
+    items = [items[i] for i in rng.permutation(len(items))]
+    things = _relative(items, rng) if len(items) == 2 and rng.random() < 0.1 else [_thing(item, rng) for item in items]
+    return things, [_around(names, rng) for names in (named[i] for i in rng.permutation(len(named)))]
+
+
+def _thing(item: Item, rng: np.random.Generator, with_place: float = 0.35) -> list[Said]:
+    """A thing: its article, colour and place may be left out."""
+    colour = item.colour if rng.random() < 0.85 else None
+    known = Item(item.kind, colour, item.place)
+    name = _pick(THING_NAMES[item.kind], rng)
+    if rng.random() < 0.05:
+        name = _plural(name)
+    spoken = _pick(COLOUR_NAMES[colour], rng) if colour else _pick(f"||{UNKNOWN}", rng)
+    if not item.colour and rng.random() < 0.2:
+        spoken = "green"  # as trees are
+    noise = _pick(f"|||||{UNKNOWN}", rng)
+    article = _pick("a|a|the||an|one", rng)
+    place = _pick(PLACE_NAMES[item.place], rng) if rng.random() < with_place else ""
+    shape = rng.random()
+    if shape < 0.04 and colour:
+        said = [*_words(f"{article} {name} that is"), *_words(spoken, known)]
+    elif shape < 0.08 and colour:
+        said = [*_words(f"{name}"), *_words(spoken, known)]
+    elif shape < 0.12 and place:
+        return [*_words(f"{place} {article} {spoken}"), *_words(name, known)]
+    else:
+        said = [*_words(f"{article} {noise} {spoken}"), *_words(name, known)]
+    return said + _words(place, known)
+
+
+def _relative(items: list[Item], rng: np.random.Generator) -> list[list[Said]]:
+    """Two things, one to a side of the other."""
+    first, second = items
+    side = "left" if PLACES[first.place] < PLACES[second.place] else "right"
+    between = _pick(f"to the {side} of|{side} of|on the {side} of|on the {side} side of", rng)
+    return [[*_thing(first, rng, 0), *_words(between), *_thing(second, rng, 0)]]
+
+
+def _around(names: str, rng: np.random.Generator) -> list[Said]:
+    """What is around the things, mostly with a preposition and an article."""
+    before = _pick(_BEFORE, rng) if rng.random() < 0.6 else ""
+    return _words(f"{before} {_pick('a|the|a|an||', rng)} {_pick(f'||||||{UNKNOWN}', rng)} {_pick(names, rng)}")
+
+
+def _joined(parts: list[list[Said]], rng: np.random.Generator, joints: str) -> list[Said]:
+    said: list[Said] = []
+    for part in parts:
+        said += [*(_words(_pick(joints, rng)) if said else []), *part]
+    return said
+
+
+def _with_noise(said: list[Said], rng: np.random.Generator) -> list[Said]:
+    """Leading phrases, and words that mean nothing between and behind."""
+    if rng.random() < 0.3:
+        said = _words(_pick(_LEADS, rng)) + said
+    if rng.random() < 0.3:
+        for _ in range(rng.integers(1, 4)):
+            said.insert(rng.integers(len(said) + 1), Said(UNKNOWN))
+    if rng.random() < 0.2:
+        said = said + [Said(UNKNOWN)] * rng.integers(1, 7)
+    return said
