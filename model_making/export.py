@@ -1,6 +1,8 @@
 """Stage 5: write the shipped target, fp16 safetensors in the published layout.
 
-python -m model_making.export --tokens DIR --codec codec.pt --target target.pt --out adt_core/bundled/target
+    python -m model_making.export --tokens DIR --target target.pt --out adt_core/bundled/target [--codec codec.pt]
+
+Without ``--codec`` the codec is the bundled model's own.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from adt_core.models.layers import Decoder
 from adt_lab.training.save import layer_tensors, write_checkpoint
 
 from .codec import CONFIG
-from .target import open_sequences, trained_decoder
+from .target import trained_decoder, vocabulary
+from .tokenise import open_codec
 
 VQ_CONFIG = {
     "model_type": "chameleon_vqgan",
@@ -65,14 +68,14 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("tokens", "codec", "target", "out"):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("tokens", "target", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--codec", type=Path)
     args = parser.parse_args()
-    vocabulary = open_sequences(args.tokens).vocabulary
-    decoder = trained_decoder(args.target, vocabulary)
-    config = hf_config(decoder, vocabulary)
-    head = torch.zeros(len(vocabulary), decoder.config.hidden_size)  # only image tokens are ever predicted
+    names = vocabulary(args.tokens)
+    decoder = trained_decoder(args.target, names)
+    head = torch.zeros(len(names), decoder.config.hidden_size)  # only image tokens are ever predicted
     head[decoder.image_ids] = decoder.head.detach().T
     tensors = {
         "model.embed_tokens.weight": decoder.embedding,
@@ -81,9 +84,8 @@ def main() -> None:
     }
     for i, layer in enumerate(decoder.layers):
         tensors |= layer_tensors(layer, f"model.layers.{i}")
-    codec = torch.load(args.codec, weights_only=True)["weights"]
-    tensors |= {f"model.vqmodel.{name}": value for name, value in codec.items()}
-    write_checkpoint(args.out, tensors, config, torch.float16)
+    tensors |= {f"model.vqmodel.{name}": value for name, value in open_codec(args.codec).state_dict().items()}
+    write_checkpoint(args.out, tensors, hf_config(decoder, names), torch.float16)
     shutil.copyfile(args.tokens / "tokenizer.json", args.out / "tokenizer.json")
 
 

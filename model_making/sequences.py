@@ -61,7 +61,9 @@ class Batch:
 class Sequences:
     """Scenes and codes as model inputs: ``<s> caption <reserved08706> <racm3:break> image``.
 
-    A scene is worded anew each time that it is seen. contents: what a word may be said of, as indices.
+    A scene is worded anew each time that it is seen. contents: what a word may be said of, as indices. ``drawn``: what
+    the model drew at each place of a picture when it last saw it, at first the picture itself. Some of the tokens that
+    the model reads are taken from there, so that it learns to go on well after its own mistakes.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class Sequences:
         vocabulary: dict[str, int],
         contents: dict[tuple[str, str | None], int],
         dropout: float = 0.1,
+        mistakes: float = 0.08,
     ):
         self.codes, self.scenes, self.vocabulary, self.contents = codes, scenes, vocabulary, contents
-        self.dropout = dropout
+        self.dropout, self.mistakes, self.drawn = dropout, mistakes, codes.copy()
         self.first_image_id = vocabulary[image_token(0)]
 
     def prompt(self, caption: list[Said] | None) -> tuple[list[int], list[int]]:
@@ -86,11 +89,15 @@ class Sequences:
         return ids, [NOTHING, *said, NOTHING, NOTHING]
 
     def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
-        """One batch; the caption is dropped with probability ``dropout`` unless ``conditional`` says otherwise."""
+        """One batch; the caption is dropped with probability ``dropout``, and up to a share ``mistakes`` of the tokens
+        that are read was drawn by the model. If ``conditional`` says whether captions are kept, all are true."""
         keep = [rng.random() >= self.dropout if conditional is None else conditional for _ in indices]
         prompts = [self.prompt(word(self.scenes[i], rng) if kept else None) for i, kept in zip(indices, keep)]
         codes = torch.from_numpy(self.codes[indices].astype(np.int64))
-        image = codes + self.first_image_id
+        share = self.mistakes * rng.random((len(indices), 1)) if conditional is None else 0.0
+        wrong = rng.random(codes.shape) < share
+        read = np.where(wrong, self.drawn[indices], self.codes[indices]).astype(np.int64)
+        image = torch.from_numpy(read) + self.first_image_id
         longest = max(len(ids) for ids, _ in prompts) + codes.shape[1]
         ids = torch.full((len(prompts), longest), self.vocabulary["<pad>"])
         said = torch.full_like(ids, NOTHING)

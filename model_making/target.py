@@ -37,7 +37,7 @@ NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
 WORD_LAYER, LAYOUT_LAYER = 3, 7
-# What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, or one whose colour is not said.
+# What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, one whose colour is not said.
 CONTENTS = [None, *((kind, None) for kind in (*PLANTS, *THINGS)), *((kind, c) for kind in THINGS for c in COLOURS)]
 CONTENT_IDS = {content: i for i, content in enumerate(CONTENTS) if content is not None}
 # Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
@@ -129,13 +129,21 @@ def columns_of(scenes: list[Scene]) -> np.ndarray:
     return columns
 
 
-def loss_of(student: Student, batch: Batch, columns: Tensor) -> Tensor:
-    """Cross entropies of image tokens, columns and words; the columns of rows without caption don't count."""
+def loss_of(student: Student, batch: Batch, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the cross entropies of image tokens, columns and words; rows without caption have no columns to tell.
+    And the logits of the image tokens, float32 [B, T, codes]."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits, layout, words = student(batch)
-    wanted = columns.masked_fill(~batch.captioned[:, None], NOTHING)
-    pairs = (logits, batch.codes), (layout, wanted), (words, batch.said[:, :-1])
-    return torch.stack([F.cross_entropy(x.float().flatten(0, 1), y.flatten()) for x, y in pairs]).sum()
+        outputs = [output.float() for output in student(batch)]
+    layout = columns.masked_fill(~batch.captioned[:, None], NOTHING)
+    wanted = batch.codes, layout, batch.said[:, :-1]
+    losses = [F.cross_entropy(x.flatten(0, 1), y.flatten()) for x, y in zip(outputs, wanted)]
+    return torch.stack(losses).sum(), outputs[0].detach()
+
+
+def draw(logits: Tensor, generator: torch.Generator) -> np.ndarray:
+    """A code from each distribution [..., codes], by the Gumbel trick."""
+    noise = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - noise.log()).argmax(-1).numpy().astype(np.uint16)
 
 
 @torch.no_grad()
@@ -172,7 +180,9 @@ def train(args: argparse.Namespace) -> None:
         start = run.step * args.batch % (len(order) - args.batch)
         indices = order[start : start + args.batch][share]
         batch = sequences.batch(indices, np.random.default_rng([12, run.step, indices[0]]))
-        run.advance(loss_of(student, batch, torch.from_numpy(columns[indices])))
+        loss, logits = loss_of(student, batch, torch.from_numpy(columns[indices]))
+        sequences.drawn[indices] = draw(logits, torch.Generator().manual_seed(run.step))
+        run.advance(loss)
         if run.due():
             run.save()
             if is_first():

@@ -4,7 +4,7 @@
 other names for the same thing, with leading phrases, and with words that mean nothing to the model between them. What
 it leaves out is drawn freely.
 
-The tables below are all that the model is taught to understand. A word that is in none of them is :data:`UNKNOWN` to it.
+The tables below are all that the model is taught to understand. A word in none of them is :data:`UNKNOWN` to it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ COLOUR_NAMES = {
     "purple": ("purple", "purple", "purple", "violet", "lilac"),
 }
 GROUND_NAMES = {
-    "grass": "grass|grassy field|meadow|green meadow|field|lawn|park|garden|green field|grassy meadow|grassland|pasture|countryside",
+    "grass": "grass|grassy field|meadow|green meadow|field|lawn|park|garden|green field|grassy meadow|grassland|"
+    "pasture|countryside",
     "sand": "beach|sandy beach|sand|seashore|shore|desert|dunes|seaside|coast|sand beach|shoreline",
-    "snow": "snow|snowy field|snowy|winter|winter landscape|snowy landscape|winter day|snow covered field|ice|snowfall|snowing",
+    "snow": "snow|snowy field|snowy|winter|winter landscape|snowy landscape|winter day|snow covered field|ice|"
+    "snowfall|snowing",
     "water": "lake|calm lake|water|sea|ocean|river|pond|waves|calm water|calm sea|harbor|bay|lakeside|seascape",
     "cobblestone": "cobblestone street|cobblestones|cobblestone|paved square|street|road|square|plaza|town square|"
     "pavement|city|town|city street|village|stone street|cobbled street",
 }
 SKY_NAMES = {
-    "clear": "clear blue sky|sunny day|blue sky|clear sky|sunny|sunshine|sun|summer day|summer|daytime|noon|clear day|"
-    "morning|afternoon|sunlight",
-    "cloudy": "cloudy sky|overcast day|cloudy|overcast|clouds|gray sky|grey sky|gray clouds|cloudy day|overcast sky|cloud",
+    "clear": "clear blue sky|sunny day|blue sky|clear sky|sunny|sunshine|sun|summer day|summer|daytime|noon|"
+    "clear day|morning|afternoon|sunlight",
+    "cloudy": "cloudy sky|overcast day|cloudy|overcast|clouds|gray sky|grey sky|gray clouds|cloudy day|"
+    "overcast sky|cloud",
     "sunset": "sunset|orange evening sky|evening|dusk|sunrise|dawn|evening sky|twilight|sundown|setting sun|orange sky",
     "night": "night|starry night sky|starry night|starry sky|stars|moon|moonlight|night sky|midnight|starry|moonlit|"
     "crescent moon|full moon|nightfall|nighttime",
