@@ -238,6 +238,7 @@ LESSONS = (
     Flag("--draw-batch N", "pictures drawn at once", int, 32),
 )
 TRAINING = (
+    Flag("--start PATH", "begin with this drafter's weights, as with that of the model a target was tuned from"),
     Flag("--steps N", "steps of the whole run, over which the learning rate falls", int),
     Flag("--minutes M", "without the drawing; with --steps, the first to end counts (default: 60 without)", float),
     Flag("--batch N", "pictures per forward", int, 4),

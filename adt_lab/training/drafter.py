@@ -28,7 +28,8 @@ from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
 
-FIXED = "model dtype exact weights size prompts images pictures held_out passes batch accumulate learning_rate".split()
+FIXED = "model dtype exact weights size prompts images pictures held_out start".split()
+FIXED += "passes batch accumulate learning_rate".split()
 """Options that can't change when a run is resumed, besides those of sampling."""
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
 """What is written, besides what training makes and reads itself."""
@@ -87,6 +88,7 @@ def plan(options: argparse.Namespace) -> Plan:
     _check_output(made)
     read = [
         *core.models_of(options.model, options.compare or core.JACOBI, "--compare"),
+        *core.models_of(options.model, options.start or core.JACOBI, "--start"),
         *core.named(options, "prompts"),
     ]
     read += [("--images", file) for path in paths or () for file in (path, caption_file(path))]
@@ -147,10 +149,11 @@ def _check_output(plan: Plan) -> None:
             )
 
 
-def make_drafter(target: core.Target) -> core.EagleDrafter:
-    """A new drafter in float32, with seeded random weights that at first pass the feature on.
+def make_drafter(target: core.Target, start: core.EagleDrafter | None = None) -> core.EagleDrafter:
+    """A new drafter in float32, with the weights of ``start``, or seeded random ones that at first pass the feature on.
 
-    Its embedding is the target's, as a plain tensor: not trained, not averaged, not in checkpoints.
+    AdtError if ``start`` has another shape. Its embedding is the target's, as a plain tensor: not trained, not averaged,
+    not in checkpoints.
     """
     decoder = target.decoder
     config = replace(decoder.config, num_layers=1, grid_rope=core.grid_of_pairs(decoder.config))
@@ -158,22 +161,27 @@ def make_drafter(target: core.Target) -> core.EagleDrafter:
     del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.fc.data[config.hidden_size :] += torch.eye(config.hidden_size)
+    if start is not None:
+        _copy(start, drafter)
     drafter.embedding = decoder.embedding.detach().float()  # type: ignore[assignment]
     return drafter.to(decoder.embedding.device)
+
+
+def _copy(start: core.EagleDrafter, drafter: core.EagleDrafter) -> None:
+    """Put the weights of ``start``, but its embedding, into ``drafter``. AdtError if it has another shape."""
+    weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
+    shapes = {name: value.shape for name, value in drafter.state_dict().items()}
+    if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
+        raise core.AdtError("--start: this drafter is built otherwise than those that are trained here; leave it out.")
+    drafter.load_state_dict(weights)
 
 
 def run(plan: Plan) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
     options = plan.options
     target = core.open_target(options, plan.device)
-    if options.compare and not core.is_network(options.compare):
-        raise core.AdtError(
-            f"--compare: {options.compare!r} is no EAGLE drafter; give the folder of one, or 'bundled'."
-        )
-    other = None
-    if options.compare:
-        with core.explained(options.compare, "drafter"):
-            other = core.load_eagle(options.compare, target)
+    other = _network(options, "compare", target)
+    drafter = make_drafter(target, _network(options, "start", target))
     core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
     kinds = len(target.decoder.image_ids)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, kinds)
@@ -184,7 +192,7 @@ def run(plan: Plan) -> str:
         return draw(target, [plan.prompts[i] for i in numbers], numbers, plan.sampling)
 
     pictures.make(codes_of, options.draw_batch)
-    trainer = Trainer(target, pictures, plan)
+    trainer = Trainer(target, pictures, plan, drafter)
     trainer.train()
     last = trainer.log[-1]
     said = f"{options.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {sentence(last, options.passes)}"
@@ -193,13 +201,26 @@ def run(plan: Plan) -> str:
     return said
 
 
+def _network(options: argparse.Namespace, name: str, target: core.Target) -> core.EagleDrafter | None:
+    """The drafter that the option ``name`` gives, if it gives one. AdtError if that is no EAGLE drafter."""
+    path = getattr(options, name)
+    if not path:
+        return None
+    if not core.is_network(path):
+        raise core.AdtError(f"--{name}: {path!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
+    with core.explained(path, "drafter"):
+        return core.load_eagle(path, target)
+
+
 class Trainer:
     """One training run on the pictures of one target."""
 
-    def __init__(self, target: core.Target, pictures: Pictures, plan: Plan):
+    def __init__(self, target: core.Target, pictures: Pictures, plan: Plan, drafter: core.EagleDrafter):
         self.target, self.pictures, self.sampling = target, pictures, plan.sampling
         self.options = options = plan.options
-        self.drafter, self._config = make_drafter(target), core.Checkpoint(core.resolve(options.model, "target")).config
+        self.drafter = drafter
+        self._warm_up = 0.0 if options.start else WARM_UP
+        self._config = core.Checkpoint(core.resolve(options.model, "target")).config
         self._features = Features(plan.folder / "features", options.features_gb * 2**30)
         self._encode = cache(target.encode_prompt)
         half = _autocast_dtype(plan.device, options.autocast)
@@ -242,7 +263,7 @@ class Trainer:
     def _step(self) -> Tensor:
         """Make one optimisation step. Returns its loss, a scalar."""
         options, step, losses = self.options, self.run.step, []
-        passes = 1 if self.run.fraction < WARM_UP else options.passes
+        passes = 1 if self.run.fraction < self._warm_up else options.passes
         for part in range(options.accumulate):
             reading = self._read(self._numbers(step * options.accumulate + part))
             end = reading.z.shape[1] - passes + 1

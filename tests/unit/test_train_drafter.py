@@ -3,6 +3,7 @@ clear sentence."""
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_target
 from adt_core.drafters.eagle import EagleDrafter
@@ -95,6 +97,18 @@ def test_it_learns_what_the_target_draws(train, tiny, tmp_path):
         assert share > 1.5 * float(random.split("children ")[1].split("; ")[depth - 1].split(" / ")[0])
         assert f"{share:.3f} / " in ours
     assert float(rows[-1]["tau"]) > float(rows[0]["tau"])
+
+
+def test_it_begins_with_another_drafter(train, tmp_path):
+    """With a learning rate of next to nothing it is still that drafter; from random weights it is another."""
+    first, begun, anew = (tmp_path / name for name in ("first", "begun", "anew"))
+    train(output=first, steps=30, every=30)
+    told = [
+        train(output=folder, start=start, compare=first, learning_rate=1e-9)
+        for folder, start in ((begun, first), (anew, None))
+    ]
+    (ours, theirs), (random, _) = ([line.split("children ")[1] for line in out.splitlines()] for _, out, _ in told)
+    assert ours == theirs != random
 
 
 def test_what_it_writes_decodes_losslessly(train, tiny, tmp_path):
@@ -296,6 +310,21 @@ def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
     ):
         code, _, err = train(compare=name)
         assert code == 1 and said in err and not (tmp_path / "out").exists()
+
+
+def test_what_it_begins_with_is_looked_at_first(train, tiny, tmp_path):
+    other = tmp_path / "without a norm"
+    shutil.copytree(tiny / "drafter", other)
+    weights = load_file(other / "model.safetensors")
+    del weights["layers.0.input_layernorm.weight"]
+    save_file(weights, other / "model.safetensors")
+    for start, said in (
+        ("jacobi", "--start: 'jacobi' is no EAGLE drafter"),
+        ("nowhere", "drafter 'nowhere' does not exist"),
+        (other, "--start: this drafter is built otherwise than those that are trained here"),
+    ):
+        code, _, err = train(start=start)
+        assert code == 1 and said in err and err.count("\n") == 1 and not (tmp_path / "out" / "training").exists()
 
 
 def test_bad_pictures(train, tmp_path):
