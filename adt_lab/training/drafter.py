@@ -152,8 +152,8 @@ def _check_output(plan: Plan) -> None:
 def make_drafter(target: core.Target, start: core.EagleDrafter | None = None) -> core.EagleDrafter:
     """A new drafter in float32, with the weights of ``start``, or seeded random ones that at first pass the feature on.
 
-    AdtError if ``start`` has another shape. Its embedding is the target's, as a plain tensor: not trained, not averaged,
-    not in checkpoints.
+    Its embedding is the target's, as a plain tensor: not trained, not averaged, not in checkpoints. AdtError if
+    ``start`` has another shape.
     """
     decoder = target.decoder
     config = replace(decoder.config, num_layers=1, grid_rope=core.grid_of_pairs(decoder.config))
