@@ -13,6 +13,7 @@ from adt_core.models import prompter
 from adt_core.models import tokenizer as ours
 from adt_core.models.patterns import PUBLISHED, is_fast
 from adt_core.models.tokenizer import encode, load_tokenizer
+from model_making.tokenise import make_tokenizer
 from tests.layouts.tokens import tokenizer_with
 from tests.tiny import byte_tokenizer
 
@@ -66,7 +67,8 @@ def published() -> dict[str, Tokenizer]:
     deepseek = [split(x) for x in ("[\r\n]", LETTERS, "\\s?[!-/:-~！-／：-～‘-‟　-。]+", "\\s+$", chinese)]
     marks = [split(x) for x in ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )")]
     return {
-        "bundled, Emu3": byte_level(),
+        "bundled": make_tokenizer(),
+        "Emu3": byte_level(),
         "Chameleon": byte_level(*marks, digits, pre_tokenizers.Punctuation()),
         "Janus": byte_level(*deepseek, digits, normalizer=normalizers.Sequence([])),
         "GPT-4": byte_level(split(GPT_4), normalizer=normalizers.NFC()),

@@ -1,0 +1,93 @@
+"""Captions as people type them: what they name is in the scene, and the model has a token for each of their words."""
+
+import numpy as np
+import pytest
+
+from model_making.scenes import COLOURS, THINGS, Item, Scene, sample_wide_scene
+from model_making.tokenise import make_tokenizer
+from model_making.wording import (
+    COLOUR_NAMES,
+    SKY_NAMES,
+    THING_NAMES,
+    UNKNOWN,
+    Said,
+    vocabulary,
+    word,
+)
+
+HOUSE, KITE = Item("house", "red", "left"), Item("kite", "yellow", "right")
+SCENE = Scene((HOUSE, KITE), ground="snow", sky="night", backdrop="forest")
+
+
+def wordings(count=400, scene=SCENE) -> list[list[Said]]:
+    return [word(scene, np.random.default_rng(seed)) for seed in range(count)]
+
+
+def text(caption: list[Said]) -> str:
+    return " ".join(said.word for said in caption)
+
+
+def test_a_scene_is_worded_in_many_ways_and_the_same_seed_gives_the_same():
+    texts = [text(caption) for caption in wordings()]
+    assert len(set(texts)) > 350
+    assert texts == [text(caption) for caption in wordings()]
+
+
+def test_every_word_has_a_token_of_its_own():
+    tokenizer = make_tokenizer()
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        caption = [said.word for said in word(sample_wide_scene(rng), rng)]
+        assert caption and set(caption) <= set(vocabulary())
+        known = [name for name in caption if name != UNKNOWN]
+        assert tokenizer.encode(" ".join(known), add_special_tokens=False).tokens == known
+
+
+def test_what_a_word_is_said_of_is_in_the_scene():
+    """A thing is marked where its name ends, with its colour if that was said before."""
+    for caption in wordings():
+        for i, said in enumerate(caption):
+            if said.of:
+                before = " ".join(one.word for one in caption[: i + 1])
+                (item,) = (item for item in SCENE.items if item.kind == said.of.kind)
+                assert said.of.colour in (None, item.colour)
+                assert any(name in before for name in THING_NAMES[item.kind])
+                if said.of.colour:
+                    assert any(name in before for name in COLOUR_NAMES[item.colour])
+
+
+def test_captions_leave_things_out():
+    named = [{said.of.kind for said in caption if said.of} for caption in wordings()]
+    assert {frozenset(kinds) for kinds in named} >= {frozenset({"house"}), frozenset({"kite"}), frozenset()}
+    nights = [any(name in text(caption) for name in SKY_NAMES["night"].split("|")) for caption in wordings()]
+    assert 0.4 < np.mean(nights) < 0.9
+
+
+def test_a_scene_without_things_is_worded_by_its_surroundings():
+    for caption in wordings(50, Scene((), ground="water", sky="sunset")):
+        assert set(text(caption).split()) - {UNKNOWN} and not any(said.of for said in caption)
+
+
+def test_every_thing_and_colour_has_names():
+    assert set(THINGS) < set(THING_NAMES) and set(COLOURS) == set(COLOUR_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("A Red house, in a snowy-field at NIGHT!", "a red house in a snowy field at night"),
+        ("carpet, 4k, household", f"{UNKNOWN} {UNKNOWN} {UNKNOWN}"),
+        ("红色的房子", UNKNOWN),
+        ("...", ""),
+    ],
+)
+def test_any_text_is_read(typed, read):
+    """Words that the model was not taught are one unknown token each, whatever words they hold."""
+    assert make_tokenizer().encode(typed, add_special_tokens=False).tokens == read.split()
+
+
+def test_wide_scenes_hold_no_kind_twice_and_up_to_three_things():
+    scenes = [sample_wide_scene(np.random.default_rng([7, seed])) for seed in range(600)]
+    kinds = [[item.kind for item in scene.items] for scene in scenes]
+    assert all(len(set(group)) == len(group) for group in kinds)
+    assert {len(group) for group in kinds} == {0, 1, 2, 3}
