@@ -3,15 +3,10 @@
 A :class:`Scene` is a small symbolic description. :func:`sample_scene` draws one, :func:`describe`
 words it the way MS-COCO captions read, and ``model_making.render.render`` paints it. Everything is a
 function of the ``numpy.random.Generator`` that is passed in, so a seed names a data set.
-
-    python -m model_making.scenes --count 1500 --seed 7 > captions.txt
-
-prints the captions that ``model_making.data`` would draw pictures for.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -222,16 +217,3 @@ def describe(scene: Scene, rng: np.random.Generator) -> str:
     if scene.backdrop != "none" and rng.random() < 0.75:
         sentence += " " + _BACKDROP_WORDS[scene.backdrop]
     return sentence[0].upper() + sentence[1:] + "."
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    args = parser.parse_args()
-    for rng in (np.random.default_rng([args.seed, i]) for i in range(args.count)):
-        print(describe(sample_scene(rng), rng))
-
-
-if __name__ == "__main__":
-    main()
