@@ -23,15 +23,17 @@ from .render import LIGHT, SIZE
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, PLANTS
 from .things import THINGS
 
-_HALF, _CELL = SIZE // 2, 4  # edges of the halved picture and of a cell in it
+_HALF = SIZE // 2  # edge of the halved picture
 _PAD = 40  # of the halved picture, so that a thing may stand partly outside it
 _COLUMNS = range(16, SIZE - 15, 8)  # where a foot may stand, in pixels of the picture
-_FEET = {True: range(40, 65, 8), False: range(88, 121, 8)}  # in the air, on the ground
+_FEET = {True: range(32, 65, 8), False: range(88, 121, 8)}  # in the air, on the ground
 _LIGHTS = ("clear", "sunset", "rain", "night")  # cloudy is as good as clear
 _CLOSE = 2.6  # of the halved picture's pixels: how far around a thing one looks
 _TOLERANCE = 50.0  # a pixel this far from the wanted colour, as a distance in RGB, is not like it at all
 _LEAST_SEEN = 0.3  # the share of a thing that must show
-_LEAST_SCORE, _COVERED, _MELTS = 0.5, 0.25, 0.5  # see Found.score
+_COVERED, _MELTS = 0.25, 0.65  # what is taken off the score for all of a thing, for all pixels around it
+# In 150 pictures of the generator, plain and coded, all 233 things scored 0.44 at least, and what is none 0.40 at most.
+_LEAST_SCORE = 0.43
 _MOST = 8  # things in a picture
 
 
@@ -39,8 +41,8 @@ _MOST = 8  # things in a picture
 class Found:
     """A thing that was found, with its foot at pixel (x, y).
 
-    score: how alike the pixels are that show of it, less a quarter of the share that is covered, less half of how much
-    the pixels around it are like it, too. A blue ball could be seen anywhere in blue water, were it not for the last.
+    score: how alike the pixels are that show of it, at most 1. Something is taken off for the share that is covered,
+    and for pixels around it that are like it, too: else blue balls would be seen all over blue water.
     """
 
     kind: str
