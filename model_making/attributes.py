@@ -52,12 +52,12 @@ _SPREAD_FLOOR, _CLIP, _FARTHEST = (
 )  # of region features: least spread; most of one, mean of all squared deviations
 
 
-def _smooth(image: np.ndarray) -> np.ndarray:
+def smooth(image: np.ndarray) -> np.ndarray:
     """Float planes [3, height, width] without single-pixel noise."""
     return np.moveaxis(np.asarray(Image.fromarray(image).filter(ImageFilter.BoxBlur(1)), np.float32), -1, 0)
 
 
-def _opponent(rgb: np.ndarray) -> np.ndarray:
+def opponent_planes(rgb: np.ndarray) -> np.ndarray:
     """Brightness, red-green and yellow-blue: distances in it follow what the eye tells apart."""
     r, g, b = rgb
     return np.stack([(r + g + b) / 3, r - g, (r + g) / 2 - b])
@@ -86,7 +86,7 @@ def _hue_distance(a: np.ndarray, b: float) -> np.ndarray:
 
 def _distance_to_shades(opponent: np.ndarray, colour: np.ndarray, shades: tuple[float, ...]) -> np.ndarray:
     """Distance to a colour in shadow, in plain light or in highlight, whichever is closest."""
-    return np.min([_distance(opponent, _opponent(shade * colour)[:, None, None]) for shade in shades], 0)
+    return np.min([_distance(opponent, opponent_planes(shade * colour)[:, None, None]) for shade in shades], 0)
 
 
 def _mask(rgb: np.ndarray, colour: str | None, sky: str | None) -> np.ndarray:
@@ -102,10 +102,10 @@ def _mask(rgb: np.ndarray, colour: str | None, sky: str | None) -> np.ndarray:
         return mask & (value > 0.55 * v) & (chroma > 0.5 * c) & (chroma > 0.62 * c / v * value)
     # Named green and the plants' greens share their hue, so here distance decides. At night the two are close; a smudge
     # of green is believed to be the item unless it clearly is a plant's.
-    opponent = _opponent(rgb)
+    opponent = opponent_planes(rgb)
     green = _distance_to_shades(opponent, lit["green"], (0.8, 1.0, 1.15))
     plant = np.minimum(*(_distance_to_shades(opponent, np.array(c), (0.8, 1.0)) for c in _PLANT_GREENS))
-    plants = _opponent(np.array(_PLANT_GREENS, float).T)
+    plants = opponent_planes(np.array(_PLANT_GREENS, float).T)
     apart = _distance_to_shades(plants[..., None], lit["green"], (0.8, 1.0, 1.15)).min()
     claimed = (green < plant + 0.6 * apart) & (green < 75) if colour else (plant < green) & (plant < 34)
     return claimed & (hue > 92) & (hue < 170) & (chroma > 20)
@@ -114,7 +114,7 @@ def _mask(rgb: np.ndarray, colour: str | None, sky: str | None) -> np.ndarray:
 def _amounts(rgb: np.ndarray, colour: str | None, sky: str | None, band: str) -> dict[str, float]:
     """How many pixels of the colour each place holds beyond what is seen beside it."""
     rows = rgb[:, slice(*_BANDS[band])]
-    opponent, mask, columns = _opponent(rows), _mask(rows, colour, sky), np.arange(SIZE) + 0.5
+    opponent, mask, columns = opponent_planes(rows), _mask(rows, colour, sky), np.arange(SIZE) + 0.5
     amounts = {}
     for place, centre in PLACES.items():
         inside = np.abs(columns - centre * SIZE) < _HALF_WINDOW
@@ -146,7 +146,7 @@ def _spread(region: np.ndarray) -> np.ndarray:
 
 def _region_features(rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of the upper region (sky or wall) and of the lower one (ground or table, with the light above as context)."""
-    opponent = _opponent(rgb)
+    opponent = opponent_planes(rgb)
     top = _spread(opponent[:, 2:32])
     upper = np.concatenate([top, np.median(opponent[:, 32:52], (1, 2))])
     lower = np.concatenate([_spread(opponent[:, 110:126]), np.median(opponent[:, 84:110], (1, 2)), top[3:6]])
@@ -163,7 +163,7 @@ def _prototypes(per_class: int = 8) -> tuple[tuple, tuple]:
         key = ("table", scene.wall) if scene.indoors else (scene.ground, scene.sky)
         if key in wanted:
             image = np.asarray(render(scene, rng))
-            seen[key] += [_region_features(_smooth(x)) for x in (image, degrade(image, rng))]
+            seen[key] += [_region_features(smooth(x)) for x in (image, degrade(image, rng))]
             if len(seen[key]) == 2 * per_class:
                 wanted.remove(key)
     upper, lower = defaultdict(list), {}
@@ -204,13 +204,19 @@ def _names(scene: Scene) -> list[str]:
     )
 
 
+def regions(image: np.ndarray) -> tuple[str | None, str | None]:
+    """The sky or wall, and the ground or ``table``, of a picture (uint8 [128, 128, 3]). None: like none of them."""
+    upper, lower = _region_features(smooth(image))
+    above, below = _nearest(upper, _prototypes()[0]), _nearest(lower, _prototypes()[1])
+    return above, below and below[0]
+
+
 def check(image: np.ndarray, scene: Scene) -> dict[str, bool]:
     """Which of the attributes that the scene's caption states are found in the picture (uint8 [128, 128, 3])."""
-    rgb = _smooth(image)
-    upper, lower = _region_features(rgb)
-    above, below = _nearest(upper, _prototypes()[0]), _nearest(lower, _prototypes()[1])
+    rgb = smooth(image)
+    above, below = regions(image)
     found = [_has_item(rgb, item, scene) for item in scene.items]
-    found += [above == (scene.wall or scene.sky), below is not None and below[0] == (scene.ground or "table")]
+    found += [above == (scene.wall or scene.sky), below == (scene.ground or "table")]
     return dict(zip(_names(scene), map(bool, found), strict=True))
 
 
