@@ -30,7 +30,7 @@ from adt_core.models.layers import Decoder
 from adt_lab.training.run import initialise, muon_and_adam
 
 from .progress import TimedRun, in_processes, is_first
-from .scenes import COLOURS, PLACES, PLANTS, THINGS, Item, Scene
+from .scenes import BACKDROPS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, THINGS, WALLS, Item, Scene
 from .sequences import NOTHING, Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
 
 NUM_CODES = 1024
@@ -39,6 +39,8 @@ GRID = 16
 WORD_LAYER, LAYOUT_LAYER = 3, 7
 # What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, one whose colour is not said.
 CONTENTS = [None, *((kind, None) for kind in (*PLANTS, *THINGS)), *((kind, c) for kind in THINGS for c in COLOURS)]
+# What is around the things: sky or wall, ground or table, backdrop.
+SURROUNDINGS = ((*SKIES, *WALLS), (*GROUNDS, "table"), BACKDROPS)
 CONTENT_IDS = {content: i for i, content in enumerate(CONTENTS) if content is not None}
 # Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
 # is one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period
@@ -96,20 +98,25 @@ def begin_with(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
 
 
 class Student(nn.Module):
-    """The target and the heads that help to train it."""
+    """The target and the heads that help to train it, which begin at zero."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
         self.decoder = decoder
-        self.layout = nn.Linear(decoder.config.hidden_size, len(CONTENTS))
-        self.word = nn.Linear(decoder.config.hidden_size, len(CONTENTS))
+        width = decoder.config.hidden_size
+        self.layout, self.word = nn.Linear(width, len(CONTENTS)), nn.Linear(width, len(CONTENTS))
+        self.around = nn.Linear(width, sum(map(len, SURROUNDINGS)))
+        for head in (self.layout, self.word, self.around):
+            nn.init.zeros_(head.weight)
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the image tokens [B, T, codes], of their columns' contents [B, T, contents], and of what each token
-        names [B, n - 1, contents]."""
+    def forward(self, batch: Batch) -> list[Tensor]:
+        """Logits of the image tokens [B, T, codes], of what each token names [B, n - 1, contents], of the contents of
+        the image tokens' columns [B, T, contents], and of each of SURROUNDINGS [B, T, kinds]."""
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
-        return logits, self.layout(batch.at_image(streams[LAYOUT_LAYER - 1])), self.word(streams[WORD_LAYER - 1])
+        seen = batch.at_image(streams[LAYOUT_LAYER - 1])
+        around = self.around(seen).split([len(kinds) for kinds in SURROUNDINGS], -1)
+        return [logits, self.word(streams[WORD_LAYER - 1]), self.layout(seen), *around]
 
 
 def trained_decoder(checkpoint: Path, names: dict[str, int]) -> Decoder:
@@ -129,15 +136,31 @@ def columns_of(scenes: list[Scene]) -> np.ndarray:
     return columns
 
 
-def loss_of(student: Student, batch: Batch, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the cross entropies of image tokens, columns and words; rows without caption have no columns to tell.
-    And the logits of the image tokens, float32 [B, T, codes]."""
+def around_of(scenes: list[Scene]) -> np.ndarray:
+    """[count, 3]: what is around the things of every scene, as indices into SURROUNDINGS."""
+    named = [(scene.sky or scene.wall, scene.ground or "table", scene.backdrop) for scene in scenes]
+    return np.array([[kinds.index(name) for kinds, name in zip(SURROUNDINGS, names)] for names in named])
+
+
+def loss_of(student: Student, batch: Batch, columns: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the cross entropies of all outputs; and the logits of the image tokens, float32 [B, T, codes].
+
+    Rows without caption can't tell columns and surroundings. Of these the first token counts as much as all tokens
+    together: it decides the sky, and nothing but the caption speaks of them there. columns: [B, T]. around: [B, 3].
+    """
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = [output.float() for output in student(batch)]
-    layout = columns.masked_fill(~batch.captioned[:, None], NOTHING)
-    wanted = batch.codes, layout, batch.said[:, :-1]
-    losses = [F.cross_entropy(x.flatten(0, 1), y.flatten()) for x, y in zip(outputs, wanted)]
-    return torch.stack(losses).sum(), outputs[0].detach()
+        logits, words, *told = (output.float() for output in student(batch))
+    truths = [columns, *(kind[:, None].expand_as(columns) for kind in around.T)]
+    losses = [_entropy(logits, batch.codes), _entropy(words, batch.said[:, :-1])]
+    for output, truth in zip(told, truths):
+        truth = truth.masked_fill(~batch.captioned[:, None], NOTHING)
+        losses += [_entropy(output, truth), _entropy(output[:, :1], truth[:, :1])]
+    return torch.stack(losses).sum(), logits.detach()
+
+
+def _entropy(logits: Tensor, truth: Tensor) -> Tensor:
+    """Mean cross entropy; NOTHING doesn't count."""
+    return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=NOTHING)
 
 
 def draw(logits: Tensor, generator: torch.Generator) -> np.ndarray:
@@ -149,30 +172,34 @@ def draw(logits: Tensor, generator: torch.Generator) -> np.ndarray:
 @torch.no_grad()
 def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
     """Nats per image token on the last ``count`` sequences, which training never sees; share of the things' columns
-    that the layout head names in the last row."""
-    losses, right = {True: [], False: []}, []
+    that the layout head names in the last row; share of the surroundings that are told from the caption alone."""
+    losses, right, told = {True: [], False: []}, [], []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
         for conditional in losses:
             batch = sequences.batch(indices, np.random.default_rng(start), conditional)
-            logits, layout, _ = student(batch)
+            logits, _, layout, *around = student(batch)
             losses[conditional].append(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()).item())
             if conditional:
                 truth = torch.from_numpy(columns[indices, -GRID:])
                 right.append((layout[:, -GRID:].argmax(-1) == truth)[truth > 0])
+                first = torch.stack([output[:, 0].argmax(-1) for output in around], 1).numpy()
+                told.append(first == around_of([sequences.scenes[i] for i in indices]))
     return (
         f"held-out nats with caption {np.mean(losses[True]):.4f}, without {np.mean(losses[False]):.4f}; "
-        f"layout {torch.cat(right).float().mean().item():.3f}"
+        f"layout {torch.cat(right).float().mean().item():.3f}, surroundings {np.concatenate(told).mean(0).round(3)}"
     )
 
 
 def train(args: argparse.Namespace) -> None:
     sequences = open_sequences(args.data, args.tokens)
-    columns = columns_of(sequences.scenes)
+    columns, around = columns_of(sequences.scenes), around_of(sequences.scenes)
     student = Student(make_decoder(sequences.vocabulary))
-    if args.start:
+    if args.start and args.start.is_file():
+        student.load_state_dict(torch.load(args.start, weights_only=True)["average"], strict=False)
+    elif args.start:
         begin_with(student.decoder, sequences.vocabulary, args.start)
-    optimisers = muon_and_adam(student, args.lr, args.lr / 5, not_muon=("head", "layout", "word"))
+    optimisers = muon_and_adam(student, args.lr, args.lr / 5, not_muon=("head", "layout", "word", "around"))
     run = TimedRun(args.out / "target.pt", student, optimisers, args.minutes, decay=0.995)
     order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
     share = slice(distributed.get_rank(), None, args.processes) if args.processes > 1 else slice(None)
@@ -180,7 +207,7 @@ def train(args: argparse.Namespace) -> None:
         start = run.step * args.batch % (len(order) - args.batch)
         indices = order[start : start + args.batch][share]
         batch = sequences.batch(indices, np.random.default_rng([12, run.step, indices[0]]))
-        loss, logits = loss_of(student, batch, torch.from_numpy(columns[indices]))
+        loss, logits = loss_of(student, batch, *(torch.from_numpy(x[indices]) for x in (columns, around)))
         sequences.drawn[indices] = draw(logits, torch.Generator().manual_seed(run.step))
         run.advance(loss)
         if run.due():
@@ -196,7 +223,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start", type=Path, help="folder of a checkpoint to begin with")
+    parser.add_argument("--start", type=Path, help="folder of a checkpoint, or target.pt of another run, to begin with")
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW has a fifth of it")
