@@ -17,6 +17,7 @@ const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
 const WILDCARDS = /[{}]|\/\*|\/\//; // ComfyUI draws from {red|blue} when it queues, and leaves comments out
 const OWN_PREVIEW = "$$canvas-image-preview"; // widget of ComfyUI
+const LINE = "$$node-text-preview"; // ComfyUI's, which has the text already when we hear of it
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
 const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's first run and from then on
@@ -33,7 +34,7 @@ export class NodeMap {
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     forwardWheelAndPan(this.panel.element, app);
     for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
-    const getMinHeight = () => (this.run ? MIN_HEIGHT + this.panel.opened : IDLE_HEIGHT);
+    const getMinHeight = () => (this.run ? MIN_HEIGHT + this.panel.opened - this.#lineHeight() : IDLE_HEIGHT);
     // A panel that lists a node's widgets would take the element out of the node.
     const options = { serialize: false, hideOnZoom: true, hideInPanel: true, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
@@ -70,6 +71,11 @@ export class NodeMap {
     const [width, height] = this.node.computeSize();
     const [w, h] = this.node.size;
     this.node.setSize([Math.max(w, width, MIN_WIDTH), Math.max(h, height)]);
+  }
+
+  /** Of the line of text under the node, if there is one. The map gives it the room, so that it is not beyond the window. */
+  #lineHeight() {
+    return lineOf(this.node)?.options.getMinHeight?.() ?? 0;
   }
 
   /** Make the node so much higher. */
@@ -306,6 +312,11 @@ function promptNodes(node, inputs = node.inputs.filter(({ name }) => name === "p
 /** Whether a value as it was queued, which is text, is that of a widget. */
 function same(queued, value) {
   return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
+}
+
+/** The widget that shows a line of text of the server's under a node. */
+export function lineOf(node) {
+  return node?.widgets?.find(({ name }) => name === LINE);
 }
 
 /** The id of the workflow that is open. */

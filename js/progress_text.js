@@ -4,20 +4,15 @@
  */
 
 import { app } from "../../scripts/app.js";
-import { nodeAt, openWorkflow } from "./node_map.js";
+import { lineOf, nodeAt, openWorkflow } from "./node_map.js";
 import { isNote, line } from "./words.js";
 
 const EVENT = "progress_text";
-const WIDGET = "$$node-text-preview"; // ComfyUI's, which has the text already when we hear of it
 const ENDS = ["execution_success", "execution_error", "execution_interrupted"];
 const MOMENTS = [0, 300, 1500]; // milliseconds after an end, by which the page has taken the lines away
 
 const last = new Map(); // id of a node -> the last line under it, of the run that goes on
 let began; // the workflow that was open when that began
-
-function lineOf(node) {
-  return node?.widgets?.find(({ name }) => name === WIDGET);
-}
 
 /** Show again what is to be read after a run and is gone. */
 function repeat() {

@@ -1,13 +1,18 @@
 /** All that the map and the Settings node say beside the schema, in the languages of locales/. */
 
-/** What the server says of progress, in English. A language's `lines` say the same, in this order. */
+/** What the server says, in English: of progress, of a model that is missing, and of prompts that a model doesn't know. A language's `lines` say the same, in this order. */
 const LINES = [
   /^(\d+) of (\d+) images, (\d+) of (\d+) tokens$/,
   /^(\d+) images, (\d+) of them made before; they are in (.+)$/,
   /^(\d+) of (\d+) prompts, (\d+) methods each$/,
   /^(\d+) prompts; the results are in (.+)$/,
   /^(.+) is not installed; the error says how to get it$/,
+  /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (\d+) of (\d+) prompts: (.+?)( and others)?\.$/,
+  /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (.+)\.$/,
 ];
+
+/** What a batch says first, where there is more to say. */
+const FOLDER = /^The images are in (\S+)\. (.+)$/;
 
 /** What it says behind any of them, of images that are not exactly those of their seeds. */
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
@@ -103,7 +108,8 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&", "$&"],
+  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, "$&"],
+  folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
 
@@ -197,7 +203,10 @@ const CHINESE = {
     "$2 个提示词中的 $1 个，每个用 $3 种方法",
     "$1 个提示词；结果位于 $2",
     "$1 尚未安装；错误信息说明如何获取",
+    (_, some, all, prompts, others) => `这个小模型只认识房子、船、热气球、杯子等的英文词，${all} 个提示词中有 ${some} 个画成了别的：${prompts}${others ? " 等" : ""}。`,
+    "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 $1，画了别的。",
   ],
+  folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,
 };
 
@@ -219,6 +228,8 @@ export function methodName(method) {
 export function line(text) {
   const [, told, replaced] = RELAXED.exec(text) ?? [];
   if (replaced) return `${line(told)}${words.relaxedLine(replaced)}`;
+  const [, folder, rest] = FOLDER.exec(text) ?? [];
+  if (rest && line(rest) !== rest) return `${words.folderLine(folder)}${line(rest)}`;
   const at = LINES.findIndex((pattern) => pattern.test(text));
   return at < 0 ? text : text.replace(LINES[at], words.lines[at]);
 }

@@ -1,4 +1,4 @@
-"""Stage 5: write the shipped target, fp16 safetensors in the published layout.
+"""Stage 5: write the shipped target, fp16 safetensors in the published layout, and beside it the words that it knows.
 
     python -m model_making.export --tokens DIR --target target.pt --out adt_core/bundled/target [--codec codec.pt]
 
@@ -8,6 +8,7 @@ Without ``--codec`` the codec is the bundled model's own.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from adt_lab.training.save import layer_tensors, write_checkpoint
 from .codec import CONFIG
 from .target import trained_decoder, vocabulary
 from .tokenise import open_codec
+from .wording import naming_words
 
 VQ_CONFIG = {
     "model_type": "chameleon_vqgan",
@@ -67,6 +69,11 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
     }
 
 
+def write_words(path: Path) -> None:
+    """The words with which a prompt asks for something that the target can draw: ``adt_core/bundled/words.json``."""
+    path.write_text(json.dumps(naming_words(), indent=0) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("tokens", "target", "out"):
@@ -87,6 +94,7 @@ def main() -> None:
     tensors |= {f"model.vqmodel.{name}": value for name, value in open_codec(args.codec).state_dict().items()}
     write_checkpoint(args.out, tensors, hf_config(decoder, names), torch.float16)
     shutil.copyfile(args.tokens / "tokenizer.json", args.out / "tokenizer.json")
+    write_words(args.out.parent / "words.json")
 
 
 if __name__ == "__main__":

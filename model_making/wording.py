@@ -93,6 +93,11 @@ _LEADS = (
     f"{UNKNOWN} a {UNKNOWN} of|the {UNKNOWN} of|{UNKNOWN} {UNKNOWN} of|it is"
 )
 SINGULAR_ONLY = {"tree", "fruit"}  # trees are a forest, and fruits are in a bowl
+_NOTHING_ALONE = (
+    "and in of the with air background calm covered cream dark day distance full hot plain range rolling row setting "
+    "toy weather white"
+)
+"""Words of names that ask for nothing by themselves."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +110,27 @@ class Said:
 
 def vocabulary() -> list[str]:
     """All words that captions are made of, in a fixed order; the unknown word comes first."""
-    tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, PLACE_NAMES)
-    phrases = [phrase for table in tables for names in table.values() for phrase in _options(names)]
-    phrases += [phrase for names in (TABLE_NAMES, _BESIDE, _BEFORE, _LEADS) for phrase in _options(names)]
-    phrases += [_plural(name) for names in THING_NAMES.values() for name in names]
-    phrases += ["a an the one that is to of side"]
-    return [UNKNOWN, *sorted({word for phrase in phrases for word in phrase.split()} - {UNKNOWN})]
+    others = (*PLACE_NAMES.values(), _BESIDE, _BEFORE, _LEADS, "a an the one that is to of side")
+    return [
+        UNKNOWN,
+        *sorted(_words_of([*naming_phrases(), *(phrase for names in others for phrase in _options(names))])),
+    ]
+
+
+def naming_words() -> list[str]:
+    """The words of captions that ask for something that a picture can show, in a fixed order."""
+    return sorted(_words_of(naming_phrases()) - {*_NOTHING_ALONE.split()})
+
+
+def naming_phrases() -> list[str]:
+    """All names of what a picture can show."""
+    tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, {"table": TABLE_NAMES})
+    names = [name for table in tables for options in table.values() for name in _options(options)]
+    return names + [_plural(name) for options in THING_NAMES.values() for name in options]
+
+
+def _words_of(phrases: list[str]) -> set[str]:
+    return {word for phrase in phrases for word in phrase.split()} - {UNKNOWN}
 
 
 def _options(names: str | tuple[str, ...]) -> tuple[str, ...]:

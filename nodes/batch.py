@@ -19,6 +19,7 @@ from ..adt_core.app.batch import Batch, Picture, home
 from ..adt_core.app.fitting import STOP, WAYS
 from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import Job, rounds, stretches
+from ..adt_core.app.known import remark
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.verify import Lantern
 from .batch_list import SAME, STEPPED, Item, news, read_items
@@ -108,7 +109,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
             folder = _folder(job=job, folder=name)
         batch = Batch(job, folder, metadata(cls.hidden))
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
-        if said := news(items, left_out):
+        unknown = remark(model.target, [item.prompt for item in items])
+        if said := " ".join(filter(None, (news(items, left_out), unknown))):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {said}")  # one line takes the place of another
         rows = [_row(item, picture, job.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}

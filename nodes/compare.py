@@ -16,7 +16,16 @@ from .drafting import AUTO, choose_way, speed_input
 from .figures import relaxed
 from .live_map import LiveMap, finished
 from .runtime import Progress, check_cancelled
-from .sampling import choose_preset, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .sampling import (
+    choose_preset,
+    choose_sampling,
+    loaded_for,
+    preset_input,
+    preview,
+    read_rows,
+    sampling_inputs,
+    tell_unknown,
+)
 from .schema import schema
 from .sockets import (
     DrafterSocket,
@@ -98,6 +107,7 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
+        tell_unknown(model, positive)
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 

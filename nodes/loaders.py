@@ -16,6 +16,11 @@ from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KNOWN = (
+    "It knows houses, tents, cars, balls, umbrellas, flowers, trees, boats, balloons, kites, mugs, vases, teapots, "
+    "lamps and bowls, in red, orange, yellow, green, blue or purple; grass, sand, snow, water and cobblestones; "
+    "mountains, hills and forests; clear, cloudy, evening, night and rainy skies; and tables by a wall."
+)
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 
 
@@ -48,10 +53,10 @@ class ADTTreeModelLoader(io.ComfyNode):
                     "model",
                     options=folders.offered(),
                     default=BUNDLED,
-                    tooltip="'bundled' is a small model of simple scenes that comes with the pack. Others are "
-                    f"checkpoints of {', '.join(titles)} or {last} as they were downloaded, in models/ar_image, "
-                    "models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to ar_image_models. "
-                    "Choose one that is not installed and press Run: the node says what to download.",
+                    tooltip=f"'bundled' is a small model of simple scenes that comes with the pack. {_KNOWN} "
+                    f"Others are checkpoints of {', '.join(titles)} or {last} as they were downloaded, in "
+                    "models/ar_image, models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to "
+                    "ar_image_models. Choose one that is not installed and press Run: the node says what to download.",
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),

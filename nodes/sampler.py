@@ -16,7 +16,16 @@ from .latent import read_latent
 from .live_map import LiveMap, finished
 from .marks import expect
 from .runtime import Progress, check_cancelled
-from .sampling import choose_preset, choose_sampling, loaded_for, preset_input, preview, read_rows, sampling_inputs
+from .sampling import (
+    choose_preset,
+    choose_sampling,
+    loaded_for,
+    preset_input,
+    preview,
+    read_rows,
+    sampling_inputs,
+    tell_unknown,
+)
 from .saved_map import parts_of
 from .schema import IMAGE_TOKENS, schema
 from .sockets import (
@@ -118,6 +127,7 @@ class ADTTreeSampler(io.ComfyNode):
         with decorating("the marks of the images"):
             for saved in parts_of(cls.hidden):
                 expect(vectors, saved)
+        tell_unknown(model, positive)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 

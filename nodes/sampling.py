@@ -10,10 +10,11 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from PIL import Image
 
+from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.models.target import Prompt, Target, suffixed
 from ..adt_core.rules.sampling import Sampling
-from .runtime import check_cancelled, loaded
+from .runtime import check_cancelled, loaded, tell
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import encode, read_prompt, to_image, to_picture
 
@@ -60,6 +61,12 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
     row = encode(model, suffixed(read_prompt(positive, "positive").text, choose_suffix(model, preset)))
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
     return row, encode(model, opposite) if opposite.strip() else None
+
+
+def tell_unknown(model: LoadedModel, positive: list) -> None:
+    """Say under the node that has drawn a prompt if that asks for nothing that the model knows."""
+    if said := remark(model.target, [read_prompt(positive, "positive").text]):
+        tell(said)
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:

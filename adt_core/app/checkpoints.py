@@ -15,7 +15,7 @@ from ..models import load
 from ..models.checkpoint import BUNDLED, Checkpoint, NoWeights, home_of, name_of, resolve
 from ..models.downloads import Published
 from ..models.target import PublishedSampling, Target
-from . import mistaken
+from . import known, mistaken
 
 
 def load_target(
@@ -34,7 +34,7 @@ def load_target(
     refuse_others(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)
     if str(path) == BUNDLED:
-        target.name, target.published = BUNDLED, PublishedSampling()
+        target.name, target.published, target.words = BUNDLED, PublishedSampling(), known.bundled_words()
     return target
 
 

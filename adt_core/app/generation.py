@@ -24,6 +24,7 @@ from . import continuation, distributed
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
 from .jobs import Job, replaced, rounds, stretches, warm_up
+from .known import remark
 from .options import (
     choose_device,
     default_drafter,
@@ -130,7 +131,7 @@ class Engine:
         how = sampling_of(options, target.published), plan.drafting, drafter, plan.lantern
         paths, suffix = (options.model, options.drafter), suffix_of(options, target.published)
         job = Job(target, *how, negative, kept, *paths, plan.profile, suffix)
-        notes = job.check(plan.prompts)
+        notes = [*job.check(plan.prompts), remark(target, plan.prompts)]
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]
         self.facts = len(self.jobs) * len(plan.paths) * drawn, notes

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from map_reading import done
-from test_templates import RUN
+from test_templates import RUN, STAYS, out_of_place
 
 SEEDS = itertools.count(9050)
 """That no other batch has, so that none of its images was made before."""
@@ -73,6 +73,26 @@ def test_progress_is_in_the_language_of_the_page(chinese):
     )
     said = [line for line in chinese.page.evaluate("adtTest.lines") if line]
     assert said[0].startswith("2 张图像中的 0 张") and not any(" of " in line for line in said)
+
+
+ASK = """(values) => values.forEach((value, i) => {
+  app.graph.nodes.flatMap((node) => node.widgets ?? []).find(({ name }) => name === ['text', 'seed'][i]).value = value;
+})"""
+"""Sets prompt and seed."""
+
+
+@pytest.mark.both_modes
+def test_a_prompt_of_unknown_words_is_told_in_the_language_of_the_page(chinese):
+    """Under the sampler's map, where it is seen on a small screen, and it stays there."""
+    chinese.open_template("ADT-Tree text to image (start here)")
+    chinese.page.evaluate(ASK, ["a cat on the moor", next(SEEDS)])
+    assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
+    chinese.page.wait_for_timeout(2000)  # by then a page takes lines away, and ours puts them back
+    chinese.page.wait_for_function(
+        STAYS, arg="这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'a cat on the moor'，画了别的。"
+    )
+    chinese.screenshot("unknown_chinese")
+    assert out_of_place(chinese) == []
 
 
 def test_the_map_speaks_the_language_of_the_page(chinese, workflow):

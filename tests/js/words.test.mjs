@@ -10,13 +10,20 @@ test("methods have everyday names in both languages, and unknown ones keep their
   speak("en");
 });
 
-test("what the server says of progress is said in Chinese, and everything else is left as it is", () => {
+test("what the server says of progress and of unknown prompts is said in Chinese, and everything else is left as it is", () => {
   const said = {
     "3 of 8 images, 700 of 2048 tokens": "8 张图像中的 3 张，2048 个 token 中的 700 个",
     "8 images, 1 of them made before; they are in output/x": "8 张图像，其中 1 张是之前生成的；位于 output/x",
     "0 of 4 prompts, 3 methods each": "4 个提示词中的 0 个，每个用 3 种方法",
     "4 prompts; the results are in output/x": "4 个提示词；结果位于 output/x",
     "3 of 8 images, 700 of 2048 tokens; Relaxed: 3.1 % of the tokens replaced": "8 张图像中的 3 张，2048 个 token 中的 700 个；放宽：3.1% 的 token 被替换",
+    "This small model knows houses, boats, balloons, mugs and the like, and drew something else for 'a cat'.":
+      "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'a cat'，画了别的。",
+    "The images are in output/x. This small model knows houses, boats, balloons, mugs and the like, and drew something else for 4 of 8 prompts: 'a', 'b', 'c' and others.":
+      "图像位于 output/x。这个小模型只认识房子、船、热气球、杯子等的英文词，8 个提示词中有 4 个画成了别的：'a', 'b', 'c' 等。",
+    "The images are in output/x. 1 of 9 prompts are left out. This small model knows houses, boats, balloons, mugs and the like, and drew something else for 1 of 8 prompts: 'a'.":
+      "图像位于 output/x。1 of 9 prompts are left out. 这个小模型只认识房子、船、热气球、杯子等的英文词，8 个提示词中有 1 个画成了别的：'a'。",
+    "The images are in output/x. 1 of 3 prompts are left out.": "The images are in output/x. 1 of 3 prompts are left out.",
     "a note": "a note",
   };
   assert.deepEqual(Object.keys(said).map(line), Object.keys(said));
@@ -28,6 +35,6 @@ test("what the server says of progress is said in Chinese, and everything else i
 test("how far a run is, is no note to be read after it", () => {
   const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x"];
   assert.deepEqual(progress.map(isNote), [false, false, false, false]);
-  const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; the error says how to get it"];
-  assert.deepEqual(notes.map(isNote), [true, true, true]);
+  const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; the error says how to get it", "This small model knows houses, and drew something else for 'a cat'."];
+  assert.deepEqual(notes.map(isNote), [true, true, true, true]);
 });

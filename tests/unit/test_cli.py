@@ -382,6 +382,15 @@ def test_blank_prompts_of_a_list_are_named(generate):
     assert "1 of 3 prompts are blank and were left out: '2'." in out
 
 
+@pytest.mark.parametrize("model, told", [("bundled", True), (None, False)])
+def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(generate, model, told):
+    Path("list.txt").write_text("a red house\na cat\n")
+    models = {"model": model, "drafter": model} if model else {}
+    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models)
+    assert code == 0, err
+    assert ("drew something else for 1 of 2 prompts: 'a cat'." in out) == told
+
+
 def test_a_prompt_of_a_list_that_is_too_long_is_named(generate):
     Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500)
     refused = generate(prompt=None, prompts="list.txt", output="x.png")
