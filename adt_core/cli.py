@@ -201,7 +201,7 @@ SAMPLING = (
     Flag("--temperature T", f"0 takes the likeliest token {OWN} 1)", float),
     Flag("--top-k K", f"draw from the K likeliest tokens only; 0 is off {OWN} 0)", int),
     Flag("--top-p P", f"draw from the likeliest tokens with a probability of P together; 1 is off {OWN} 1)", float),
-    Flag("--cfg S", f"scale of classifier-free guidance; 1 is off {OWN} 3)", float, dest="guidance"),
+    Flag("--cfg S", f"scale of classifier-free guidance; 1 is off {OWN} 2)", float, dest="guidance"),
     Flag("--suffix TEXT", f"put behind every prompt {OWN} nothing)"),
 )
 PICTURE_FILES = (

@@ -20,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
+from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.errors import pip_install
 from adt_core.files import write, write_json
 from adt_core.policies import PLAIN
@@ -28,7 +29,7 @@ from adt_lab.report import COLUMNS, Bar, draw_bars, median_interval, ratios, sum
 
 from .harness import BUNDLED, BUNDLED_COUNT, SCENES, captions, scene_metric
 
-SAMPLING = Sampling(seed=1, temperature=1.0, guidance=3.0)
+SAMPLING = Sampling(seed=1, temperature=1.0, guidance=BUNDLED_SAMPLING.guidance)
 LANTERN = Lantern(100, 0.1)
 RELAXABLE = ("adt-tree", "merged")
 MAIN = [

@@ -30,6 +30,7 @@ import torch
 from PIL import Image
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.app.checkpoints import BUNDLED_SAMPLING
 
 from .attributes import check
 from .data import example
@@ -120,10 +121,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="of the ordinary prompts")
     parser.add_argument("--seeds", type=int, default=2, help="pictures of each ordinary prompt")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--guidance", type=float, default=Sampling.guidance)
-    parser.add_argument("--temperature", type=float, default=Sampling.temperature)
-    parser.add_argument("--top-k", type=int, default=Sampling.top_k)
-    parser.add_argument("--top-p", type=float, default=Sampling.top_p)
+    for name, kind in (("guidance", float), ("temperature", float), ("top-k", int), ("top-p", float)):
+        own = getattr(BUNDLED_SAMPLING, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=kind, default=own)
     parser.add_argument("--sheet", type=Path)
     parser.add_argument("--misses", action="store_true", help="say which prompts lack what")
     return parser.parse_args()

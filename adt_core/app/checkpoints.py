@@ -17,6 +17,9 @@ from ..models.downloads import Published
 from ..models.target import PublishedSampling, Target
 from . import known, mistaken
 
+BUNDLED_SAMPLING = PublishedSampling(guidance=2.0)
+"""With more guidance the bundled model draws things twice, with less it passes over words (model_making/README.md)."""
+
 
 def load_target(
     path: str | Path = BUNDLED,
@@ -34,7 +37,7 @@ def load_target(
     refuse_others(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)
     if str(path) == BUNDLED:
-        target.name, target.published, target.words = BUNDLED, PublishedSampling(), known.bundled_words()
+        target.name, target.published, target.words = BUNDLED, BUNDLED_SAMPLING, known.bundled_words()
     return target
 
 
@@ -91,7 +94,7 @@ def _refuse(path: Path, said: str) -> None:
 def published_sampling(path: str | Path) -> PublishedSampling:
     """How the authors of a target draw with it, without loading it: its ``published``. AdtError if it can't be read."""
     if str(path) == BUNDLED:
-        return PublishedSampling()
+        return BUNDLED_SAMPLING
     checkpoint = open_checkpoint(path)
     refuse_others(checkpoint)
     return load.family_of(checkpoint).sampling

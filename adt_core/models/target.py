@@ -92,8 +92,8 @@ class Target:
 
     grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
     row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
-    end of a row and impossible elsewhere. published: how its authors draw; the bundled model's own are the defaults of
-    ``Sampling``. words: those with which a prompt asks for something that it can draw, of a model that knows few.
+    end of a row and impossible elsewhere. published: how its authors draw. words: those with which a prompt asks
+    for something that it can draw, of a model that knows few.
     """
 
     name: str
