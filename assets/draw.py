@@ -17,7 +17,7 @@ import adt_core
 from adt_core.app.images import to_uint8
 
 HERE = Path(__file__).parent
-CAPTION, SEED = "A red house on the left of a grassy field under a cloudy sky.", 2
+CAPTION, SEED = "A red house on the left of a grassy field under a cloudy sky.", 3
 VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37)]
 DARK, LINE, REJECTED = (24, 27, 38), (44, 49, 66), (120, 126, 148)
 DECIDED = 10
@@ -44,6 +44,7 @@ THUMBNAILS = {
 }
 
 
+SEA_SEED = 5
 SEA = "A blue sailboat in the middle on a calm lake at sunset."
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
 EDGE, GAP = 256, 6
@@ -59,7 +60,7 @@ class Painter:
 
     def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
         """A decoding that has ended."""
-        prompt, sampling = self.target.encode_prompt(caption), adt_core.Sampling(seed=seed)
+        prompt, sampling = self.target.encode_prompt(caption), adt_core.Sampling(seed=seed, guidance=self.target.published.guidance)
         decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
         for _ in decoding:
             pass
@@ -74,7 +75,7 @@ class Painter:
 
         house: the decoding of CAPTION with SEED.
         """
-        sea = self.picture(self.decode(SEA, 0))
+        sea = self.picture(self.decode(SEA, SEA_SEED))
         relaxed = self.picture(self.decode(CAPTION, SEED, lantern=adt_core.Lantern(delta=0.2, max_substitution=0.05)))
         first = self.picture(house)
         codes = house.grid_codes().flatten(1)
