@@ -60,7 +60,10 @@ class Painter:
 
     def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
         """A decoding that has ended."""
-        prompt, sampling = self.target.encode_prompt(caption), adt_core.Sampling(seed=seed, guidance=self.target.published.guidance)
+        prompt, sampling = (
+            self.target.encode_prompt(caption),
+            adt_core.Sampling(seed=seed, guidance=self.target.published.guidance),
+        )
         decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
         for _ in decoding:
             pass
