@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 import adt_core
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
 
 
 @cache
@@ -28,14 +27,14 @@ def draw(
 ) -> dict[str, np.ndarray]:
     """The codebook vectors (``samples``, [B, C, h, w]) and the pixels as uint8 (``images``, [B, H, W, 3]).
 
-    Without ``drafting`` they are of plain decoding. What ``sampling`` leaves out is as in the shipped workflow."""
+    Without ``drafting`` they are of plain decoding."""
     target, drafter = _models(model, network)
     with torch.inference_mode():
         decoding = adt_core.Decoding(
             target,
             [target.encode_prompt(prompt)] * count,
             negatives=[target.encode_prompt(negative)] * count if negative else None,
-            sampling=adt_core.Sampling(**{"guidance": BUNDLED_SAMPLING.guidance, **(sampling or {})}),
+            sampling=adt_core.Sampling(**sampling or {}),
             drafting=adt_core.Drafting.of(drafting or {"method": "autoregressive"}),
             drafter=drafter,
             lantern=adt_core.Lantern(**lantern) if lantern else None,
