@@ -283,7 +283,7 @@ def noticed(tab) -> None:
 
 def test_a_page_that_is_loaded_again_during_a_run_knows_its_messages(tab, workflow):
     """ComfyUI logs messages that no one listens to; the ones of a run arrive as soon as the page is connected."""
-    sampler = workflow.batch(48).sampler
+    sampler = workflow.batch(96).sampler
     tab.load(workflow.data)
     tab.run()
     tab.wait(sampler, "run && run.done > 20")
