@@ -204,9 +204,9 @@ def _names(scene: Scene) -> list[str]:
     )
 
 
-def regions(image: np.ndarray) -> tuple[str | None, str | None]:
-    """The sky or wall, and the ground or ``table``, of a picture (uint8 [128, 128, 3]). None: like none of them."""
-    upper, lower = _region_features(smooth(image))
+def regions(rgb: np.ndarray) -> tuple[str | None, str | None]:
+    """The sky or wall, and the ground or ``table``, of a picture as :func:`smooth` gives it. None: unlike all."""
+    upper, lower = _region_features(rgb)
     above, below = _nearest(upper, _prototypes()[0]), _nearest(lower, _prototypes()[1])
     return above, below and below[0]
 
@@ -214,7 +214,7 @@ def regions(image: np.ndarray) -> tuple[str | None, str | None]:
 def check(image: np.ndarray, scene: Scene) -> dict[str, bool]:
     """Which of the attributes that the scene's caption states are found in the picture (uint8 [128, 128, 3])."""
     rgb = smooth(image)
-    above, below = regions(image)
+    above, below = regions(rgb)
     found = [_has_item(rgb, item, scene) for item in scene.items]
     found += [above == (scene.wall or scene.sky), below == (scene.ground or "table")]
     return dict(zip(_names(scene), map(bool, found), strict=True))

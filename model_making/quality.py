@@ -31,6 +31,7 @@ from PIL import Image
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.app.images import to_uint8
 
 from .attributes import check
 from .data import example
@@ -53,8 +54,8 @@ def generate(target, drafter, prompts: list[str], sampling: Sampling) -> np.ndar
             pass
         with torch.inference_mode():
             pixels = target.codec.decode(decoding.grid_codes())
-        images.append(((pixels + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy())
-    return np.concatenate(images)
+        images += map(to_uint8, pixels)
+    return np.stack(images)
 
 
 def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.Image:

@@ -32,6 +32,8 @@ AIR_OBJECTS = ("balloon", "kite")
 TABLE_OBJECTS = ("mug", "vase", "teapot", "lamp", "bowl")
 PLANTS = ("tree", "pine")
 THINGS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
+_TOYS = ("ball", "flower", "car", "house", "umbrella", "sailboat")  # that stand on a table now and then
+_ANYWHERE = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")  # that stand outdoors now and then
 
 # Colours that would melt into what is behind the object: neither a person nor the
 # attribute check could tell them apart.
@@ -127,10 +129,6 @@ def sample_wide_scene(rng: np.random.Generator) -> Scene:
     kinds = list(dict.fromkeys(str(rng.choice(AIR_OBJECTS)) if rng.random() < 0.18 else kind for kind in kinds))
     items = _wide_items(rng, kinds, places, (ground, sky))
     return Scene(items, ground=ground, sky=sky, backdrop=str(rng.choice(BACKDROPS)))
-
-
-_TOYS = ("ball", "flower", "car", "house", "umbrella", "sailboat")
-_ANYWHERE = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")
 
 
 def _wide_kinds(rng: np.random.Generator, count: int, common: tuple[str, ...], rare: tuple[str, ...]) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from adt_core import load_target
+from adt_core.app.images import to_uint8
 from adt_core.models.vq import VQModel
 
 from .finding import find
@@ -55,7 +56,7 @@ def stated(scene: Scene) -> set[str]:
 def through_codec(codec: VQModel, images: np.ndarray) -> np.ndarray:
     """Pictures (uint8 [n, 128, 128, 3]) as the codec gives them back."""
     pixels = codec.decode(codec.encode(torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1))
-    return ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return np.stack(list(map(to_uint8, pixels)))
 
 
 def measure(codec: VQModel, count: int, seed: int, shuffles: int = 4) -> dict[str, dict[str, float]]:

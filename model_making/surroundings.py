@@ -26,9 +26,9 @@ _FARTHEST = 40.0  # most that one feature counts
 _EXAMPLES = 4  # of each combination
 
 
-def _features(image: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """[45]: per band, share and plane. free [SIZE, SIZE]: which pixels may be looked at."""
-    planes, rows = opponent_planes(smooth(image)), []
+def _features(rgb: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """[45]: per band, share and plane. rgb: of ``smooth``. free [SIZE, SIZE]: which pixels may be looked at."""
+    planes, rows = opponent_planes(rgb), []
     for low, high in _BANDS:
         band, open_ = planes[:, low:high], free[low:high]
         pixels = band[:, open_] if open_.sum() > _LEAST_PIXELS else band.reshape(3, -1)
@@ -45,18 +45,18 @@ def _examples() -> tuple[np.ndarray, list[str]]:
         for backdrop in BACKDROPS:
             for ground in np.repeat(GROUNDS, _EXAMPLES):
                 scene = Scene((), ground=str(ground), sky=sky, backdrop=backdrop)
-                features.append(_features(np.asarray(render(scene, rng)), free))
+                features.append(_features(smooth(np.asarray(render(scene, rng))), free))
                 names.append(backdrop)
     return np.array(features), names
 
 
-def _backdrop(image: np.ndarray, things: Iterable[Found]) -> str:
+def _backdrop(rgb: np.ndarray, things: Iterable[Found]) -> str:
     free = np.ones((SIZE, SIZE), bool)
     for thing in things:
         bottom, left = thing.y + _BELOW[thing.kind in AIR_OBJECTS], max(0, thing.x - _HALF_WIDTH)
         free[max(0, thing.y - _ABOVE) : bottom, left : thing.x + _HALF_WIDTH] = False
     features, names = _examples()
-    distances = np.minimum(np.abs(features - _features(image, free)), _FARTHEST).mean(1)
+    distances = np.minimum(np.abs(features - _features(rgb, free)), _FARTHEST).mean(1)
     return names[int(distances.argmin())]
 
 
@@ -65,14 +65,15 @@ def surroundings(image: np.ndarray, things: Iterable[Found]) -> set[str]:
 
     image: uint8 [SIZE, SIZE, 3]. things: the things in it, as ``model_making.finding.find`` tells them.
     """
-    above, below = regions(image)
+    rgb = smooth(image)
+    above, below = regions(rgb)
     seen = set()
     if above:
         seen.add(f"{'wall' if above in WALLS else 'sky'}:{above}")
     if below:
         seen.add("table:wooden" if below == "table" else f"ground:{below}")
     if above in SKIES:
-        seen.add(f"backdrop:{_backdrop(image, things)}")
+        seen.add(f"backdrop:{_backdrop(rgb, things)}")
     return seen
 
 

@@ -179,7 +179,7 @@ def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count:
         for conditional in losses:
             batch = sequences.batch(indices, np.random.default_rng(start), conditional)
             logits, _, layout, *around = student(batch)
-            losses[conditional].append(F.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()).item())
+            losses[conditional].append(_entropy(logits, batch.codes).item())
             if conditional:
                 truth = torch.from_numpy(columns[indices, -GRID:])
                 right.append((layout[:, -GRID:].argmax(-1) == truth)[truth > 0])

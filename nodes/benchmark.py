@@ -55,7 +55,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                     "name relaxes its acceptance.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=False),
-                io.Float.Input("guidance", default=2.0, min=0.0, max=100.0, step=0.1),
+                io.Float.Input("guidance", default=3.0, min=0.0, max=100.0, step=0.1),
                 io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
             ],
             outputs=[io.String.Output(display_name="table")],

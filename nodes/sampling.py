@@ -26,7 +26,7 @@ def sampling_inputs() -> list[io.Input]:
     """The inputs of ``adt_core.Sampling``, by its names."""
     return [
         io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
-        io.Float.Input("guidance", default=2.0, min=0.0, max=100.0, step=0.1),
+        io.Float.Input("guidance", default=3.0, min=0.0, max=100.0, step=0.1),
         io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
         io.Int.Input("top_k", default=0, min=0, max=65536),
         io.Float.Input("top_p", default=1.0, min=0.01, max=1.0, step=0.01),
