@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
 from ..adt_core.app.batch import readable
+from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
@@ -55,7 +56,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                     "name relaxes its acceptance.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=False),
-                io.Float.Input("guidance", default=3.0, min=0.0, max=100.0, step=0.1),
+                io.Float.Input("guidance", default=BUNDLED_SAMPLING.guidance, min=0.0, max=100.0, step=0.1),
                 io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
             ],
             outputs=[io.String.Output(display_name="table")],

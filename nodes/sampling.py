@@ -10,6 +10,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from PIL import Image
 
+from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.models.target import Prompt, Target, suffixed
@@ -26,7 +27,7 @@ def sampling_inputs() -> list[io.Input]:
     """The inputs of ``adt_core.Sampling``, by its names."""
     return [
         io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
-        io.Float.Input("guidance", default=3.0, min=0.0, max=100.0, step=0.1),
+        io.Float.Input("guidance", default=BUNDLED_SAMPLING.guidance, min=0.0, max=100.0, step=0.1),
         io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
         io.Int.Input("top_k", default=0, min=0, max=65536),
         io.Float.Input("top_p", default=1.0, min=0.01, max=1.0, step=0.01),
