@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .asking import Prompt, Wanted
 from .finding import Found, find
-from .ordinary import Prompt, Wanted
 from .scenes import Scene
 from .surroundings import surroundings
 

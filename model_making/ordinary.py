@@ -7,32 +7,8 @@ does not name is free: a house without a place may stand anywhere, under any sky
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from .asking import Prompt, Wanted
 from .scenes import COLOURS, PLACES
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A thing that must be seen: any of ``kinds``, in this colour and at this place. None means any."""
-
-    kinds: tuple[str, ...]
-    colour: str | None = None
-    place: str | None = None
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt and what it names. Of sky, ground, backdrop and wall it may leave open which; none means any."""
-
-    group: str
-    text: str
-    things: tuple[Wanted, ...] = ()
-    sky: tuple[str, ...] = ()
-    ground: tuple[str, ...] = ()
-    backdrop: tuple[str, ...] = ()
-    wall: tuple[str, ...] = ()
-    table: bool = False
 
 
 def _wanted(words: str) -> Wanted:

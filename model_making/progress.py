@@ -57,9 +57,14 @@ class TimedRun(Run):
             super().save(**more)
 
 
+def rank() -> int:
+    """The number of this process."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
 def is_first() -> bool:
     """Is this the process that prints and saves?"""
-    return not distributed.is_initialized() or distributed.get_rank() == 0
+    return rank() == 0
 
 
 def in_processes(count: int, work: Callable, *args) -> None:

@@ -33,10 +33,11 @@ from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
 
+from .asking import Prompt
 from .attributes import check
 from .data import example
 from .judging import Judged, judge_caption, judge_prompt
-from .ordinary import PROMPTS, Prompt
+from .ordinary import PROMPTS
 
 HELD_OUT_SEED, BATCH, ON_SHEET = 2, 8, 24
 BARS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}

@@ -173,7 +173,7 @@ _SKY_WORDS = {
     "night": ("at night", "under a starry night sky"),
     "rain": ("in the rain", "on a rainy day"),
 }
-_BACKDROP_WORDS = {
+BACKDROP_WORDS = {
     "mountains": "with mountains in the background",
     "hills": "with rolling hills in the distance",
     "forest": "in front of a dark forest",
@@ -213,5 +213,5 @@ def describe(scene: Scene, rng: np.random.Generator) -> str:
         joint = pick(["with", "and", "next to"])
         sentence += f" {joint} {_name(item)} {_where(item.place, rng)}"
     if scene.backdrop != "none" and rng.random() < 0.75:
-        sentence += " " + _BACKDROP_WORDS[scene.backdrop]
+        sentence += " " + BACKDROP_WORDS[scene.backdrop]
     return sentence[0].upper() + sentence[1:] + "."

@@ -6,6 +6,7 @@ The engine's modules hold the parameters; inference runs them over a cache, trai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,12 +93,16 @@ class Sequences:
         """One batch; the caption is dropped with probability ``dropout``, and up to a share ``mistakes`` of the tokens
         that are read was drawn by the model. If ``conditional`` says whether captions are kept, all are true."""
         keep = [rng.random() >= self.dropout if conditional is None else conditional for _ in indices]
-        prompts = [self.prompt(word(self.scenes[i], rng) if kept else None) for i, kept in zip(indices, keep)]
-        codes = torch.from_numpy(self.codes[indices].astype(np.int64))
+        captions = [word(self.scenes[i], rng) if kept else None for i, kept in zip(indices, keep)]
         share = self.mistakes * rng.random((len(indices), 1)) if conditional is None else 0.0
-        wrong = rng.random(codes.shape) < share
-        read = np.where(wrong, self.drawn[indices], self.codes[indices]).astype(np.int64)
-        image = torch.from_numpy(read) + self.first_image_id
+        wrong = rng.random(self.codes[indices].shape) < share
+        return self.laid_out(captions, self.codes[indices], np.where(wrong, self.drawn[indices], self.codes[indices]))
+
+    def laid_out(self, captions: Sequence[list[Said] | None], truth: np.ndarray, read: np.ndarray) -> Batch:
+        """Pictures behind their captions. truth, read: codes [B, T] that are to be told, and that the model reads."""
+        prompts = [self.prompt(caption) for caption in captions]
+        codes = torch.from_numpy(truth.astype(np.int64))
+        image = torch.from_numpy(read.astype(np.int64)) + self.first_image_id
         longest = max(len(ids) for ids, _ in prompts) + codes.shape[1]
         ids = torch.full((len(prompts), longest), self.vocabulary["<pad>"])
         said = torch.full_like(ids, NOTHING)
@@ -106,7 +111,7 @@ class Sequences:
             marks[: len(of)] = torch.tensor(of)
             row[len(prompt) : len(prompt) + len(tokens)] = tokens
         starts = torch.tensor([len(prompt) - 1 for prompt, _ in prompts])
-        return Batch(ids, starts, codes, said, torch.tensor(keep))
+        return Batch(ids, starts, codes, said, torch.tensor([caption is not None for caption in captions]))
 
 
 def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

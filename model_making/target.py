@@ -39,8 +39,9 @@ GRID = 16
 WORD_LAYER, LAYOUT_LAYER = 3, 7
 # What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, one whose colour is not said.
 CONTENTS = [None, *((kind, None) for kind in (*PLANTS, *THINGS)), *((kind, c) for kind in THINGS for c in COLOURS)]
-# What is around the things: sky or wall, ground or table, backdrop.
+# What is around the things: sky or wall, ground or table, backdrop. They are easier to tell than the things.
 SURROUNDINGS = ((*SKIES, *WALLS), (*GROUNDS, "table"), BACKDROPS)
+AROUND_SHARE = 0.3  # what each of them counts in the loss, where the contents of a column count 1
 CONTENT_IDS = {content: i for i, content in enumerate(CONTENTS) if content is not None}
 # Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
 # is one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period
@@ -151,11 +152,11 @@ def loss_of(student: Student, batch: Batch, columns: Tensor, around: Tensor) -> 
     with torch.autocast("cpu", torch.bfloat16):
         logits, words, *told = (output.float() for output in student(batch))
     truths = [columns, *(kind[:, None].expand_as(columns) for kind in around.T)]
-    losses = [_entropy(logits, batch.codes), _entropy(words, batch.said[:, :-1])]
-    for output, truth in zip(told, truths):
+    loss = _entropy(logits, batch.codes) + _entropy(words, batch.said[:, :-1])
+    for share, output, truth in zip((1.0, *(AROUND_SHARE,) * len(SURROUNDINGS)), told, truths):
         truth = truth.masked_fill(~batch.captioned[:, None], NOTHING)
-        losses += [_entropy(output, truth), _entropy(output[:, :1], truth[:, :1])]
-    return torch.stack(losses).sum(), logits.detach()
+        loss = loss + share * (_entropy(output, truth) + _entropy(output[:, :1], truth[:, :1]))
+    return loss, logits.detach()
 
 
 def _entropy(logits: Tensor, truth: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ word in none of them is :data:`UNKNOWN` to it.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .scenes import PLACES, Item, Scene, describe, sample_wide_scene
+from .asking import Prompt, Wanted
+from .scenes import BACKDROP_WORDS, PLACES, Item, Scene, describe, sample_wide_scene
 
 UNKNOWN = "<unk>"
 
@@ -102,10 +103,12 @@ _NOTHING_ALONE = (
 
 @dataclass(frozen=True)
 class Said:
-    """A word of a caption; ``of`` is the thing that it ends to name, with its colour only if that was said."""
+    """A word of a caption. of: the thing that it ends to name, with its colour only if that was said. asks: what a
+    picture must show because of the name that ends here; what is around things as ``sky:night``."""
 
     word: str
     of: Item | None = None
+    asks: tuple[Wanted | str, ...] = ()
 
 
 def vocabulary() -> list[str]:
@@ -127,6 +130,16 @@ def naming_phrases() -> list[str]:
     tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, {"table": TABLE_NAMES})
     names = [name for table in tables for options in table.values() for name in _options(options)]
     return names + [_plural(name) for options in THING_NAMES.values() for name in options]
+
+
+def asked_by(caption: list[Said]) -> Prompt:
+    """What a picture of a caption must show."""
+    asked = [one for said in caption for one in said.asks]
+    around = dict(one.split(":") for one in asked if isinstance(one, str))
+    table = around.pop("table", None) is not None
+    things = tuple(one for one in asked if isinstance(one, Wanted))
+    text = " ".join(said.word for said in caption)
+    return Prompt("wording", text, things, table=table, **{region: (name,) for region, name in around.items()})
 
 
 def _words_of(phrases: list[str]) -> set[str]:
@@ -174,13 +187,19 @@ def _sentence(scene: Scene, rng: np.random.Generator) -> list[Said]:
     items = iter(scene.items)
     places = {"left", "right", "middle", "center"}
     words = describe(scene, rng).lower().rstrip(".").split()
-    return [Said(text, next(items) if text in places else None) for text in words]
+    said = [Said(text, next(items) if text in places else None) for text in words]
+    around = [f"wall:{scene.wall}", "table:wooden"] if scene.indoors else [f"sky:{scene.sky}", f"ground:{scene.ground}"]
+    if scene.backdrop != "none" and BACKDROP_WORDS[scene.backdrop] in " ".join(words):
+        around.append(f"backdrop:{scene.backdrop}")
+    things = (Wanted((item.kind,), item.colour, item.place) for item in scene.items)
+    return [*said[:-1], replace(said[-1], asks=(*things, *around))]
 
 
-def _words(phrase: str, of: Item | None = None) -> list[Said]:
-    """A phrase as words, the last of which ends to name ``of``."""
+def _words(phrase: str, of: Item | None = None, *asks: Wanted | str) -> list[Said]:
+    """A phrase as words, the last of which ends to name ``of``, and ``asks``."""
     texts = phrase.replace(",", " ").split()
-    return [Said(text, of if i == len(texts) - 1 else None) for i, text in enumerate(texts)]
+    said = [Said(text) for text in texts]
+    return [*said[:-1], Said(texts[-1], of, asks)] if texts else []
 
 
 def _parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Said]], list[list[Said]]]:
@@ -189,21 +208,21 @@ def _parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Said]], li
     chance = lambda share: everything or rng.random() < share  # noqa: E731
     items = [item for item in scene.items if chance(0.85)]
     if scene.indoors:
-        around = [(WALL_NAMES[scene.wall], 0.5), (TABLE_NAMES, 0.5)]
+        around = [(f"wall:{scene.wall}", WALL_NAMES[scene.wall], 0.5), ("table:wooden", TABLE_NAMES, 0.5)]
     else:
         around = [
-            (GROUND_NAMES[scene.ground], 0.55),
-            (SKY_NAMES[scene.sky], 0.5),
-            (BACKDROP_NAMES[scene.backdrop], 0.4 * (scene.backdrop != "none")),
+            (f"ground:{scene.ground}", GROUND_NAMES[scene.ground], 0.55),
+            (f"sky:{scene.sky}", SKY_NAMES[scene.sky], 0.5),
+            (f"backdrop:{scene.backdrop}", BACKDROP_NAMES[scene.backdrop], 0.4 * (scene.backdrop != "none")),
         ]
         if everything:
             around = around[: 3 if scene.backdrop != "none" else 2]
-    named = [names for names, share in around if chance(share) and names]
+    named = [(asked, names) for asked, names, share in around if chance(share) and names]
     if not items and not named:
-        items, named = list(scene.items[:1]), [] if scene.items else [around[0][0]]
+        items, named = list(scene.items[:1]), [] if scene.items else [around[0][:2]]
     items = [items[i] for i in rng.permutation(len(items))]
     things = _relative(items, rng) if len(items) == 2 and rng.random() < 0.1 else [_thing(item, rng) for item in items]
-    return things, [_around(names, rng) for names in (named[i] for i in rng.permutation(len(named)))]
+    return things, [_around(*named[i], rng) for i in rng.permutation(len(named))]
 
 
 def _thing(item: Item, rng: np.random.Generator, with_place: float = 0.35) -> list[Said]:
@@ -211,6 +230,7 @@ def _thing(item: Item, rng: np.random.Generator, with_place: float = 0.35) -> li
     colour = item.colour if rng.random() < 0.85 else None
     known = Item(item.kind, colour, item.place)
     name = _pick(THING_NAMES[item.kind], rng)
+    kinds = tuple(kind for kind, names in THING_NAMES.items() if name in names)
     if rng.random() < 0.05:
         name = _plural(name)
     spoken = _pick(COLOUR_NAMES[colour], rng) if colour else _pick(f"||{UNKNOWN}", rng)
@@ -219,15 +239,16 @@ def _thing(item: Item, rng: np.random.Generator, with_place: float = 0.35) -> li
     noise = _pick(f"|||||{UNKNOWN}", rng)
     article = _pick("a|a|the||an|one", rng)
     place = _pick(PLACE_NAMES[item.place], rng) if rng.random() < with_place else ""
+    asked = Wanted(kinds, colour, item.place if place else None)
     shape = rng.random()
     if shape < 0.04 and colour:
-        said = [*_words(f"{article} {name} that is"), *_words(spoken, known)]
+        said = [*_words(f"{article} {name} that is"), *_words(spoken, known, asked)]
     elif shape < 0.08 and colour:
-        said = [*_words(f"{name}"), *_words(spoken, known)]
+        said = [*_words(f"{name}"), *_words(spoken, known, asked)]
     elif shape < 0.12 and place:
-        return [*_words(f"{place} {article} {spoken}"), *_words(name, known)]
+        return [*_words(f"{place} {article} {spoken}"), *_words(name, known, asked)]
     else:
-        said = [*_words(f"{article} {noise} {spoken}"), *_words(name, known)]
+        said = [*_words(f"{article} {noise} {spoken}"), *_words(name, known, asked)]
     return said + _words(place, known)
 
 
@@ -239,10 +260,11 @@ def _relative(items: list[Item], rng: np.random.Generator) -> list[list[Said]]:
     return [[*_thing(first, rng, 0), *_words(between), *_thing(second, rng, 0)]]
 
 
-def _around(names: str, rng: np.random.Generator) -> list[Said]:
+def _around(asked: str, names: str, rng: np.random.Generator) -> list[Said]:
     """What is around the things, mostly with a preposition and an article."""
     before = _pick(_BEFORE, rng) if rng.random() < 0.6 else ""
-    return _words(f"{before} {_pick('a|the|a|an||', rng)} {_pick(f'||||||{UNKNOWN}', rng)} {_pick(names, rng)}")
+    article, noise = _pick("a|the|a|an||", rng), _pick(f"||||||{UNKNOWN}", rng)
+    return _words(f"{before} {article} {noise} {_pick(names, rng)}", None, asked)
 
 
 def _joined(parts: list[list[Said]], rng: np.random.Generator, joints: str) -> list[Said]:

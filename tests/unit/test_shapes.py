@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adt_core import load_target
+from model_making.asking import Prompt, Wanted
 from model_making.finding import find
 from model_making.judging import judge_prompt, shapes_and_numbers
-from model_making.ordinary import Prompt, Wanted
 from model_making.render import render
 from model_making.scenes import PLANTS, THINGS, Item, Scene
 from model_making.shapes import measure, missed, names_in, stated, through_codec

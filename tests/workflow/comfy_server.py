@@ -323,12 +323,22 @@ class Comfy:
         return self.wait(self.queue(prompt, **kwargs))
 
     def free(self) -> None:
-        """Have it unload all models and forget all results, and wait until it has: it does so when it next looks."""
-        self.post("/free", {"unload_models": True, "free_memory": True})
+        """Have it unload all models and forget all results, and wait until it has.
+
+        It is asked again and again: a request that comes while its worker tidies up behind a prompt wakes nobody.
+        """
         deadline = time.monotonic() + 60
+        self._ask_to_free()
+        asked = time.monotonic()
         while "Decoder" in self.get("/probe/memory")["classes"]:
             assert time.monotonic() < deadline, "our models are still there"
+            if time.monotonic() > asked + 2:
+                self._ask_to_free()
+                asked = time.monotonic()
             time.sleep(0.1)
+
+    def _ask_to_free(self) -> None:
+        self.post("/free", {"unload_models": True, "free_memory": True})
 
     def files(self, outputs: dict, key: str = "images") -> list[bytes]:
         """The contents of the files that a prompt's outputs name."""
