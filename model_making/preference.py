@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
 
-from adt_core import Drafting, Job, Sampling, load_target
+from adt_core import Drafting, Sampling, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
-from adt_core.parts import PLAIN, decode
+from adt_core.parts import PLAIN, Job, decode
 
 from .judging import Judged, judge_prompt
 from .progress import TimedRun, in_processes, is_first, rank

@@ -13,7 +13,9 @@ word in none of them is :data:`UNKNOWN` to it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations, product
 
 import numpy as np
 
@@ -167,8 +169,8 @@ def _plural(name: str) -> str:
 
 
 def word(scene: Scene, rng: np.random.Generator) -> list[Said]:
-    """Word a scene. A third of the captions are whole sentences of :func:`model_making.scenes.describe`."""
-    if scene.items and rng.random() < 0.33:
+    """Word a scene. A quarter of the captions are whole sentences of :func:`model_making.scenes.describe`."""
+    if scene.items and rng.random() < 0.25:
         return _sentence(scene, rng)
     parts = _parts(scene, rng)
     shape = rng.random()
@@ -177,8 +179,7 @@ def word(scene: Scene, rng: np.random.Generator) -> list[Said]:
     elif shape < 0.55:  # the surroundings first
         said = _joined(parts[1], rng, "||and") + _words(_pick("|with|with|,", rng)) + _joined(parts[0], rng, _BESIDE)
     else:  # a list in any order
-        everything = parts[0] + parts[1]
-        said = _joined([everything[i] for i in rng.permutation(len(everything))], rng, "||||and|with")
+        said = _joined(_mixed(*parts, rng), rng, "||||and|with")
     return _with_noise(said, rng)
 
 
@@ -220,13 +221,53 @@ def _parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Said]], li
     named = [(asked, names) for asked, names, share in around if chance(share) and names]
     if not items and not named:
         items, named = list(scene.items[:1]), [] if scene.items else [around[0][:2]]
-    items = [items[i] for i in rng.permutation(len(items))]
-    things = _relative(items, rng) if len(items) == 2 and rng.random() < 0.1 else [_thing(item, rng) for item in items]
+    things = _things(items, rng)
     return things, [_around(*named[i], rng) for i in rng.permutation(len(named))]
 
 
-def _thing(item: Item, rng: np.random.Generator, with_place: float = 0.35) -> list[Said]:
-    """A thing: its article, colour and place may be left out."""
+def usual_places(said: Sequence[str | None]) -> list[str]:
+    """Where up to three things stand, in the order in which they are named. None: the place is not said.
+
+    One thing stands in the middle, two stand left and right, three fill the row from the left. So a caption always
+    tells where its things are, and none is drawn twice or forgotten because it may yet come further right.
+    """
+    match said:
+        case [None]:
+            free = ["middle"]
+        case [_, _]:
+            free = ["left", "right"] if said == [None, None] else [p for p in ("right", "left") if p not in said]
+        case _:
+            free = [place for place in PLACES if place not in said]
+    places = iter(free)
+    return [place or next(places) for place in said]
+
+
+def _things(items: list[Item], rng: np.random.Generator) -> list[list[Said]]:
+    """Things in an order in which some of their places, mostly as many as can be, are left out."""
+    if {item.place for item in items} == {"left", "right"} and rng.random() < 0.1:
+        return _relative([items[i] for i in rng.permutation(2)], rng)
+    ways = [
+        (order, says)
+        for order in permutations(items)
+        for says in product((False, True), repeat=len(items))
+        if usual_places([item.place if say else None for item, say in zip(order, says)]) == [i.place for i in order]
+    ]
+    fewest = min(sum(says) for _, says in ways)
+    if rng.random() < 0.7:
+        ways = [(order, says) for order, says in ways if sum(says) == fewest]
+    order, says = ways[rng.integers(len(ways))]
+    return [_thing(item, rng, say) for item, say in zip(order, says)]
+
+
+def _mixed(things: list[list[Said]], around: list[list[Said]], rng: np.random.Generator) -> list[list[Said]]:
+    """All parts in any order; the things stay in theirs."""
+    rest = iter(things), iter(around)
+    kinds = [0] * len(things) + [1] * len(around)
+    return [next(rest[kinds[i]]) for i in rng.permutation(len(kinds))]
+
+
+def _thing(item: Item, rng: np.random.Generator, says_place: bool) -> list[Said]:
+    """A thing: its article and colour may be left out."""
     colour = item.colour if rng.random() < 0.85 else None
     known = Item(item.kind, colour, item.place)
     name = _pick(THING_NAMES[item.kind], rng)
@@ -238,7 +279,7 @@ def _thing(item: Item, rng: np.random.Generator, with_place: float = 0.35) -> li
         spoken = "green"  # as trees are
     noise = _pick(f"|||||{UNKNOWN}", rng)
     article = _pick("a|a|the||an|one", rng)
-    place = _pick(PLACE_NAMES[item.place], rng) if rng.random() < with_place else ""
+    place = _pick(PLACE_NAMES[item.place], rng) if says_place else ""
     asked = Wanted(kinds, colour, item.place if place else None)
     shape = rng.random()
     if shape < 0.04 and colour:
@@ -257,7 +298,7 @@ def _relative(items: list[Item], rng: np.random.Generator) -> list[list[Said]]:
     first, second = items
     side = "left" if PLACES[first.place] < PLACES[second.place] else "right"
     between = _pick(f"to the {side} of|{side} of|on the {side} of|on the {side} side of", rng)
-    return [[*_thing(first, rng, 0), *_words(between), *_thing(second, rng, 0)]]
+    return [[*_thing(first, rng, False), *_words(between), *_thing(second, rng, False)]]
 
 
 def _around(asked: str, names: str, rng: np.random.Generator) -> list[Said]:

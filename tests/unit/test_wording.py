@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from model_making.scenes import COLOURS, THINGS, Item, Scene, sample_wide_scene
+from model_making.judging import judge_prompt
+from model_making.render import render
+from model_making.scenes import COLOURS, PLACES, THINGS, Item, Scene, sample_wide_scene
 from model_making.tokenise import make_tokenizer
 from model_making.wording import (
     COLOUR_NAMES,
@@ -11,6 +13,8 @@ from model_making.wording import (
     THING_NAMES,
     UNKNOWN,
     Said,
+    asked_by,
+    usual_places,
     vocabulary,
     word,
 )
@@ -91,3 +95,48 @@ def test_wide_scenes_hold_no_kind_twice_and_up_to_three_things():
     kinds = [[item.kind for item in scene.items] for scene in scenes]
     assert all(len(set(group)) == len(group) for group in kinds)
     assert {len(group) for group in kinds} == {0, 1, 2, 3}
+
+
+def test_a_picture_of_the_scene_shows_what_its_captions_ask_for():
+    found = []
+    for seed in range(40):
+        rng = np.random.default_rng([17, seed])
+        scene = sample_wide_scene(rng)
+        judged = judge_prompt(np.asarray(render(scene, rng)), asked_by(word(scene, rng)))
+        assert judged.named
+        found += [*judged.named.values(), *judged.once]
+    assert np.mean(found) > 0.95
+
+
+def test_what_is_left_out_is_not_asked_for():
+    asked = [asked_by(caption) for caption in wordings()]
+    assert {len(one.things) for one in asked} == {0, 1, 2}
+    assert {one.sky for one in asked} == {(), ("night",)} and {one.ground for one in asked} == {(), ("snow",)}
+    houses = [thing for one in asked for thing in one.things if "house" in thing.kinds]
+    assert {(house.colour, house.place) for house in houses} == {(c, p) for c in (None, "red") for p in (None, "left")}
+
+
+@pytest.mark.parametrize("places", [("middle",), ("right",), ("left", "middle"), ("middle", "right"), tuple(PLACES)])
+def test_where_no_place_is_said_things_stand_where_they_usually_do(places):
+    where = dict(zip(("house", "kite", "flower"), places))
+    scene = Scene(tuple(Item(kind, "red", place) for kind, place in where.items()), ground="snow", sky="rain")
+    asked = [asked_by(caption).things for caption in wordings(scene=scene)]
+    for things in filter(None, asked):
+        truth = [where[thing.kinds[0]] for thing in things]
+        assert usual_places([thing.place for thing in things]) == truth
+    unsaid = [thing.place is None for things in asked for thing in things]
+    assert any(unsaid) if "middle" in places else not any(unsaid)
+
+
+def test_one_thing_beside_another_is_left_or_right_of_it():
+    beside = [caption for caption in wordings(2000) if " side of" in text(caption)]
+    pairs = [(text(caption), asked_by(caption).things) for caption in beside if len(asked_by(caption).things) == 2]
+    unsaid = [(words, things) for words, things in pairs if {thing.place for thing in things} == {None}]
+    sides = {("left side" in words, things[0].kinds) for words, things in unsaid}
+    assert sides == {(True, ("house",)), (False, ("kite",))}
+
+
+def test_a_name_of_two_kinds_asks_for_either():
+    boats = wordings(scene=Scene((Item("rowboat", "red", "left"),), ground="water", sky="clear"))
+    kinds = {thing.kinds for caption in boats for thing in asked_by(caption).things}
+    assert kinds == {("rowboat",), ("sailboat", "rowboat")}
