@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, distributed, multiprocessing
@@ -71,12 +72,13 @@ def in_processes(count: int, work: Callable, *args) -> None:
     """Call ``work(*args)`` in ``count`` processes of one thread each, which share a process group."""
     if count == 1:
         work(*args)
-    else:
-        multiprocessing.start_processes(_member, (count, work, args), count, start_method="spawn")
+        return
+    with TemporaryDirectory() as folder:
+        multiprocessing.start_processes(_member, (count, f"{folder}/meeting", work, args), count, start_method="spawn")
 
 
-def _member(rank: int, count: int, work: Callable, args: tuple) -> None:
+def _member(rank: int, count: int, meeting: str, work: Callable, args: tuple) -> None:
     torch.set_num_threads(1)
-    store = distributed.TCPStore("localhost", 29528, count, rank == 0)
+    store = distributed.FileStore(meeting, count)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     work(*args)

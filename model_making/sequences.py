@@ -21,6 +21,8 @@ from .scenes import Scene
 from .wording import Said, word
 
 NOTHING = -100  # what cross entropy passes over
+DROPPED = 0.1  # share of pictures that are shown without their caption
+MISTAKES = 0.08  # at most this share of the tokens that the model reads are its own earlier draws
 SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
 SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
 
@@ -73,11 +75,9 @@ class Sequences:
         scenes: list[Scene],
         vocabulary: dict[str, int],
         contents: dict[tuple[str, str | None], int],
-        dropout: float = 0.1,
-        mistakes: float = 0.08,
     ):
         self.codes, self.scenes, self.vocabulary, self.contents = codes, scenes, vocabulary, contents
-        self.dropout, self.mistakes, self.drawn = dropout, mistakes, codes.copy()
+        self.drawn = codes.copy()
         self.first_image_id = vocabulary[image_token(0)]
 
     def prompt(self, caption: list[Said] | None) -> tuple[list[int], list[int]]:
@@ -90,11 +90,11 @@ class Sequences:
         return ids, [NOTHING, *said, NOTHING, NOTHING]
 
     def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
-        """One batch; the caption is dropped with probability ``dropout``, and up to a share ``mistakes`` of the tokens
-        that are read was drawn by the model. If ``conditional`` says whether captions are kept, all are true."""
-        keep = [rng.random() >= self.dropout if conditional is None else conditional for _ in indices]
+        """One batch; a share DROPPED of captions is dropped, and of the tokens that are read up to MISTAKES were drawn
+        by the model. If ``conditional`` says whether captions are kept, all are true."""
+        keep = [rng.random() >= DROPPED if conditional is None else conditional for _ in indices]
         captions = [word(self.scenes[i], rng) if kept else None for i, kept in zip(indices, keep)]
-        share = self.mistakes * rng.random((len(indices), 1)) if conditional is None else 0.0
+        share = MISTAKES * rng.random((len(indices), 1)) if conditional is None else 0.0
         wrong = rng.random(self.codes[indices].shape) < share
         return self.laid_out(captions, self.codes[indices], np.where(wrong, self.drawn[indices], self.codes[indices]))
 

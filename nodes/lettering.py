@@ -15,7 +15,7 @@ _FONTS = (
 )  # fmt: skip
 """Files that Linux, Windows and macOS have in their font folders, for everyday letters first."""
 _NOBODY_S = "\U0010fffe"
-"""No letter, so every font draws in its place what it draws for letters that it has not."""
+"""Not a letter: every font draws its sign for a missing letter here."""
 MISSING = "\N{WHITE SQUARE}"
 """Stands for a letter that no font has."""
 

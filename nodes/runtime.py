@@ -123,8 +123,8 @@ class WeightsPatcher(ModelPatcher):
 def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module | None = None) -> WeightsPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
-    title: what the user calls them. remedy: what to do if they need more memory than there is, as an order. decoder:
-    that of the target with which the engine keeps what depends on these weights; the module itself unless told.
+    title: what the user calls them. remedy: what to do if memory is too small, as an order. decoder: the target's;
+    the engine's caches that depend on these weights belong to it. The module itself unless given.
     The newer, dynamic ModelPatcher only works with layers of ``comfy.ops``, so this is made from the plain one.
     """
     device, offload = mm.get_torch_device(), mm.unet_offload_device()

@@ -1,9 +1,9 @@
 """Maps that travel in saved images: small, and put into the workflow that ComfyUI writes into its PNGs.
 
 A saved map is the map's header with ``data`` in place of the rounds: base64 of zlib of varints, column by column (see
-:func:`pack`). js/saved_map.js reads it. In a workflow, ``extra.adt_tree_maps`` holds by node what the image was made
-with: ``{"12:5": {"parts": [saved map, ...]}}``. It is there, if only empty, in every workflow with such a node that was
-queued here, so a page knows that nothing else belongs to such a workflow.
+:func:`pack`). js/saved_map.js reads it. In a workflow, ``extra.adt_tree_maps`` holds the maps of an image by
+node: ``{"12:5": {"parts": [saved map, ...]}}``. Every workflow that is queued here and has such a node gets this entry.
+An empty entry tells the page that there is no map.
 """
 
 import base64

@@ -47,9 +47,9 @@ NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitu
 
 @dataclass(frozen=True)
 class Batch:
-    """The images of a job in a folder, one for each prompt and seed. A seed that is not given is the job's.
+    """The images of a job in a folder, one for each prompt and seed. Without seeds, the job's seed is used.
 
-    Every image has the index 0 of the noise, so it is the one that decoding its prompt alone gives. folder: usually
+    Each image is the same as if it were decoded alone: all have the image index 0 in the noise. folder: usually
     :func:`home`. texts: further text chunks of the PNGs, by name.
     """
 

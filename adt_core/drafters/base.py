@@ -59,8 +59,8 @@ class Prefill:
 class Shapes:
     """The shapes of a round, one for each image, and the largest depth, width and number of nodes among them.
 
-    branches: drafts that are not on the longest path, of the image that has most of them. fixed: the sizes of
-    tensors depend on these largest numbers alone. What one image may have is then said by tensors, such as ``depths``.
+    branches: number of drafts outside the longest path, in the image that has most of them. fixed: tensors have the
+    largest sizes that are possible. Tensors such as ``depths`` then say which part an image uses.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
@@ -168,9 +168,10 @@ class Proposer:
         """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
     def worths(self, roots: Roots, sizes: Sequence[int]) -> Tensor | None:
-        """Tokens that trees of these ``sizes``, drafts of each, are expected to bring from ``roots`` on: [B, sizes].
+        """How many tokens a tree of each size should bring, [B, sizes]. sizes: numbers of drafts. roots: where the
+        trees begin.
 
-        None if nobody can tell before they are made.
+        None if this can't be told before the trees are made.
         """
         return None
 

@@ -106,7 +106,8 @@ def config_fields(config: DecoderConfig) -> dict:
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
     """``grid_rope`` of a target's drafter.
 
-    A pair has the position of its feature, and is rotated by the cell of its token, which comes one later.
+    The drafter reads pairs of a feature and the next token. A pair's position is the feature's; its cell in the grid,
+    by which it is rotated, is the token's.
     """
     return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
 

@@ -56,8 +56,8 @@ class MergedDrafter(Drafter):
 class MergedProposer(Proposer):
     """Opens the window, lets the network refine it, closes it.
 
-    ``_read`` [R, T + 1, h] is the target's feature from which a position was computed. ``_drafted``, of the same shape,
-    is what the network had expected it to be, and ``_root`` [R, 1, h] what it expects of the root.
+    For every position, ``_read`` [R, T + 1, h] holds the target's feature from which it was computed, and ``_drafted``
+    [R, T + 1, h] the feature that the network had expected there. ``_root`` [R, 1, h]: what it expects at the root.
     """
 
     by_image = ("_window", "_network")

@@ -23,10 +23,10 @@ FOLDER = "ADT_TREE_CACHE"
 LARGEST_FILE = 2**16
 """Bytes. What is larger is no profile."""
 DOUBTS, DOUBTFUL, FEWEST = 8, 1.3, 8
-"""When a profile is measured anew. By what it says of a decoding's rounds, they are split into cheap and dear ones. The
-decoding doubts the profile if the dear ones took longer or shorter than it says, next to the cheap ones, by the factor
-DOUBTFUL. With fewer than FEWEST rounds of either kind, a decoding says nothing. After DOUBTS decodings in a row that
-doubt the profile, it is measured anew."""
+"""When a profile is measured anew. The profile says which of a decoding's rounds are cheap and which are dear, and how
+many times dearer these are. If this ratio was wrong by the factor DOUBTFUL, the decoding doubts the profile. A decoding
+with fewer than FEWEST cheap or dear rounds says nothing. After DOUBTS decodings in a row that doubt it, the profile is
+measured anew."""
 _unwritten: dict[Path, CostProfile] = {}  # where the folder can't be written, for the rest of the process
 _unmeasurable: set[Path] = set()  # where measuring has failed in this process
 _doubts: Counter[str] = Counter()  # decodings in a row that disagreed, by the digest of the profile

@@ -91,7 +91,7 @@ class Task:
 
     @property
     def fixed(self) -> bool:
-        """Is every round as large as it may get, so that a GPU can replay it? On a CPU it is cut to what is there."""
+        """Do all rounds have one size? A GPU can only replay such rounds. On a CPU each round is as large as it needs."""
         return self.target.decoder.embedding.device.type != "cpu"
 
     @property

@@ -47,8 +47,8 @@ class Roots:
 
     codes: [B] int64. at: [B, 1] int64 raster positions, on the same device.
 
-    positions: the same on the host, so that a forward can be cut to what is there. None where a GPU replays what was
-    launched once: then nothing may depend on them, and forwards read a fixed number of ``columns`` of the KV cache.
+    positions: the same on the host. With them a forward reads only the filled part of the KV cache. None where a GPU
+    replays its launches: these can't depend on positions, and always read the same ``columns`` of the KV cache.
     """
 
     codes: Tensor

@@ -42,9 +42,9 @@ PACE_PRIOR = 20.0
 WORTH_TRYING = 1.1
 """Pace that is expected of a source before it is tried."""
 LOSS, STAKE = 0.08, 0.1
-"""What drafts may lose of an image's plain decoding time, by the profile's numbers, and how much of what is left of
-that a round may take beyond a plain step. So sizes shrink before drafting ends, which it does when not even the
-smallest can be paid."""
+"""Drafting may cost an image at most LOSS of its plain decoding time, by the profile's numbers. This is its budget. One
+round may spend at most STAKE of the rest of the budget. So trees shrink first; drafting ends when the smallest tree is
+too dear."""
 
 
 def sizes_of(candidates: int) -> tuple[int, ...]:
@@ -148,7 +148,8 @@ class _Image:
         return (self.accepted + PRIOR) / (self.expected + PRIOR)
 
     def hope(self, size: int, told: Mapping[int, float]) -> float:
-        """Drafts that are accepted of so many in a usual image. told: by the drafter, of this one."""
+        """Expected number of accepted drafts of ``size``. told: what the drafter expects in this image, by size; for other
+        sizes it is what usual images have."""
         return told[size] if size in told else (1 + size) ** self.growth - 1
 
     def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:

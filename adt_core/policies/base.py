@@ -134,8 +134,8 @@ class Policy:
     """Chooses the shapes of one decoding's trees.
 
     A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
-    needs_drafter: False for plain decoding. needs_network: it asks for trees that only a network can grow.
-    many_sources: it chooses between the drafter and what else could draft with the same files, by what rounds cost.
+    needs_drafter: False for plain decoding. needs_network: only a drafter with a network can grow its trees.
+    many_sources: it chooses between several ways to draft, by what their rounds cost.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -146,10 +146,10 @@ class Policy:
     drafts: bool = True
     """False: drafting ends for the images at work, and they are decoded plainly."""
     asks: tuple[int, ...] = ()
-    """Numbers of drafts of which it wants to know, before it chooses next, how many tokens they will bring."""
+    """Sizes of trees. Before the next choice, the drafter tells how many tokens a tree of each size should bring."""
 
     steps: float | None = None
-    """Plain steps that a round of the shapes which were chosen last should take; None if it does not know."""
+    """Expected time of a round of the last chosen shapes, in plain steps; None if it is not known."""
 
     def __init__(self, settings: Any, scene: Scene):
         self.settings, self.scene = settings, scene
