@@ -91,7 +91,7 @@ class Task:
 
     @property
     def fixed(self) -> bool:
-        """Do all rounds have one size? A GPU can only replay such rounds. On a CPU each round is as large as it needs."""
+        """Do all rounds have one size? A GPU can only replay such rounds. On a CPU they vary."""
         return self.target.decoder.embedding.device.type != "cpu"
 
     @property

@@ -148,8 +148,8 @@ class _Image:
         return (self.accepted + PRIOR) / (self.expected + PRIOR)
 
     def hope(self, size: int, told: Mapping[int, float]) -> float:
-        """Expected number of accepted drafts of ``size``. told: what the drafter expects in this image, by size; for other
-        sizes it is what usual images have."""
+        """Expected number of accepted drafts of ``size``. told: what the drafter expects in this image, by size. For
+        other sizes it is that of a usual image."""
         return told[size] if size in told else (1 + size) ** self.growth - 1
 
     def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:
