@@ -1,6 +1,6 @@
 """Does a model draw what it is asked for?
 
-    python -m model_making.quality [--target FOLDER --plain] [--count 100] [--seeds 2] [--sheet FILE.png]
+    python -m model_making.quality [--target FOLDER --plain] [--count 100] [--seeds 2] [--sheet FILE.jpg]
 
 Three reports, each with a bar; exits non-zero if one is missed.
 
@@ -144,7 +144,7 @@ def main() -> None:
     print(f"{len(images)} pictures, {(time.perf_counter() - begin) / len(images):.2f} s each")
     of_captions, of_prompts = images[: args.count], images[args.count :]
     if args.sheet:
-        contact_sheet(np.concatenate([of_captions[:ON_SHEET], of_prompts[:ON_SHEET]])).save(args.sheet)
+        contact_sheet(np.concatenate([of_captions[:ON_SHEET], of_prompts[:ON_SHEET]])).save(args.sheet, quality=92)
     captions = [judge_caption(x, scene, check(x, scene)) for x, (_, _, scene) in zip(of_captions, held_out)]
     ordinary = [judge_prompt(x, prompt) for x, prompt in zip(of_prompts, prompts)]
     report_captions(of_captions, captions)

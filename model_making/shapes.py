@@ -1,6 +1,6 @@
 """Does the check see what is in a picture? What is seen by name, and a measure of the check itself.
 
-    python -m model_making.shapes [--count 300] [--seed 5]
+    python -m model_making.shapes [--count 300] [--seed 11]
 
 :func:`names_in` tells the things of a picture (``model_making.finding``) and what is around them
 (``model_making.surroundings``). The command measures it on the generator's own pictures, on the same after the codec,

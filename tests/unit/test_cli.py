@@ -354,8 +354,8 @@ def assert_refused(result, *named, code=1):
         ({"keep": 0.5}, ["--keep", "--continue-from"]),
         ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
         ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "picture"]),
-        ({"continue_from": ROOT / "docs" / "samples.png", "keep": "nan"}, ["keep", "nan"]),
-        ({"continue_from": ROOT / "docs" / "samples.png", "keep_left": 1.5}, ["keep_left", "1.5"]),
+        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep": "nan"}, ["keep", "nan"]),
+        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep_left": 1.5}, ["keep_left", "1.5"]),
     ],
 )
 def test_wrong_arguments(generate, options, named):
@@ -363,7 +363,7 @@ def test_wrong_arguments(generate, options, named):
 
 
 def test_keeping_everything(generate):
-    assert_refused(generate(continue_from=ROOT / "docs" / "samples.png", keep=0.9), "--keep 0.9", "all 4 rows")
+    assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep 0.9", "all 4 rows")
 
 
 def test_compare_needs_another_method(generate):
