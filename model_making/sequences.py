@@ -98,6 +98,11 @@ class Sequences:
         wrong = rng.random(self.codes[indices].shape) < share
         return self.laid_out(captions, self.codes[indices], np.where(wrong, self.drawn[indices], self.codes[indices]))
 
+    def lessons(self, indices: np.ndarray, rng: np.random.Generator, tokens: int) -> Batch:
+        """Captions with no more than the first ``tokens`` of their pictures."""
+        codes = self.codes[indices, :tokens]
+        return self.laid_out([word(self.scenes[i], rng) for i in indices], codes, codes)
+
     def laid_out(self, captions: Sequence[list[Said] | None], truth: np.ndarray, read: np.ndarray) -> Batch:
         """Pictures behind their captions. truth, read: codes [B, T] that are to be told, and that the model reads."""
         prompts = [self.prompt(caption) for caption in captions]

@@ -4,11 +4,13 @@
 
 Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that classifier-free
 guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes long to teach which
-thing a caption puts where. Two linear heads, thrown away after training, teach it directly: one reads in an early
-layer, where a caption has named a thing, which one it is; one reads further up, at every image token, what stands in
-the column of the next, which it can tell from the caption or from the picture so far. Prints held-out nats per token
-with and without caption, and how often the second head is right. ``--start`` begins with the weights of a checkpoint
-of the same shape; its words keep their meaning.
+thing a caption puts where. Three linear heads, thrown away after training, teach it directly: one reads in an early
+layer, where a caption has named a thing, which one it is; two read further up, at every image token, what stands in
+the column of the next, and what is around the things. They can tell it from the caption or from the picture so far.
+Most of this is to be learned from captions, and these are short. So every step also has lessons: many captions with
+only the first row of their pictures. Prints held-out nats per token with and without caption, and how often the last
+two heads are right. ``--start`` begins with the weights of a checkpoint of the same shape; its words keep their
+meaning.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 from adt_lab.training.run import initialise, muon_and_adam
 
-from .progress import TimedRun, in_processes, is_first
+from .progress import TimedRun, in_processes, is_first, rank
 from .scenes import BACKDROPS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, THINGS, WALLS, Item, Scene
 from .sequences import NOTHING, Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
 
@@ -172,8 +174,8 @@ def draw(logits: Tensor, generator: torch.Generator) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
-    """Nats per image token on the last ``count`` sequences, which training never sees; share of the things' columns
-    that the layout head names in the last row; share of the surroundings that are told from the caption alone."""
+    """Nats per image token on the last ``count`` sequences, which training never sees; the shares of the things'
+    columns and of the surroundings that are told from the caption alone. Captions leave some of them out."""
     losses, right, told = {True: [], False: []}, [], []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
@@ -182,8 +184,8 @@ def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count:
             logits, _, layout, *around = student(batch)
             losses[conditional].append(_entropy(logits, batch.codes).item())
             if conditional:
-                truth = torch.from_numpy(columns[indices, -GRID:])
-                right.append((layout[:, -GRID:].argmax(-1) == truth)[truth > 0])
+                truth = torch.from_numpy(columns[indices, :GRID])
+                right.append((layout[:, :GRID].argmax(-1) == truth)[truth > 0])
                 first = torch.stack([output[:, 0].argmax(-1) for output in around], 1).numpy()
                 told.append(first == around_of([sequences.scenes[i] for i in indices]))
     return (
@@ -210,7 +212,11 @@ def train(args: argparse.Namespace) -> None:
         batch = sequences.batch(indices, np.random.default_rng([12, run.step, indices[0]]))
         loss, logits = loss_of(student, batch, *(torch.from_numpy(x[indices]) for x in (columns, around)))
         sequences.drawn[indices] = draw(logits, torch.Generator().manual_seed(run.step))
-        run.advance(loss)
+        rng = np.random.default_rng([14, run.step, rank()])
+        taught = rng.choice(len(order), args.lessons // args.processes, replace=False)
+        told = torch.from_numpy(columns[taught, :GRID]), torch.from_numpy(around[taught])
+        lesson, _ = loss_of(student, sequences.lessons(taught, rng, GRID), *told)
+        run.advance(loss + lesson)
         if run.due():
             run.save()
             if is_first():
@@ -227,6 +233,9 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="folder of a checkpoint, or target.pt of another run, to begin with")
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument(
+        "--lessons", type=int, default=48, help="in a step: captions with the first row of their pictures"
+    )
     parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW has a fifth of it")
     parser.add_argument("--processes", type=int, default=2, help="that share the work, with one thread each")
     args = parser.parse_args()
