@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.models import digits, quantised
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import MATRICES, product
@@ -44,7 +45,7 @@ def teacher_forced(target, codes):
         KVCache(decoder.config, 2, rows.length, decoder.embedding),
         rope_tables(decoder.config, decoder.embedding),
     )
-    return decoder.logits(features[:, -len(tokens) - 1 : -1], 3.0)[0]
+    return decoder.logits(features[:, -len(tokens) - 1 : -1], BUNDLED_SAMPLING.guidance)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
