@@ -77,8 +77,8 @@ def in_processes(count: int, work: Callable, *args) -> None:
         multiprocessing.start_processes(_member, (count, f"{folder}/meeting", work, args), count, start_method="spawn")
 
 
-def _member(rank: int, count: int, meeting: str, work: Callable, args: tuple) -> None:
+def _member(number: int, count: int, meeting: str, work: Callable, args: tuple) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(meeting, count)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    distributed.init_process_group("gloo", store=store, rank=number, world_size=count)
     work(*args)

@@ -323,22 +323,24 @@ class Comfy:
         return self.wait(self.queue(prompt, **kwargs))
 
     def free(self) -> None:
-        """Have it unload all models and forget all results, and wait until it has.
+        """Have it unload all models and forget all results, and wait until it has."""
+        gone = self.free_until(lambda: "Decoder" not in self.get("/probe/memory")["classes"], free_memory=True)
+        assert gone, "our models are still there"
 
-        It is asked again and again: a request that comes while its worker tidies up behind a prompt wakes nobody.
+    def free_until(self, freed: Callable[[], bool], seconds: float = 60, **more: bool) -> bool:
+        """Have it unload all models, and do ``more``: is ``freed`` true within so many seconds?
+
+        It is asked again and again: a request that comes while it tidies up behind a prompt wakes nobody.
         """
-        deadline = time.monotonic() + 60
-        self._ask_to_free()
-        asked = time.monotonic()
-        while "Decoder" in self.get("/probe/memory")["classes"]:
-            assert time.monotonic() < deadline, "our models are still there"
-            if time.monotonic() > asked + 2:
-                self._ask_to_free()
-                asked = time.monotonic()
-            time.sleep(0.1)
-
-    def _ask_to_free(self) -> None:
-        self.post("/free", {"unload_models": True, "free_memory": True})
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.post("/free", {"unload_models": True, **more})
+            again = min(end, time.monotonic() + 10)
+            while time.monotonic() < again:
+                if freed():
+                    return True
+                time.sleep(0.1)
+        return False
 
     def files(self, outputs: dict, key: str = "images") -> list[bytes]:
         """The contents of the files that a prompt's outputs name."""

@@ -3,7 +3,6 @@ few."""
 
 import io
 import os
-import time
 from statistics import median
 
 import numpy as np
@@ -101,11 +100,8 @@ def test_nothing_stays_when_memory_is_freed(comfy, everything):
     assert {"Decoder", "Trace", "BatchResults"} <= set(held["classes"]) and not {"Decoding", "KVCache"} & set(
         held["classes"]
     ), "caches go with their run"
-    comfy.post("/free", {"unload_models": True, "free_memory": True})
-    deadline = time.monotonic() + 20
-    while (left := what_stays(comfy)) and time.monotonic() < deadline:  # the server frees when it next looks
-        time.sleep(0.2)
-    assert not left
+    comfy.free_until(lambda: not what_stays(comfy), seconds=20, free_memory=True)
+    assert not what_stays(comfy)
 
 
 def what_stays(comfy) -> set[str]:

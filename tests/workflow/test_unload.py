@@ -50,13 +50,9 @@ def moves(server) -> dict:
 
 
 def unload(server) -> None:
-    """What the button Unload Models does. ComfyUI does not hear it between two prompts while it collects garbage."""
+    """What the button Unload Models does."""
     before = moves(server)["unloaded"]
-    for _ in range(12):
-        server.post("/free", {"unload_models": True})
-        if wait_until(lambda: moves(server)["unloaded"] > before, 10):
-            return
-    raise AssertionError("nothing was unloaded")
+    assert server.free_until(lambda: moves(server)["unloaded"] > before, seconds=120), "nothing was unloaded"
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
