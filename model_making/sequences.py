@@ -17,7 +17,7 @@ from torch import Tensor
 from adt_core.models.layers import Decoder, Layer
 from adt_core.models.rotary import rope_tables
 
-from .scenes import Scene
+from .scenes import PLACES, Scene, sample_wide_scene
 from .wording import Said, word
 
 NOTHING = -100  # what cross entropy passes over
@@ -46,19 +46,24 @@ def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
 @dataclass
 class Batch:
     """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets;
-    said [B, n]: which thing a word ends to name, :data:`NOTHING` at all others; captioned [B] bool: which rows kept
-    their caption."""
+    said [B, n]: which thing a word ends to name, :data:`NOTHING` at all others; planned [B, places]: which thing the
+    caption puts at each place, 0 for none; captioned [B] bool: which rows kept their caption."""
 
     ids: Tensor
     starts: Tensor
     codes: Tensor
     said: Tensor
+    planned: Tensor
     captioned: Tensor
 
     def at_image(self, values: Tensor) -> Tensor:
         """Gather ``values`` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
         index = self.starts[:, None] + torch.arange(self.codes.shape[1])
         return values[torch.arange(len(index))[:, None], index]
+
+    def at_end(self, values: Tensor) -> Tensor:
+        """``values`` [B, n, ...] at the last token of each prompt, [B, ...]."""
+        return values[torch.arange(len(self.starts)), self.starts]
 
 
 class Sequences:
@@ -89,6 +94,11 @@ class Sequences:
         ids = [v["<s>"], *(v[word.word] for word in caption), v["<reserved08706>"], v["<racm3:break>"]]
         return ids, [NOTHING, *said, NOTHING, NOTHING]
 
+    def plan(self, caption: list[Said]) -> list[int]:
+        """What a caption puts at each place, 0 for nothing."""
+        things = {word.of.place: self.contents[word.of.kind, word.of.colour] for word in caption if word.of}
+        return [things.get(place, 0) for place in PLACES]
+
     def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
         """One batch; a share DROPPED of captions is dropped, and of the tokens that are read up to MISTAKES were drawn
         by the model. If ``conditional`` says whether captions are kept, all are true."""
@@ -103,6 +113,11 @@ class Sequences:
         codes = self.codes[indices, :tokens]
         return self.laid_out([word(self.scenes[i], rng) for i in indices], codes, codes)
 
+    def captions(self, count: int, rng: np.random.Generator) -> Batch:
+        """Captions of new scenes, without pictures."""
+        codes = self.codes[:count, :0]
+        return self.laid_out([word(sample_wide_scene(rng), rng) for _ in range(count)], codes, codes)
+
     def laid_out(self, captions: Sequence[list[Said] | None], truth: np.ndarray, read: np.ndarray) -> Batch:
         """Pictures behind their captions. truth, read: codes [B, T] that are to be told, and that the model reads."""
         prompts = [self.prompt(caption) for caption in captions]
@@ -116,7 +131,8 @@ class Sequences:
             marks[: len(of)] = torch.tensor(of)
             row[len(prompt) : len(prompt) + len(tokens)] = tokens
         starts = torch.tensor([len(prompt) - 1 for prompt, _ in prompts])
-        return Batch(ids, starts, codes, said, torch.tensor([caption is not None for caption in captions]))
+        planned = torch.tensor([self.plan(caption or []) for caption in captions])
+        return Batch(ids, starts, codes, said, planned, torch.tensor([caption is not None for caption in captions]))
 
 
 def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -137,12 +153,12 @@ def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x + (F.silu(gate) * up) @ layer.down
 
 
-def run_layers(decoder: Decoder, ids: Tensor) -> list[Tensor]:
-    """The residual stream [B, n, h] after every layer, of whole sequences."""
+def run_layers(decoder: Decoder, ids: Tensor, count: int | None = None) -> list[Tensor]:
+    """The residual stream [B, n, h] after each of the first ``count`` layers, or of all; of whole sequences."""
     x = F.embedding(ids, decoder.embedding)
     cos, sin = (table[: ids.shape[1]] for table in rope_tables(decoder.config, decoder.embedding.detach()))
     streams = []
-    for layer in decoder.layers:
+    for layer in decoder.layers[:count]:
         x = run_layer(layer, x, cos, sin)
         streams.append(x)
     return streams

@@ -4,13 +4,17 @@
 
 Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that classifier-free
 guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes long to teach which
-thing a caption puts where. Three linear heads, thrown away after training, teach it directly: one reads in an early
-layer, where a caption has named a thing, which one it is; two read further up, at every image token, what stands in
-the column of the next, and what is around the things. They can tell it from the caption or from the picture so far.
-Most of this is to be learned from captions, and these are short. So every step also has lessons: many captions with
-only the first row of their pictures. Prints held-out nats per token with and without caption, and how often the last
-two heads are right. ``--start`` begins with the weights of a checkpoint of the same shape; its words keep their
-meaning.
+thing a caption puts where. Four linear heads, thrown away after training, teach it directly, from layer to layer:
+
+- words: where a caption has named a thing, which one it is;
+- plan: at the end of the caption, which thing it puts at each place;
+- layout and around: at every image token, what stands in the column of the next, and what is around the things. They
+  can tell it from the caption or from the picture so far.
+
+Most of this is to be learned from captions, and these are short. So every step also has lessons, many captions with
+only the first row of their pictures; and many more captions of new scenes, without pictures, for the first two heads.
+Prints held-out nats per token with and without caption, and how often the last three heads are right. ``--start``
+begins with the weights of a checkpoint of the same shape; its words keep their meaning.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from .sequences import NOTHING, Batch, Sequences, build_vocabulary, final_featur
 NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
-WORD_LAYER, LAYOUT_LAYER = 3, 7
+WORD_LAYER, PLAN_LAYER, LAYOUT_LAYER = 3, 5, 7
 # What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, one whose colour is not said.
 CONTENTS = [None, *((kind, None) for kind in (*PLANTS, *THINGS)), *((kind, c) for kind in THINGS for c in COLOURS)]
 # What is around the things: sky or wall, ground or table, backdrop. They are easier to tell than the things.
@@ -108,18 +112,25 @@ class Student(nn.Module):
         self.decoder = decoder
         width = decoder.config.hidden_size
         self.layout, self.word = nn.Linear(width, len(CONTENTS)), nn.Linear(width, len(CONTENTS))
+        self.plan = nn.Linear(width, len(PLACES) * len(CONTENTS))
         self.around = nn.Linear(width, sum(map(len, SURROUNDINGS)))
-        for head in (self.layout, self.word, self.around):
+        for head in (self.layout, self.word, self.plan, self.around):
             nn.init.zeros_(head.weight)
 
+    def heard(self, streams: list[Tensor], batch: Batch) -> list[Tensor]:
+        """Logits of what each token names [B, n, contents], and of what the caption puts at each place
+        [B, places, contents]."""
+        plan = self.plan(batch.at_end(streams[PLAN_LAYER - 1]))
+        return [self.word(streams[WORD_LAYER - 1]), plan.unflatten(-1, (len(PLACES), len(CONTENTS)))]
+
     def forward(self, batch: Batch) -> list[Tensor]:
-        """Logits of the image tokens [B, T, codes], of what each token names [B, n - 1, contents], of the contents of
+        """Logits of the image tokens [B, T, codes], of :meth:`heard` for all tokens but the last, of the contents of
         the image tokens' columns [B, T, contents], and of each of SURROUNDINGS [B, T, kinds]."""
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
         seen = batch.at_image(streams[LAYOUT_LAYER - 1])
         around = self.around(seen).split([len(kinds) for kinds in SURROUNDINGS], -1)
-        return [logits, self.word(streams[WORD_LAYER - 1]), self.layout(seen), *around]
+        return [logits, *self.heard(streams, batch), self.layout(seen), *around]
 
 
 def trained_decoder(checkpoint: Path, names: dict[str, int]) -> Decoder:
@@ -152,13 +163,20 @@ def loss_of(student: Student, batch: Batch, columns: Tensor, around: Tensor) -> 
     together: it decides the sky, and nothing but the caption speaks of them there. columns: [B, T]. around: [B, 3].
     """
     with torch.autocast("cpu", torch.bfloat16):
-        logits, words, *told = (output.float() for output in student(batch))
+        logits, words, plan, *told = (output.float() for output in student(batch))
     truths = [columns, *(kind[:, None].expand_as(columns) for kind in around.T)]
-    loss = _entropy(logits, batch.codes) + _entropy(words, batch.said[:, :-1])
+    loss = _entropy(logits, batch.codes) + _entropy(words, batch.said[:, :-1]) + _entropy(plan, batch.planned)
     for share, output, truth in zip((1.0, *(AROUND_SHARE,) * len(SURROUNDINGS)), told, truths):
         truth = truth.masked_fill(~batch.captioned[:, None], NOTHING)
         loss = loss + share * (_entropy(output, truth) + _entropy(output[:, :1], truth[:, :1]))
     return loss, logits.detach()
+
+
+def caption_loss(student: Student, batch: Batch) -> Tensor:
+    """The cross entropies of what captions name and of where they put it, without pictures."""
+    with torch.autocast("cpu", torch.bfloat16):
+        words, plan = student.heard(run_layers(student.decoder, batch.ids, PLAN_LAYER), batch)
+    return _entropy(words.float(), batch.said) + _entropy(plan.float(), batch.planned)
 
 
 def _entropy(logits: Tensor, truth: Tensor) -> Tensor:
@@ -174,22 +192,25 @@ def draw(logits: Tensor, generator: torch.Generator) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
-    """Nats per image token on the last ``count`` sequences, which training never sees; the shares of the things'
-    columns and of the surroundings that are told from the caption alone. Captions leave some of them out."""
-    losses, right, told = {True: [], False: []}, [], []
+    """Nats per image token on the last ``count`` sequences, which training never sees; the share of captions whose
+    things are all planned right; and the shares of the things' columns and of the surroundings that are told from the
+    caption alone. Captions leave some of them out."""
+    losses, planned, right, told = {True: [], False: []}, [], [], []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
         for conditional in losses:
             batch = sequences.batch(indices, np.random.default_rng(start), conditional)
-            logits, _, layout, *around = student(batch)
+            logits, _, plan, layout, *around = student(batch)
             losses[conditional].append(_entropy(logits, batch.codes).item())
             if conditional:
+                planned.append((plan.argmax(-1) == batch.planned).all(-1))
                 truth = torch.from_numpy(columns[indices, :GRID])
                 right.append((layout[:, :GRID].argmax(-1) == truth)[truth > 0])
                 first = torch.stack([output[:, 0].argmax(-1) for output in around], 1).numpy()
                 told.append(first == around_of([sequences.scenes[i] for i in indices]))
     return (
         f"held-out nats with caption {np.mean(losses[True]):.4f}, without {np.mean(losses[False]):.4f}; "
+        f"plan {torch.cat(planned).float().mean().item():.3f}, "
         f"layout {torch.cat(right).float().mean().item():.3f}, surroundings {np.concatenate(told).mean(0).round(3)}"
     )
 
@@ -202,7 +223,7 @@ def train(args: argparse.Namespace) -> None:
         student.load_state_dict(torch.load(args.start, weights_only=True)["average"], strict=False)
     elif args.start:
         begin_with(student.decoder, sequences.vocabulary, args.start)
-    optimisers = muon_and_adam(student, args.lr, args.lr / 5, not_muon=("head", "layout", "word", "around"))
+    optimisers = muon_and_adam(student, args.lr, args.lr / 5, not_muon=("head", "layout", "word", "plan", "around"))
     run = TimedRun(args.out / "target.pt", student, optimisers, args.minutes, decay=0.995)
     order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
     share = slice(distributed.get_rank(), None, args.processes) if args.processes > 1 else slice(None)
@@ -216,7 +237,8 @@ def train(args: argparse.Namespace) -> None:
         taught = rng.choice(len(order), args.lessons // args.processes, replace=False)
         told = torch.from_numpy(columns[taught, :GRID]), torch.from_numpy(around[taught])
         lesson, _ = loss_of(student, sequences.lessons(taught, rng, GRID), *told)
-        run.advance(loss + lesson)
+        heard = caption_loss(student, sequences.captions(args.captions // args.processes, rng))
+        run.advance(loss + lesson + heard)
         if run.due():
             run.save()
             if is_first():
@@ -236,6 +258,7 @@ def main() -> None:
     parser.add_argument(
         "--lessons", type=int, default=48, help="in a step: captions with the first row of their pictures"
     )
+    parser.add_argument("--captions", type=int, default=128, help="in a step, without pictures")
     parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW has a fifth of it")
     parser.add_argument("--processes", type=int, default=2, help="that share the work, with one thread each")
     args = parser.parse_args()

@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--codec", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save(str(args.out / "tokenizer.json"))
     codes = encode_images(open_codec(args.codec), np.load(args.data / "images.npy", mmap_mode="r"))
     np.save(args.out / "codes.npy", codes)
