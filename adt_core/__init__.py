@@ -10,9 +10,9 @@ from importlib import import_module
 
 _HOME = {
     "AdtError": "errors",
-    "Sampling": "rules.sampling",
+    "Sampling": "rules.settings",
     "Drafting": "policies",
-    "Lantern": "rules.verify",
+    "Lantern": "rules.settings",
     "Decoding": "engine.decoding",
     "Trace": "rules.trace",
     "Round": "rules.trace",

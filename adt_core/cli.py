@@ -20,6 +20,7 @@ from .app.prompts import CAPTIONS
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, one_line
 from .policies import DEFAULT, POLICIES
 from .policies import options as drafting_options
+from .rules.settings import Lantern, Option, Sampling
 from .terminal import patient, say
 from .version import VERSION
 
@@ -189,21 +190,37 @@ DRAFTER = Flag(
     "(default: bundled for the bundled model; else the published one beside the model; else jacobi)",
 )
 DEVICE = Flag("--device", "auto takes CUDA where there is any", ("auto", "cpu", "cuda"), "auto")
-LANTERN = (
-    Flag("--lantern-k K", "neighbours in the codebook that are looked at", int, 100),
-    Flag("--lantern-delta D", "LANTERN: probability that may be moved per token; 0 is exact", float),
-    Flag("--lantern-lambda L", "LANTERN++: a draft's own probability times this is its limit; 1 is exact", float),
-    Flag("--max-substitution S", "share of tokens that may differ from the exact sample", float, 1.0),
-)
-OWN = "(default: as the model's authors draw; bundled:"
-SAMPLING = (
-    Flag("--seed N", "0 to 2**64 - 1", int, 0),
-    Flag("--temperature T", f"0 takes the likeliest token {OWN} 1)", float),
-    Flag("--top-k K", f"draw from the K likeliest tokens only; 0 is off {OWN} 0)", int),
-    Flag("--top-p P", f"draw from the likeliest tokens with a probability of P together; 1 is off {OWN} 1)", float),
-    Flag("--cfg S", f"scale of classifier-free guidance; 1 is off {OWN} 2)", float, dest="guidance"),
-    Flag("--suffix TEXT", f"put behind every prompt {OWN} nothing)"),
-)
+PUBLISHED = "as the model's authors draw"
+
+
+def _setting(name: str, option: Option, shown: str = "X", *, default: object = None, otherwise: str = "") -> Flag:
+    """The option of the command line for a setting. shown: stands for its value in the help. default: None where it is
+    found out later; then ``otherwise`` says what holds."""
+    usage = f"--{name.replace('_', '-')}" + ("" if option.choices else f" {shown}")
+    said = option.help.rstrip(".") + (f" (default: {otherwise})" if otherwise else "")
+    return Flag(usage, said, option.choices or option.kind, default)
+
+
+def _sampling() -> tuple[Flag, ...]:
+    """How tokens are drawn. What is not given is as published for the model."""
+    own = Sampling.options()
+    how = {"temperature": "T", "top_k": "K", "top_p": "P"}
+    return (
+        _setting("seed", own["seed"], "N", default=own["seed"].default),
+        *(_setting(name, own[name], shown, otherwise=PUBLISHED) for name, shown in how.items()),
+        _setting("cfg", own["guidance"], "S", otherwise=PUBLISHED)._replace(dest="guidance"),
+        Flag("--suffix TEXT", f"put behind every prompt (default: {PUBLISHED})"),
+    )
+
+
+def _lantern() -> tuple[Flag, ...]:
+    """How far acceptance is relaxed: not at all unless a delta or a lambda is given."""
+    own = Lantern.options()
+    given = {"neighbours": own["neighbours"].default, "max_substitution": own["max_substitution"].default}
+    return tuple(_setting(one.name or name, one, default=given.get(name)) for name, one in own.items())
+
+
+LANTERN, SAMPLING = _lantern(), _sampling()
 PICTURE_FILES = (
     Flag("--output FILE.png", "the picture; several become FILE-0001.png, ...", Path, required=True),
     Flag("--tokens FILE.json", "write the codebook indices of each picture, row by row", Path),
@@ -268,10 +285,8 @@ def _drafting() -> tuple[Flag, ...]:
     policies = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
     flags = [Flag("--method METHOD", f"{policies} (default: {DEFAULT})", tuple(POLICIES))]
     for name, option in drafting_options().items():
-        usage = f"--{name.replace('_', '-')}" + ("" if option.choices else " X")
-        otherwise = "" if option.choices or not option.default else ", or what suits drafter and device"
-        said = f"{option.help.rstrip('.')} (default: {option.default}{otherwise})"
-        flags.append(Flag(usage, said, option.choices or type(option.default)))
+        suited = "" if option.choices or not option.default else ", or what suits drafter and device"
+        flags.append(_setting(name, option, otherwise=f"{option.default}{suited}"))
     return tuple(flags)
 
 

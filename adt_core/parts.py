@@ -41,6 +41,6 @@ from .models.rotary import rope_tables
 from .models.rows import Roots, Rows, Step
 from .models.target import Prompt, Target, suffixed, with_grammar
 from .policies import PLAIN, POLICIES, Drafting
-from .rules.sampling import Sampling, noise_table, process_logits
-from .rules.verify import Lantern
+from .rules.sampling import noise_table, process_logits
+from .rules.settings import Lantern, Sampling
 from .version import VERSION

@@ -21,7 +21,7 @@ from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.app.known import remark
 from ..adt_core.errors import AdtError
-from ..adt_core.rules.verify import Lantern
+from ..adt_core.rules.settings import Lantern
 from .batch_list import SAME, STEPPED, Item, news, read_items
 from .drafting import AUTO, choose_way, speed_input
 from .prompts import NO_SEED

@@ -16,8 +16,7 @@ from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN
-from ..adt_core.rules.sampling import Sampling
-from ..adt_core.rules.verify import Lantern
+from ..adt_core.rules.settings import Lantern, Sampling
 from ..adt_lab import benchmark as bench
 from ..adt_lab import report
 from .drafting import check_same_model, own_drafter

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..adt_core.app.jobs import rounds, warm_up
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
-from ..adt_core.rules.verify import Lantern
+from ..adt_core.rules.settings import Lantern
 from .drafting import AUTO, choose_way, speed_input
 from .figures import relaxed
 from .live_map import LiveMap, finished

@@ -12,7 +12,7 @@ from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, usual_optio
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN, Drafting
-from ..adt_core.rules.verify import Lantern
+from ..adt_core.rules.settings import Lantern
 from . import folders
 from .runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel

@@ -2,8 +2,8 @@
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.rules.verify import Lantern
-from .schema import schema
+from ..adt_core.rules.settings import Lantern
+from .schema import schema, widget
 from .sockets import LanternSocket, checked
 
 LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
@@ -12,6 +12,8 @@ LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
 class ADTTreeLantern(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        own = Lantern.options()
+        own["factor"] = own["factor"]._replace(default=2.0)  # it counts where the rule asks for it
         return schema(
             "ADTTreeLantern",
             "ADT-Tree LANTERN",
@@ -21,10 +23,7 @@ class ADTTreeLantern(io.ComfyNode):
             search_aliases=["relaxed acceptance", "speculative decoding", "放宽接受", "推测解码"],
             inputs=[
                 io.Combo.Input("rule", options=[LANTERN, LANTERN_PLUS], default=LANTERN),
-                io.Int.Input("neighbours", default=100, min=1, max=65536),
-                io.Float.Input("delta", default=0.1, min=0.0, max=1.0, step=0.01),
-                io.Float.Input("factor", default=2.0, min=1.0, max=1000.0, step=0.1),
-                io.Float.Input("max_substitution", default=1.0, min=0.0, max=1.0, step=0.01),
+                *(widget(name, own[name]) for name in ("neighbours", "delta", "factor", "max_substitution")),
             ],
             outputs=[LanternSocket.Output(display_name="lantern")],
         )

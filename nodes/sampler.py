@@ -9,7 +9,7 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.app.continuation import KEEP
 from ..adt_core.app.jobs import rounds
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.rules.verify import Lantern
+from ..adt_core.rules.settings import Lantern
 from .decoration import decorating
 from .drafting import AUTO, choose_way, speed_input
 from .latent import read_latent

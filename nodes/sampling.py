@@ -14,8 +14,9 @@ from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.models.target import Prompt, Target, suffixed
-from ..adt_core.rules.sampling import Sampling
+from ..adt_core.rules.settings import Sampling
 from .runtime import check_cancelled, loaded, tell
+from .schema import widget
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import encode, read_prompt, to_image, to_picture
 
@@ -24,13 +25,12 @@ OWN, CUSTOM = "model's own", "custom"
 
 
 def sampling_inputs() -> list[io.Input]:
-    """The inputs of ``adt_core.Sampling``, by its names."""
+    """The inputs of ``adt_core.Sampling``, by its names. Guidance begins with what suits the bundled model."""
+    own = Sampling.options()
     return [
-        io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
-        io.Float.Input("guidance", default=BUNDLED_SAMPLING.guidance, min=0.0, max=100.0, step=0.1),
-        io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
-        io.Int.Input("top_k", default=0, min=0, max=65536),
-        io.Float.Input("top_p", default=1.0, min=0.01, max=1.0, step=0.01),
+        widget("seed", own["seed"], control_after_generate=True),
+        widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
+        *(widget(name, own[name]) for name in ("temperature", "top_k", "top_p")),
     ]
 
 

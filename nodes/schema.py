@@ -11,6 +11,8 @@ from typing import Any
 
 from comfy_api.v0_0_2 import io
 
+from ..adt_core.rules.settings import Option
+
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
 """What people search for who look for models of this kind; a search finds words of any language, as they are typed."""
@@ -41,6 +43,17 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
     for one in outputs:
         one.tooltip = one.tooltip or on_page["Outputs"][one.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
+
+
+def widget(name: str, option: Option, **more: Any) -> io.Input:
+    """The input for a setting, by its kind and bounds.
+
+    more: what else the input takes. A tooltip that is not among it is that of the node's page.
+    """
+    if option.choices:
+        return io.Combo.Input(name, list(option.choices), default=option.default, **more)
+    numbers = {"default": option.default, "min": option.low, "max": option.high, **more}
+    return io.Int.Input(name, **numbers) if option.kind is int else io.Float.Input(name, step=option.step, **numbers)
 
 
 def default(one: io.Input) -> Any:

@@ -8,9 +8,10 @@ from functools import partial
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.policies import DEFAULT, POLICIES, Drafting, Option, options
+from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
+from ..adt_core.rules.settings import Option
 from .runtime import refusal
-from .schema import schema
+from .schema import schema, widget
 from .sockets import SettingsSocket
 
 UNCHOSEN = "0: what suits drafter and device."
@@ -50,10 +51,9 @@ class ADTTreeSettings(io.ComfyNode):
 
 
 def _input(name: str, option: Option) -> io.Input:
-    """The widget for an option, by the kind of its default."""
+    """The widget for an option. Numbers begin at 0, which says that they were not chosen."""
     if option.choices:
-        return io.Combo.Input(name, list(option.choices), default=option.default, tooltip=option.help, advanced=True)
-    common = {"tooltip": option.help + (f" {UNCHOSEN}" if option.default else ""), "advanced": True}
-    if isinstance(option.default, int):
-        return io.Int.Input(name, default=0, min=0, max=option.high, **common)
-    return io.Float.Input(name, default=0.0, min=0.0, max=option.high, step=0.01, **common)
+        return widget(name, option, tooltip=option.help, advanced=True)
+    said = option.help + (f" {UNCHOSEN}" if option.default else "")
+    unchosen = option._replace(default=option.kind(0), low=option.kind(0))
+    return widget(name, unchosen, tooltip=said, advanced=True)

@@ -18,8 +18,8 @@ from ..engine.decoding import Decoding
 from ..errors import AdtError
 from ..files import write, write_json
 from ..policies import PLAIN, CostProfile, Drafting
+from ..rules.settings import Lantern
 from ..rules.trace import Trace
-from ..rules.verify import Lantern
 from . import continuation, distributed
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png

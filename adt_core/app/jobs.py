@@ -21,8 +21,7 @@ from ..models.checkpoint import BUNDLED
 from ..models.target import Prompt, Target, suffixed
 from ..policies import CostProfile, Drafting
 from ..rules.noise import NOISE_VERSION
-from ..rules.sampling import Sampling
-from ..rules.verify import Lantern
+from ..rules.settings import Lantern, Sampling
 from ..version import VERSION
 
 STRETCH = 8

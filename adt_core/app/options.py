@@ -14,8 +14,7 @@ from ..models.checkpoint import BUNDLED
 from ..models.target import PublishedSampling, Target
 from ..policies import Drafting, check_fit
 from ..policies import options as drafting_options
-from ..rules.sampling import Sampling
-from ..rules.verify import Lantern
+from ..rules.settings import Lantern, Sampling
 from .checkpoints import find_drafter, load_target, parts_of
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..models.rows import Roots, Rows, Step
 from ..models.target import Target
-from ..policies import Settings, Shape
+from ..policies import DraftSettings, Shape
 from ..rules.noise import Noise
-from ..rules.sampling import Sampling
+from ..rules.settings import Sampling
 from ..rules.tree import DraftTree
 from ..rules.verify import Verdict
 
@@ -35,7 +35,7 @@ class Session:
     rows: Rows
     noise: Noise | None
     sampling: Sampling
-    settings: Settings
+    settings: DraftSettings
     largest: Shape
     fixed: bool = False
 

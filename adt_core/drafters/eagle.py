@@ -21,7 +21,7 @@ from ..models.rotary import Rope, rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
 from ..rules.noise import Noise
-from ..rules.sampling import Sampling
+from ..rules.settings import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .limits import Limits, PublishedTree

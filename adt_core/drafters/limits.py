@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..policies import Settings
+from ..policies import DraftSettings
 from ..policies.fixed import STATIC_TREES
 from ..rules.tree import CandidatePool
 from .base import Shapes
@@ -20,7 +20,7 @@ class Limits:
     A tree is cut where nothing can come of it, unless its size is fixed.
     """
 
-    def __init__(self, shapes: Shapes, settings: Settings):
+    def __init__(self, shapes: Shapes, settings: DraftSettings):
         self._shapes = shapes
         above = settings.keep_above, settings.expand_above
         self._keep, self._expand = (math.log(p) if p > 0 else -math.inf for p in above)
@@ -59,7 +59,7 @@ class PublishedTree(Limits):
     """A published tree: the places of its nodes are known beforehand, and nothing is pruned."""
 
     def __init__(self, shapes: Shapes, device: torch.device):
-        super().__init__(shapes, Settings())
+        super().__init__(shapes, DraftSettings())
         self._levels = _levels(shapes.tree, device)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:

@@ -14,9 +14,8 @@ from ..errors import AdtError, Check, is_out_of_memory
 from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
 from ..policies.costs import built_in
-from ..rules.sampling import Sampling
+from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
-from ..rules.verify import Lantern
 from . import kept, profiles
 from .lanes import Lanes
 from .measuring import measure, name_of

@@ -18,8 +18,8 @@ from ..models.rotary import Rope, rope_tables
 from ..models.target import Prompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape
 from ..rules.noise import NOISE_VERSION, Key, Noise
-from ..rules.sampling import Sampling
-from ..rules.verify import Lantern, Neighbours
+from ..rules.settings import Lantern, Sampling
+from ..rules.verify import Neighbours
 
 PROMPT_STEP = 128
 """Where sizes are fixed, prompts are padded to a multiple of this, so that the next decoding has the same sizes.

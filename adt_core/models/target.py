@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
-from ..rules.sampling import Sampling
+from ..rules.settings import Sampling
 from .layers import Decoder
 from .vq import Codec
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import AdtError
+from ..rules.settings import setting, share, whole
 from ..rules.trace import Round
-from .base import Lane, Policy, Scene, Shape, setting, share, whole
+from .base import Lane, Policy, Scene, Shape
 from .fixed import FixedSettings
 
 HORIZONTAL, VERTICAL, RANDOM = INITS = ("horizontal", "vertical", "random")

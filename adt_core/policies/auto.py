@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..rules.trace import Round
-from .base import NO_DRAFTS, Lane, Policy, Scene, Settings, Shape, spine_length
+from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, spine_length
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of drafts to choose from."""
@@ -63,14 +63,14 @@ class Auto(Policy):
     help = "as many guesses as pay on this device"
     many_sources = True
 
-    def __init__(self, settings: Settings, scene: Scene):
+    def __init__(self, settings: DraftSettings, scene: Scene):
         super().__init__(settings, scene)
         assert scene.profile is not None
         self._profile, self._images = scene.profile, dict[int, _Image]()
         self.source, self._width, self._pace, self._drafts = "", 1, 1.0, 0
 
     @classmethod
-    def largest(cls, settings: Settings) -> Shape:
+    def largest(cls, settings: DraftSettings) -> Shape:
         return shape_of(SIZES[-1], WIDTH)
 
     def begin(self, together: int) -> int | None:

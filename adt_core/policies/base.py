@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..errors import AdtError, shown
+from ..rules.settings import Settings, setting, share
 from ..rules.trace import Round
 from .costs import CostProfile
 
@@ -43,63 +43,15 @@ def spine_length(nodes: int, width: int) -> int:
     return nodes if width == 1 or nodes <= 4 else round(nodes * 2 / 3)
 
 
-class Option(NamedTuple):
-    """All that the command line and the Settings node say about a setting.
-
-    help: one or two sentences for people. low, high: bounds of a number, None for what is none. choices: of a word.
-    """
-
-    default: Any
-    help: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-
-
-def setting(default: Any, help: str, **more: Any) -> Any:
-    """A field of a policy's settings. more: what else :class:`Option` holds."""
-    return field(default=default, metadata={"option": Option(default, help, **more)})
-
-
-def whole(default: int, help: str) -> Any:
-    """A setting that is a whole number from 1 to 256."""
-    return setting(default, help, low=1, high=256)
-
-
-def share(default: float, help: str) -> Any:
-    """A setting that is a number from 0 to 1."""
-    return setting(default, help, low=0.0, high=1.0)
-
-
 @dataclass(frozen=True)
-class Settings:
-    """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`.
-
-    Raises AdtError for a value out of bounds.
-    """
+class DraftSettings(Settings):
+    """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`."""
 
     proposal: str = setting("coupled", _PROPOSAL_HELP, choices=("coupled", "top-k"))
     expand_above: float = share(
         0.0, "Guess no further below a node that is less probable than this; 0 switches it off."
     )
     keep_above: float = share(0.0, "Do not check a guess that is less probable than this; 0 switches it off.")
-
-    def __post_init__(self) -> None:
-        for name, option in self.options().items():
-            value, low, high = getattr(self, name), option.low, option.high
-            if option.choices and value not in option.choices:
-                raise AdtError(f"{name} is {shown(value)}; choose one of {', '.join(option.choices)}.")
-            if low is None or high is None:
-                continue
-            kind = "whole number" if isinstance(option.default, int) else "number"
-            fits = type(value) in ((int,) if kind == "whole number" else (int, float))
-            if not fits or not low <= value <= high:
-                raise AdtError(f"{name} is {shown(value)}; it must be a {kind} from {low:g} to {high:g}.")
-
-    @classmethod
-    def options(cls) -> dict[str, Option]:
-        """What is said about every setting, by its name."""
-        return {one.name: one.metadata["option"] for one in fields(cls)}
 
 
 class Lane(NamedTuple):
@@ -138,7 +90,7 @@ class Policy:
     many_sources: it chooses between several ways to draft, by what their rounds cost.
     """
 
-    settings_type: ClassVar[type[Settings]] = Settings
+    settings_type: ClassVar[type[DraftSettings]] = DraftSettings
     help: ClassVar[str] = ""
     needs_drafter: ClassVar[bool] = True
     needs_network: ClassVar[bool] = False

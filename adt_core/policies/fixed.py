@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import NO_DRAFTS, Policy, Settings, Shape, whole
+from ..rules.settings import whole
+from .base import NO_DRAFTS, DraftSettings, Policy, Shape
 
 STATIC_TREES: dict[str, dict[str, int]] = {
     "mc_sim_7b_63": {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "00": 3, "01": 2, "02": 2, "10": 1, "000": 3, "0000": 2},
@@ -25,12 +26,12 @@ class Plain(Policy):
     needs_drafter = False
 
     @classmethod
-    def largest(cls, settings: Settings) -> Shape:
+    def largest(cls, settings: DraftSettings) -> Shape:
         return NO_DRAFTS
 
 
 @dataclass(frozen=True)
-class FixedSettings(Settings):
+class FixedSettings(DraftSettings):
     """Settings of :class:`Fixed`."""
 
     depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.")
@@ -53,7 +54,7 @@ class Static(Policy):
     needs_network = True
 
     @classmethod
-    def largest(cls, settings: Settings) -> Shape:
+    def largest(cls, settings: DraftSettings) -> Shape:
         children = STATIC_TREES[cls.tree]
         return Shape(max(map(len, children)) + 1, children[""], sum(children.values()), cls.tree)
 

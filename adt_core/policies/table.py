@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import AdtError, shown
+from ..rules.settings import Option
 from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
-from .base import Option, Policy, Settings
+from .base import DraftSettings, Policy
 from .fixed import STATIC_TREES, Fixed, Plain, static
 
 PLAIN = "autoregressive"
@@ -31,7 +32,7 @@ class Drafting:
     """How drafts are made. method: a key of POLICIES. settings: of its policy."""
 
     method: str
-    settings: Settings
+    settings: DraftSettings
 
     def __init__(self, method: str = DEFAULT, **options: Any):
         """options: of the method, by their names.

@@ -9,40 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import AdtError
 from .noise import Noise
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn.
-
-    seed: 64-bit unsigned. temperature: 0 takes the most likely token. top_k: 0 switches it off. top_p: 1 switches it
-    off. guidance: of classifier-free guidance, ``logits = uncond + guidance * (cond - uncond)``; 1 switches it off.
-    """
-
-    seed: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    guidance: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**64:
-            raise AdtError(f"seed is {self.seed}; it must be a whole number from 0 to 2**64 - 1.")
-        for name, low, high in (("temperature", 0.0, 100.0), ("guidance", 0.0, 100.0)):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and low <= value <= high):
-                raise AdtError(f"{name} is {value}; it must be a number from {low:g} to {high:g}.")
-        if self.top_k < 0:
-            raise AdtError(f"top_k is {self.top_k}; it must be 0 (off) or a positive whole number.")
-        if not 0 < self.top_p <= 1:
-            raise AdtError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off).")
+from .settings import Sampling
 
 
 def noise_table(

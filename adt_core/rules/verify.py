@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import AdtError
+from .settings import Lantern
 from .tree import DraftTree
 
 _ROWS_AT_ONCE = 1024  # of the matrix of distances between codes
@@ -93,34 +93,6 @@ class Neighbours:
 
     def to(self, device: torch.device) -> Neighbours:
         return Neighbours(self.indices.to(device), self.distances.to(device))
-
-
-@dataclass(frozen=True)
-class Lantern:
-    """How far acceptance is relaxed.
-
-    neighbours: codebook neighbours looked at. delta: probability that A may hold at a node, all its children together
-    (LANTERN). The distribution of a token then moves by at most delta in total variation, if drafts are chosen without
-    the noise (``top-k``). factor: LANTERN++'s lambda; A(x) may hold (factor - 1) p(x), and delta is not used.
-    max_substitution: share of an image's tokens that may differ from the exact sample; 1 sets no limit.
-    """
-
-    neighbours: int = 100
-    delta: float = 0.1
-    factor: float | None = None
-    max_substitution: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise AdtError(f"lantern_k is {self.neighbours}; it must be a whole number from 1.")
-        shares = ("lantern_delta", self.delta, 0, 1), ("max_substitution", self.max_substitution, 0, 1)
-        for name, value, low, high in (*shares, ("lantern_lambda", self.factor, 1, 1e6)):
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise AdtError(f"{name} is {value}; it must be a number from {low} to {high:g}.")
-
-    def allowed(self, emitted: int, substituted: int) -> int:
-        """Substitutions that an image may still make when it has ``emitted`` tokens with ``substituted`` among them."""
-        return 2**31 if self.max_substitution == 1 else int(self.max_substitution * emitted) - substituted
 
 
 def relaxed_agreement(

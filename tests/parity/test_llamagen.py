@@ -21,7 +21,7 @@ from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from adt_core.policies import Drafting
-from adt_core.rules.sampling import Sampling
+from adt_core.rules.settings import Sampling
 from tests.layouts import llamagen as layout
 
 TOLERANCE = 1e-4

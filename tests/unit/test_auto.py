@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from adt_core.policies import NO_DRAFTS, CostProfile, Lane, Scene, Settings, Shape, auto
+from adt_core.policies import NO_DRAFTS, CostProfile, DraftSettings, Lane, Scene, Shape, auto
 from adt_core.policies.auto import LOSS, SIZES, WIDTH, Auto
 from adt_core.policies.base import spine_length
 from adt_core.rules.trace import ImageRound, Round
@@ -29,7 +29,7 @@ def profile_of(figures, images=1) -> CostProfile:
 
 def new_policy(profile, length=256, sources=SOURCES, together=1) -> Auto:
     """At work on images of so many tokens."""
-    policy = Auto(Settings(), Scene(16, length, [(0, 0)] * 64, sources, profile))
+    policy = Auto(DraftSettings(), Scene(16, length, [(0, 0)] * 64, sources, profile))
     policy.begin(together)
     return policy
 
@@ -122,7 +122,7 @@ def test_the_first_round_of_an_image_has_no_drafts():
 
 
 def begun_with(profile, sources=SOURCES) -> str | None:
-    policy = Auto(Settings(), Scene(16, 256, [(0, 0)], sources, profile))
+    policy = Auto(DraftSettings(), Scene(16, 256, [(0, 0)], sources, profile))
     number = policy.begin(1)
     return None if number is None else list(sources)[number]
 

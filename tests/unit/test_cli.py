@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from adt_core import cli
-from adt_core.policies import POLICIES, Policy, Settings, setting
+from adt_core.policies import POLICIES, DraftSettings, Policy
+from adt_core.rules.settings import setting
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,7 +289,7 @@ def test_a_policy_that_is_added_brings_its_options(monkeypatch):
     """A line in the table of policies is enough: its method and its options are parsed, helped with and read back."""
 
     @dataclass(frozen=True)
-    class Turns(Settings):
+    class Turns(DraftSettings):
         turns: int = setting(3, "Turns to take, 50 % of them to the left.", low=1, high=9)
 
     class Winding(Policy):

@@ -12,7 +12,7 @@ from adt_core.engine.lanes import Lanes
 from adt_core.engine.round import run_round
 from adt_core.engine.task import Task
 from adt_core.policies.auto import Auto
-from adt_core.rules.verify import Lantern
+from adt_core.rules.settings import Lantern
 from adt_lab.benchmark import sources
 from tests.drafted import METHODS, costs, run, write_drafter
 from tests.tape import Tape, counted

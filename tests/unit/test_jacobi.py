@@ -19,7 +19,7 @@ from adt_core.drafters.window import (
     spine_and_branches,
 )
 from adt_core.models.rows import Roots, Rows
-from adt_core.policies import Settings, Shape
+from adt_core.policies import DraftSettings, Shape
 from adt_core.rules.tree import DraftTree, ancestor_matrix
 from adt_core.rules.verify import Verdict
 
@@ -148,7 +148,9 @@ WINDOW = Shape(4, 2, 5)
 def window(target):
     """A proposer at temperature 0, whose root is code 7 at position 5, and which guesses code 3 at all later ones."""
     rows = Rows([[1, 2]], 64, target.decoder.embedding)
-    proposer = JacobiProposer(Session(target, rows, None, Sampling(temperature=0, guidance=1), Settings(), WINDOW), 2)
+    proposer = JacobiProposer(
+        Session(target, rows, None, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW), 2
+    )
     z = torch.zeros(1, 4, target.num_codes, dtype=torch.float64)
     z[..., GUESS] = 1
     nothing = torch.empty(0)

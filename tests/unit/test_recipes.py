@@ -17,7 +17,8 @@ from adt_core import cli
 from adt_core.app.images import read_settings
 from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Session, Shapes, Verified
 from adt_core.models.rows import Roots
-from adt_core.policies import NO_DRAFTS, POLICIES, Lane, Policy, Settings, Shape, options, setting
+from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Lane, Policy, Shape, options
+from adt_core.rules.settings import setting
 from adt_core.rules.tree import DraftTree, chain
 
 DEPTH = 3
@@ -26,7 +27,7 @@ DEPTH = 3
 
 
 @dataclass(frozen=True)
-class ToySettings(Settings):
+class ToySettings(DraftSettings):
     stride: int = setting(4, "Drafts behind every token whose position is a multiple of this.", low=1, high=9)
 
 

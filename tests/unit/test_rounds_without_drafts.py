@@ -3,7 +3,7 @@
 import pytest
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.policies import NO_DRAFTS, POLICIES, Policy, Settings, Shape
+from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Policy, Shape
 
 CHAIN = Shape(4, 1, 4)
 
@@ -16,7 +16,7 @@ class EveryThird(Policy):
         self.rounds = 0
 
     @classmethod
-    def largest(cls, settings: Settings) -> Shape:
+    def largest(cls, settings: DraftSettings) -> Shape:
         return CHAIN
 
     def choose(self, lanes):
