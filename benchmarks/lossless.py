@@ -24,7 +24,7 @@ from torch import Tensor
 
 from adt_core import Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
-from adt_core.drafters.table import sources
+from adt_core.drafters import with_window
 from adt_core.policies import PLAIN, CostProfile
 from adt_core.rules.sampling import noise_table, process_logits
 
@@ -108,7 +108,7 @@ nothing."""
 def free_drafts(job: Job) -> Job:
     """The same job, in which ``auto`` believes that drafts of every source cost nothing."""
     assert job.drafter is not None
-    names = [drafter.source for drafter in sources(job.drafter)]
+    names = [source.name for source in with_window(job.drafter).sources]
     return replace(job, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..models.rows import Roots, Rows, Step
 from ..models.target import Target
-from ..policies import DraftSettings, Shape
+from ..policies import DraftSettings, Shape, Source
 from ..rules.noise import Noise
 from ..rules.settings import Sampling
 from ..rules.tree import DraftTree
@@ -69,8 +69,9 @@ class Shapes:
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
-        # Policies that set this have one shape for all images, but for those that have no room left for drafts.
-        self.tree = max(shapes, key=lambda shape: shape.depth).tree
+        # Policies that set these have one shape for all images, but for those that have no room left for drafts.
+        largest = max(shapes, key=lambda shape: shape.depth)
+        self.tree, self.source = largest.tree, largest.source
         self.mixed = fixed or len(set(shapes)) > 1
         branches = {shape.nodes - min(shape.depth, shape.nodes) for shape in shapes}
         self.branches = max(branches)
@@ -80,7 +81,7 @@ class Shapes:
     @property
     def key(self) -> Hashable:
         """Rounds with the same key launch the same work."""
-        return self.depth, self.width, self.nodes, self.branches, self.tree
+        return self.depth, self.width, self.nodes, self.branches, self.tree, self.source
 
     @property
     def depths(self) -> Tensor:
@@ -167,14 +168,6 @@ class Proposer:
     def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
-    def worths(self, roots: Roots, sizes: Sequence[int]) -> Tensor | None:
-        """How many tokens a tree of each size should bring, [B, sizes]. sizes: numbers of drafts. roots: where the
-        trees begin.
-
-        None if this can't be told before the trees are made.
-        """
-        return None
-
     def keep(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
         """Go on with the images of these lanes alone. rows, noise: theirs."""
         for name, index in self._state(lanes, self.rows):
@@ -231,15 +224,13 @@ class Drafter:
     """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
 
     defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. roomy:
-    other values of some of these options, for a device on which drafts cost nearly nothing, such as a GPU. source: what
-    kind of drafts these are, for the profile of what they cost. most_candidates: how many candidates at a position it
-    can use; with one it makes chains.
+    other values of some of these options, for a device on which drafts cost nearly nothing, such as a GPU. sources: its
+    ways to draft, for a policy that chooses.
     """
 
     defaults: Mapping[str, Any] = {}
     roomy: Mapping[str, Any] = {}
-    source: str = "other"
-    most_candidates: int = 256
+    sources: tuple[Source, ...] = (Source("other"),)
 
     @property
     def network(self) -> nn.Module | None:

@@ -99,13 +99,14 @@ class EagleProposer(Proposer):
     """Grows one draft tree per round and image: EAGLE-2's expansion (arXiv 2406.16858) over keyed noise.
 
     The first ``_waiting`` columns of ``_features`` [R, D + 1, h] and ``_ids`` [R, D + 1], where D is the depth of the
-    deepest tree, are pairs that the network has not read yet: of the tokens that the last round accepted. They begin at
-    the raster positions ``_at`` [B, 1], on the host ``_positions``. ``_last`` [B, 1] is the index of each image's last
-    pair; what stands behind it means nothing.
+    deepest tree, are pairs that the network has not read yet, if ``waits``: of the tokens that were accepted since it
+    last drafted. They begin at the raster positions ``_at`` [B, 1], on the host ``_positions``. ``_last`` [B, 1] is the
+    index of each image's last pair; what stands behind it means nothing.
     """
 
     by_image = ("_at", "_positions", "_last")
     by_row = ("_features", "_ids", "_cache")
+    waits = True
 
     def __init__(self, drafter: EagleDrafter, session: Session):
         self._drafter, self._decoder = drafter, session.target.decoder
@@ -142,14 +143,28 @@ class EagleProposer(Proposer):
         self._positions = [prefill.position - 1] * self.rows.images
 
     def observe(self, verified: Verified) -> None:
-        """Pair the features of the accepted path with the tokens that follow them. They are fed in the next round."""
+        """Pair the features of the accepted path with the tokens that follow them, behind the pairs that wait."""
         features, path = verified.features, verified.verdict.path[:, : verified.longest + 1]
         count, following = path.shape[1], verified.following
-        self._features[:, :count] = self.rows.gather(features, path)
-        self._ids[:, :count] = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
-        self._at.copy_(verified.roots.at)
-        self._last.copy_(verified.verdict.accepted[:, None])
-        self._positions, self._waiting = verified.roots.positions, count
+        if self.waits and self._needed(verified.roots, count) > self._ids.shape[1]:
+            self.catch_up()
+        if not self.waits:
+            self._at.copy_(verified.roots.at)
+            self._positions, self.waits = verified.roots.positions, True
+        first = verified.roots.at - self._at
+        index = self.rows.spread(first + torch.arange(count, device=first.device))
+        ids = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
+        pairs = self.rows.gather(features, path).to(self._features.dtype)
+        self._ids.scatter_(1, index, ids)
+        self._features.scatter_(1, index[..., None].expand_as(pairs), pairs)
+        self._last.copy_(first + verified.verdict.accepted[:, None])
+        self._waiting = self._needed(verified.roots, count)
+
+    def _needed(self, roots: Roots, count: int) -> int:
+        """Columns of pairs that wait, with ``count`` more from the roots on."""
+        if self._positions is None or roots.positions is None:  # sizes are fixed, and the network drafts in every round
+            return count
+        return max(at - first for at, first in zip(roots.positions, self._positions)) + count
 
     def _fed(self, codes: Tensor, before: Tensor) -> Tensor:
         """Ids [R, n] that features are fed with: the ``codes`` [B, n] after them, or their own, those ``before``."""
@@ -166,6 +181,7 @@ class EagleProposer(Proposer):
         columns: of the KV cache to be read, where sizes are fixed; else 0.
         """
         count, positions = (self._ids.shape[1], None) if columns else (self._waiting, self._positions)
+        self.waits = False
         step = self.rows.causal_step(Roots(self._at, self._at, positions, columns), count)
         out = self._run(self._ids[:, :count], self._features[:, :count], step)
         return self.rows.gather(out, self._last)

@@ -13,33 +13,23 @@ change: another candidate at one position, then the spine's own tokens again.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from ..models.rows import Roots
-from ..policies import check_fit
-from ..policies.base import spine_length
+from ..policies import Source, check_fit
 from ..rules.tree import DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
-from .window import (
-    CLASSES,
-    NEVER,
-    Calibration,
-    Forecast,
-    Window,
-    branch_scores,
-    expected_worths,
-    spine_and_branches,
-)
+from .window import CLASSES, NEVER, Calibration, Forecast, Window, spine_and_branches
+
+CHAIN, WINDOW = Source("chain", width=1, most=5.7, half=21.5), Source("window", most=5.5, half=23.0)
+"""Ways to draft with the window. Chains are cheap to build."""
 
 
 class JacobiDrafter(Drafter):
-    """Needs no weights: the target's own forwards are the drafter.
-
-    most_candidates: 1 makes chains, which are cheap to build.
-    """
+    """Needs no weights: the target's own forwards are the drafter."""
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
     defaults = {
@@ -48,16 +38,14 @@ class JacobiDrafter(Drafter):
     }  # fmt: skip
     roomy = {"depth": 28, "width": 4, "nodes": 60, "depth_min": 12, "depth_max": 31, "width_max": 6}
 
-    def __init__(self, most_candidates: int = 256):
-        self.most_candidates = most_candidates
-        self.source = "chain" if most_candidates == 1 else "window"
+    sources = CHAIN, WINDOW
 
     @property
     def kind(self) -> Hashable:
-        return type(self), self.most_candidates
+        return "jacobi"
 
     def proposer(self, session: Session) -> JacobiProposer:
-        return JacobiProposer(session, min(session.largest.width, self.most_candidates))
+        return JacobiProposer(session, session.largest.width)
 
 
 class JacobiProposer(Proposer):
@@ -223,20 +211,6 @@ class JacobiProposer(Proposer):
         classes = window.staleness() + CLASSES * window.network
         forecast, log_p = self.calibration.expect(classes, window.candidates, window.scores)
         return forecast, log_p.masked_fill(~window.live[..., None], -math.inf)
-
-    def worths(self, roots: Roots, sizes: Sequence[int], network: bool = False) -> Tensor:
-        """network: a drafter network will make the guesses anew where it is right more often."""
-        depth = min(spine_length(sizes[-1], self.width), self.session.largest.depth)
-        window = self._window(roots, depth, (self.length - 2 - roots.at).clamp(0, depth))
-        classes = window.staleness()
-        rate = self.calibration.hit_rate(classes)
-        if network:
-            rate = torch.maximum(rate, self.calibration.hit_rate(classes + CLASSES))
-        spine = rate.log().masked_fill(~window.live, -math.inf)[..., None]
-        if self.width == 1:  # without branches, candidates need not be weighed
-            return expected_worths(spine, spine[..., 1:], sizes)
-        log_p = torch.cat([spine, self._expect(window)[1][..., 1:]], -1)
-        return expected_worths(log_p, branch_scores(log_p), sizes)
 
     def enter(self, window: Window) -> None:
         """Take over a spine that somebody else has changed."""

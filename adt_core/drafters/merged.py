@@ -10,20 +10,23 @@ branches, verification) is the window's.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
 
 from ..models.rows import Roots
+from ..policies import Source
 from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .eagle import EagleDrafter
-from .jacobi import JacobiDrafter, JacobiProposer
+from .jacobi import CHAIN, WINDOW, JacobiDrafter, JacobiProposer
 from .window import CLASSES, NEVER, Forecast, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
+BOTH = Source("both", most=9.4, half=22.0)
+"""The way to draft that asks the network. The others leave it out, and what it has not read waits for it."""
 CORRECTION = 0.5
 """Share of the network's former error that is taken off."""
 
@@ -32,7 +35,7 @@ class MergedDrafter(Drafter):
     """A network and the window."""
 
     defaults, roomy = JacobiDrafter.defaults, JacobiDrafter.roomy
-    source = "both"
+    sources = CHAIN, BOTH, WINDOW
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle
@@ -62,6 +65,7 @@ class MergedProposer(Proposer):
 
     by_image = ("_window", "_network")
     by_row = ("_root", "_read", "_drafted")
+    _asked = True  # the network, in this round
 
     def __init__(self, eagle: EagleDrafter, session: Session):
         super().__init__(session)
@@ -85,8 +89,11 @@ class MergedProposer(Proposer):
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         window = self._window.open(roots, shapes)
-        if window.depth == 0:
+        self._asked = window.depth > 0 and shapes.source in ("", BOTH.name)
+        if not self._asked:
             return self._window.close(window, shapes)
+        if self._network.waits:
+            self._root.copy_(self._network.catch_up())
         noise = self._network.noise_ahead(roots, window.depth)
         forecasts = self._refine(window, 0, self._root, noise)
         if window.depth > 1:
@@ -98,9 +105,6 @@ class MergedProposer(Proposer):
         tree = self._window.close(window, shapes)
         self._window.forecasts = forecasts
         return tree
-
-    def worths(self, roots: Roots, sizes: Sequence[int]) -> Tensor:
-        return self._window.worths(roots, sizes, network=True)
 
     def _refine(self, window: Window, first: int, out: Tensor, noise: Tensor | None) -> list[Forecast]:
         """Let the network's features [R, m, h] speak of the positions from ``first`` on.
@@ -119,9 +123,13 @@ class MergedProposer(Proposer):
         return [by_window, by_network]
 
     def observe(self, verified: Verified) -> None:
-        drafted = torch.cat([self._root, self._network.read_tree(verified).to(self._root.dtype)], 1)
+        drafted = verified.features  # as if the network had known them, where it was not asked
+        if self._asked or self.session.fixed:  # where sizes are fixed, as many must be read in every round
+            drafted = torch.cat([self._root, self._network.read_tree(verified).to(self._root.dtype)], 1)
+            self._root.copy_(drafted[:, -1:])
+        else:
+            self._network.observe(verified)
         at, node = (self.rows.spread(values) for values in self._window.refresh(verified))
         for table, features in ((self._read, verified.features), (self._drafted, drafted)):
             index = node[..., None].expand(-1, -1, features.shape[-1])
             table.scatter_(1, at[..., None].expand_as(index), features.gather(1, index))
-        self._root.copy_(drafted[:, -1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..models.rows import Roots
+from ..policies import Source
 from ..rules.tree import DraftTree, chain
 from .base import Drafter, Proposer, Session, Shapes
 
@@ -16,7 +17,7 @@ class RepeatDrafter(Drafter):
     """Needs no files."""
 
     defaults = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
-    most_candidates = 1
+    sources = (Source("repeat", width=1),)
 
     def proposer(self, session: Session) -> Proposer:
         return RepeatProposer(session)

@@ -64,9 +64,3 @@ def without_window(drafter: Drafter) -> Drafter | None:
     if isinstance(drafter, MergedDrafter):
         return drafter.eagle
     return drafter if drafter.network is not None else None
-
-
-def sources(drafter: Drafter) -> tuple[Drafter, ...]:
-    """What a policy may choose from: chains, which lose least on an unknown device, drafter and window, the window."""
-    chain, window = JacobiDrafter(most_candidates=1), JacobiDrafter()
-    return (chain, window) if isinstance(drafter, JacobiDrafter) else (chain, with_window(drafter), window)

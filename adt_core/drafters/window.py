@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -12,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..policies.base import spine_length
 from ..rules.tree import DraftTree, ancestor_matrix, best_only
 from .base import Verified
 
@@ -34,8 +32,6 @@ LEARNING_RATE = 0.1
 """Of the temperatures."""
 PRIOR = 4.0
 """Observations that an assumed hit rate counts for."""
-REFRESH_WORTH, REFRESH_ROUNDS = 0.1, 5
-"""A position of the spine is worth its own chance, and this times its chance to be of use in so many next rounds."""
 
 
 class Forecast(NamedTuple):
@@ -177,34 +173,6 @@ def _inside(branches: Tensor) -> Tensor:
     returns = torch.arange(LONGEST_RETURN + 1, device=branches.device)
     end = torch.arange(length, device=branches.device)[:, None, None] + returns
     return branches.masked_fill(end >= length, -math.inf).flatten(1)
-
-
-def expected_worths(log_p: Tensor, branches: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Tokens that windows of these sizes, drafts of each, are worth: [B, sizes].
-
-    log_p: [B, M, k], of the largest. branches: their scores. A position of the spine may be of use again in the next
-    rounds (REFRESH_WORTH).
-    """
-    chance = log_p[..., 0].cumsum(1).exp()
-    most = chance.shape[1]
-    step, rounds = torch.arange(most, device=chance.device), torch.arange(1, REFRESH_ROUNDS + 1, device=chance.device)
-    ahead = (1 + chance.sum(1).round()).clamp_max(most).long()  # the next round starts about here
-    before = step - rounds[:, None] * ahead[:, None, None]  # where a position will be in those rounds, [B, rounds, M]
-    later = chance[:, None].expand_as(before).gather(2, before.clamp_min(0))
-    worth = chance + REFRESH_WORTH * torch.where(before < 0, 1.0, later).sum(1)
-    depths, others = _parts(tuple(sizes), log_p.shape[-1], most, chance.device)
-    found = F.pad(worth.cumsum(1), (1, 0))[:, depths]
-    if branches.numel():
-        sides = F.pad(branches.flatten(1).exp().sort(descending=True).values.cumsum(1), (1, 0))
-        found = found + sides[:, others.clamp_max(sides.shape[1] - 1)]
-    return found
-
-
-@cache
-def _parts(sizes: tuple[int, ...], width: int, most: int, device: torch.device) -> Tensor:
-    """Drafts on the spine, ``most`` at most, and on branches, of windows of these sizes: [2, sizes]."""
-    depths = [min(spine_length(size, width), most) for size in sizes]
-    return torch.tensor([depths, [size - depth for size, depth in zip(sizes, depths)]], device=device)
 
 
 def spine_and_branches(

@@ -38,8 +38,8 @@ class Decoding:
     each image, where they differ; else the sampling's. prefix: codes [B, P] of the first P cells of each image, which
     are kept; each position has its own noise, so a prefix of the seed's own image leads to that image. at_once: how
     many images are drawn at the same time, if not all: when one is finished, the next takes its place. profile: what
-    rounds cost, for a policy that asks; unless given, what was measured here, or a guess. Raises AdtError for settings
-    that don't fit together; when it is iterated over, also for more than the machine's memory holds.
+    rounds cost, for a policy that chooses; unless given, what was measured here, or a guess. Raises AdtError for
+    settings that don't fit together; when it is iterated over, also for more than the machine's memory holds.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Decoding:
         self.codes[:, : self.start] = kept
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
-        self.profile = self._given = profile if drafting.policy.many_sources else None
+        self.profile = self._given = profile if drafting.policy.chooses else None
         self._threads, self._readings = self._task.threads, list[tuple[float, float]]()
         self._queue: ImageQueue | None = None
         self._substituted = [0] * self.images
@@ -119,7 +119,7 @@ class Decoding:
         It takes a second or two, so images are drawn first. No failure of it may cost them: what drafts cost then stays
         unknown, and a lack of memory is remembered for the rest of the process.
         """
-        if not self.drafting.policy.many_sources or self.start == self.length or self._given is not None:
+        if not self.drafting.policy.chooses or self.start == self.length or self._given is not None:
             return
         name = name_of(self._task)
         known = profiles.find(name, self.at_once)
@@ -159,7 +159,7 @@ class Decoding:
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_room(self._task, self.at_once)
-        if self.drafting.policy.many_sources:
+        if self.drafting.policy.chooses:
             guess = built_in(self.target.decoder.embedding.device.type, self.at_once)
             self.profile = self._given or profiles.find(name_of(self._task), self.at_once) or guess
         self._threads = self._task.threads
@@ -211,7 +211,7 @@ class Decoding:
     def _round(self, lanes: Lanes) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
         began, drafting, attempts = time.perf_counter(), lanes.proposer is not None, lanes.graphs.attempts
-        outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes), self._policy.asks)
+        outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes))
         shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
         steps = self._policy.steps if drafting else 1.0
@@ -237,8 +237,8 @@ class Decoding:
         """The policy's choice."""
         if lanes.proposer is None:
             return [NO_DRAFTS] * len(lanes)
-        every = zip(lanes.images, lanes.positions, lanes.worths)
-        seen = [Lane(*lane) for lane, at_work in zip(every, lanes.at_work) if at_work]
+        every = zip(lanes.images, lanes.positions, lanes.at_work)
+        seen = [Lane(image, position) for image, position, at_work in every if at_work]
         chosen = map(self._task.cut, self._policy.choose(seen))
         return [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
 

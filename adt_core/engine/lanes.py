@@ -27,8 +27,7 @@ class Lanes:
     images: number of each lane's image. rows, cache: of the target. tables: what forwards look up. noise: None at
     temperature 0. roots: the last decided tokens. positions: theirs, on the host. graphs: captured rounds. proposer:
     what drafts; None for nothing. plan: what ``Task.plan`` says of these lanes; None if no other images can go on in
-    their memory. at_work: False for a lane whose image is finished, and which runs along. worths: tokens that drafts
-    would bring each image, by their number.
+    their memory. at_work: False for a lane whose image is finished, and which runs along.
 
     What is in the device's memory stays in its place.
     """
@@ -47,7 +46,6 @@ class Lanes:
 
     def __post_init__(self) -> None:
         self.at_work: list[bool] = [True] * len(self)
-        self.worths: list[dict[int, float]] = [{}] * len(self)
         self.orders = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
         self._orders: list[list[int]] = []
 
@@ -75,7 +73,7 @@ class Lanes:
             self.noise.keep(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
         self.images, self.positions = ([one[lane] for lane in lanes] for one in (self.images, self.positions))
-        self.at_work, self.worths = [self.at_work[lane] for lane in lanes], [self.worths[lane] for lane in lanes]
+        self.at_work = [self.at_work[lane] for lane in lanes]
         self.orders, self._orders, self.plan = self.orders[index], [], None
         if self.proposer is not None:
             self.proposer.keep(index, self.rows, self.noise)
@@ -100,7 +98,7 @@ class Lanes:
         self.roots.codes.index_copy_(0, index, others.roots.codes)
         self.roots.at.index_copy_(0, index, others.roots.at)
         for lane, image, position in zip(lanes, others.images, others.positions, strict=True):
-            self.images[lane], self.positions[lane], self.at_work[lane], self.worths[lane] = image, position, True, {}
+            self.images[lane], self.positions[lane], self.at_work[lane] = image, position, True
         if self.proposer is not None:
             self.proposer.admit(index, others.proposer, self.rows)
 

@@ -16,8 +16,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..policies import CostProfile, Policy
-from ..policies.auto import WIDTH, shape_of, sizes_of
+from ..policies import NO_DRAFTS, CostProfile, Policy, Source
+from ..policies.auto import shape_of
 from ..policies.costs import Curve, rounded
 from . import kept
 from .lanes import Lanes
@@ -50,7 +50,7 @@ def name_of(task: Task) -> str:
     model = f"{task.target.name} {config.num_layers}x{config.hidden_size}, {task.target.length} tokens"
     network = task.drafter.network if task.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
-    sources = "+".join(drafter.source for drafter in task.drafters)
+    sources = "+".join(source.name for source in (task.at_work.sources if task.at_work else ()))
     how = f"{task.groups} rows, {'greedy' if task.sampling.temperature == 0 else 'drawn'}"
     relaxed = ", relaxed" if task.lantern is not None else ""
     return f"{where}, torch {torch.__version__}; {model}, {dtype}, {weights}; {sources} {size}; {how}{relaxed}"[:200]
@@ -66,19 +66,18 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     if said := lack_of_room(task, SETS * images) or lack_on_gpu(task, SETS * images):
         raise MemoryError(said)
     kept.release(task.target.decoder)  # or there might be too little memory for more sets of lanes
-    plain, costs = _Rounds(task, None, images), {}
-    for number, drafter in enumerate(task.drafters):
-        costs[drafter.source] = _curve(plain, _Rounds(task, number, images))
+    plain, sources = _Rounds(task, None, images), task.at_work.sources if task.at_work else ()
+    costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in sources}
     profile = CostProfile(name_of(task), images, costs)
     took = time.perf_counter() - began
     logging.getLogger(__name__).info("Measured in %.1f s what drafts cost here: profile %s.", took, profile.digest)
     return profile
 
 
-def _curve(plain: _Rounds, drafting: _Rounds) -> Curve:
+def _curve(plain: _Rounds, drafting: _Rounds, source: Source) -> Curve:
     """Plain steps that the rounds of a source take, by their number of drafts."""
     began = time.perf_counter()
-    ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if drafting.width == 1 else TREES)}
+    ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if source.width == 1 else TREES)}
     for turn in range(1 + READINGS):
         for size, found in ratios.items():
             step = plain.seconds(0)
@@ -94,19 +93,19 @@ def _curve(plain: _Rounds, drafting: _Rounds) -> Curve:
 class _Rounds:
     """Rounds of one source, or without drafts, one after the other, in the lower half of images."""
 
-    def __init__(self, task: Task, source: int | None, images: int):
-        self._task, self._images = task, images
-        self.width = min(task.drafters[source].most_candidates, WIDTH) if source is not None else 1
-        self._queue = ImageQueue(task, _Chosen(source), lambda *_: None)
+    def __init__(self, task: Task, source: Source | None, images: int):
+        self._task, self._images, self._source = task, images, source
+        self._queue = ImageQueue(task, _Chosen(source is not None), lambda *_: None)
         self._queue.begin([], images)
 
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
         lanes = self._ready()
-        shapes = [self._task.cut(shape_of(size, self.width))] * len(lanes)
+        shape = shape_of(self._source, size) if self._source else NO_DRAFTS
+        shapes = [self._task.cut(shape)] * len(lanes)
         with torch.inference_mode():
             started = time.perf_counter()
-            run_round(lanes, shapes, [0] * len(lanes), sizes_of(self.width))
+            run_round(lanes, shapes, [0] * len(lanes))
             return time.perf_counter() - started
 
     def _ready(self) -> Lanes:
@@ -118,10 +117,10 @@ class _Rounds:
 
 
 class _Chosen(Policy):
-    """Always the same source; the shapes of rounds are given."""
+    """The shapes of rounds are given."""
 
-    def __init__(self, source: int | None):
-        self._source = source
+    def __init__(self, drafts: bool):
+        self._drafts = drafts
 
-    def begin(self, together: int) -> int | None:
-        return self._source
+    def begin(self) -> bool:
+        return self._drafts

@@ -66,8 +66,7 @@ class ImageQueue:
     def _enter_all(self) -> Lanes:
         """The next images, in the memory of those before them where that has the same plan."""
         count, task = min(self._at_once, len(self._waiting)), self._task
-        source = self._policy.begin(count)
-        self._drafter = None if source is None else task.drafters[source]
+        self._drafter = task.at_work if self._policy.begin() else None
         plan = task.plan(count, self._drafter)
         before = self.lanes
         if task.fixed and (before is None or before.plan != plan):

@@ -12,9 +12,6 @@ from torch import Tensor
 from ..rules.tree import DraftTree
 from ..rules.verify import Verdict
 
-WORTH_STEPS = 2**20
-"""Tokens that drafts would bring travel to the host as whole numbers of such parts of a token."""
-
 
 class Checked(NamedTuple):
     """A tree that the target has read. features: [R, N + 1, h]. perturbed: z + g after every node, [B, N + 1, V].
@@ -33,8 +30,7 @@ class Report(NamedTuple):
     """What the host reads of a round: whole numbers, on the device [B, n] each, on the host a list for each image.
 
     accepted, depth: drafts accepted, and the depth of the tree. root: code of the next one. levels: drafts on every
-    level, the root's first. codes, ranks, substituted: of the nodes along the accepted path, the root first. worths:
-    tokens that drafts would bring next, in parts of a token.
+    level, the root's first. codes, ranks, substituted: of the nodes along the accepted path, the root first.
     """
 
     accepted: Any
@@ -44,7 +40,6 @@ class Report(NamedTuple):
     codes: Any
     ranks: Any
     substituted: Any
-    worths: Any = None
 
     @classmethod
     def of(cls, checked: Checked) -> Report:
@@ -66,16 +61,11 @@ class Report(NamedTuple):
         none, zero = codes[:, None][:, :0], torch.zeros_like(codes)[:, None]
         return cls(zero, zero, codes[:, None], none, none, none, none)
 
-    def packed(self, worths: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """All of it in one tensor [B, k] int64, and the widths of its parts. worths: in tokens, [B, n]."""
-        parts = self._replace(worths=(worths * WORTH_STEPS).round().long())
-        return torch.cat(parts, 1), tuple(part.shape[1] for part in parts)
+    def packed(self) -> tuple[Tensor, tuple[int, ...]]:
+        """All of it in one tensor [B, k] int64, and the widths of its parts."""
+        return torch.cat(self, 1), tuple(part.shape[1] for part in self)
 
     @classmethod
     def unpacked(cls, row: list[int], widths: Sequence[int]) -> Report:
         """One image's, of what :meth:`packed` gave."""
         return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))
-
-    def worths_of(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Tokens by numbers of drafts, on the host. Empty where nobody could tell."""
-        return dict(zip(sizes, (steps / WORTH_STEPS for steps in self.worths)))

@@ -48,11 +48,10 @@ class Outcome(NamedTuple):
     forwards: int = 0
 
 
-def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], asks: Sequence[int]) -> Outcome:
+def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
     """One round with trees of these shapes at most. allowed: substitutes that each image may still take.
 
-    asks: numbers of drafts; afterwards ``lanes.worths`` says what they would bring. Trees are cut so that the last
-    draft of an image still leaves one token to emit.
+    Trees are cut so that the last draft of an image still leaves one token to emit.
     """
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
     cut = [_within(shape, room) for shape, room in zip(shapes, rooms)]
@@ -66,14 +65,13 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int], ask
         sizes = Shapes(shapes if lanes.task.fixed else cut, lanes.limits, lanes.task.fixed)
 
     def launch() -> tuple[Tensor, _Launched]:
-        return _drafted(lanes, sizes, asks) if sizes else _plain(lanes, asks)
+        return _drafted(lanes, sizes) if sizes else _plain(lanes)
 
     # A plain round with a drafter is another one than without: its graph reads memory that is freed with the drafter.
     key = sizes.key if sizes else ("plain", proposer is not None)
-    packed, launched = lanes.graphs((key, tuple(asks), lanes.roots.columns), launch, lanes.state)
+    packed, launched = lanes.graphs((key, lanes.roots.columns), launch, lanes.state)
     lanes.prepare_noise()
     reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]
-    lanes.worths = [report.worths_of(asks) for report in reports]
     every = enumerate(zip(reports, cut, moves, strict=True))
     results = [_result(lanes, lane, report, shape) for lane, (report, shape, moved) in every if moved]
     return Outcome(results, launched.drafting, launched.forwards)
@@ -93,7 +91,7 @@ class _Launched(NamedTuple):
     forwards: int = 0
 
 
-def _drafted(lanes: Lanes, shapes: Shapes, asks: Sequence[int]) -> tuple[Tensor, _Launched]:
+def _drafted(lanes: Lanes, shapes: Shapes) -> tuple[Tensor, _Launched]:
     """A round with a tree for every image."""
     proposer = lanes.proposer
     assert proposer is not None
@@ -103,11 +101,11 @@ def _drafted(lanes: Lanes, shapes: Shapes, asks: Sequence[int]) -> tuple[Tensor,
     checked = check(lanes, tree, shapes.width)
     report = Report.of(checked)
     settle(lanes, checked, tree.height if shapes.fixed else int(checked.verdict.accepted.max()))
-    packed, widths = report.packed(_worths(lanes, asks))
+    packed, widths = report.packed()
     return packed, _Launched(widths, drafting, proposer.forwards - before)
 
 
-def _plain(lanes: Lanes, asks: Sequence[int]) -> tuple[Tensor, _Launched]:
+def _plain(lanes: Lanes) -> tuple[Tensor, _Launched]:
     """A round without drafts: one token for every image that moves."""
     roots, moves = lanes.roots, lanes.moves
     z = logits(lanes, forward(lanes, roots.codes[:, None], lanes.rows.step(roots, 0, 0, None)), 0)
@@ -115,7 +113,7 @@ def _plain(lanes: Lanes, asks: Sequence[int]) -> tuple[Tensor, _Launched]:
     if lanes.proposer is not None:
         lanes.proposer.passed(roots, following, z)
     roots.advance(following, moves)
-    packed, widths = Report.of_plain(following).packed(_worths(lanes, asks))
+    packed, widths = Report.of_plain(following).packed()
     return packed, _Launched(widths)
 
 
@@ -150,12 +148,6 @@ def settle(lanes: Lanes, checked: Checked, longest: int) -> None:
     moves = lanes.moves
     following = torch.where(moves[:, 0] > 0, verdict.next_root, lanes.roots.codes)
     lanes.roots.advance(following, (verdict.accepted[:, None] + 1) * moves)
-
-
-def _worths(lanes: Lanes, sizes: Sequence[int]) -> Tensor:
-    """Tokens that so many drafts would bring from the roots on, [B, sizes]; no columns if nobody can tell."""
-    found = lanes.proposer.worths(lanes.roots, sizes) if lanes.proposer is not None and sizes else None
-    return torch.empty(len(lanes), 0, device=lanes.rows.device) if found is None else found
 
 
 # ---- what is read -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..drafters import Drafter
-from ..drafters.table import sources
+from ..drafters.table import with_window
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
 from ..models.exact import ALIGNED, near_on
@@ -122,12 +122,12 @@ class Task:
         return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.fixed else self.longest
 
     @cached_property
-    def drafters(self) -> Sequence[Drafter]:
-        """What the policy may choose from."""
+    def at_work(self) -> Drafter | None:
+        """What drafts: a network has the window beside it where the policy may choose."""
         policy = self.drafting.policy
         if self.drafter is None or not policy.needs_drafter:
-            return ()
-        return sources(self.drafter) if policy.many_sources else (self.drafter,)
+            return None
+        return with_window(self.drafter) if policy.chooses else self.drafter
 
     def tables(self) -> Tables:
         """Where the weights are now."""
@@ -150,7 +150,7 @@ class Task:
     @property
     def uncommitted(self) -> int:
         """Slots of a KV cache that a round may need from its root on."""
-        return max(self.largest.nodes + 1, *(drafter.slots(self.largest) for drafter in self.drafters), 1)
+        return max(self.largest.nodes + 1, self.at_work.slots(self.largest) if self.at_work else 1)
 
     @property
     def slots(self) -> int:
@@ -171,9 +171,10 @@ class Task:
         return sizes, how, self.target.decoder.tile, drafter and drafter.kind, places
 
     def policy(self, profile: CostProfile | None) -> Policy:
-        """A fresh policy. profile: what rounds cost where the weights are now, for a policy that asks."""
-        sources = {drafter.source: drafter.most_candidates for drafter in self.drafters}
-        scene = Scene(self.target.columns, self.target.length - self.start, self.keys, sources, profile)
+        """A fresh policy. profile: what rounds cost where the weights are now, for a policy that chooses."""
+        sources = self.at_work.sources if self.at_work else ()
+        length, deepest = self.target.length - self.start, self.largest.depth
+        scene = Scene(self.target.columns, length, self.keys, sources, profile, deepest)
         return self.drafting.policy(self.drafting.settings, scene)
 
     def settings(self) -> dict:
@@ -206,8 +207,8 @@ class Task:
         config, itemsize = decoder.config, decoder.embedding.element_size()
         wide = decoder.wide_dtype.itemsize
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
-        drafting = (drafter.cache_bytes(self.groups * held, slots, itemsize) for drafter in self.drafters)
-        caches = KVCache.num_bytes(config, rows, slots, itemsize) + max(drafting, default=0)
+        drafting = self.at_work.cache_bytes(self.groups * held, slots, itemsize) if self.at_work else 0
+        caches = KVCache.num_bytes(config, rows, slots, itemsize) + drafting
         noise = Noise.num_bytes(held, target.length, target.num_tokens, self.noise_ahead, wide)
         tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes

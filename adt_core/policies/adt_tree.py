@@ -82,9 +82,9 @@ class AdtTree(Policy):
         s = self.settings
         return Shape(min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max), s.nodes)
 
-    def begin(self, together: int) -> int:
+    def begin(self) -> bool:
         self._images = {}  # images that are begun anew have forgotten what they had
-        return 0
+        return True
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
         self._images = {lane.image: self._images.get(lane.image) or self._new(lane.image) for lane in lanes}

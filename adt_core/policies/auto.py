@@ -1,19 +1,16 @@
 """The cost-aware policy: of all sources and sizes of drafts, what should bring the most tokens for its time.
 
-A round with n drafts takes c(n) plain steps, which the device's cost profile tells (:mod:`.costs`). It is expected to
-bring w(n) tokens. Images that are drawn together share a forward, which takes as long as its largest tree; so they
-share n, and w is the sum over them. A whole image has the most tokens per time when every round maximises
+A round with n drafts of a source takes c(n) plain steps, which the device's cost profile tells (:mod:`.costs`). It is
+expected to bring w(n) tokens. Every token of an image must be drawn, those of its hard parts too, and each part is
+passed soonest by what maximises w(n) / c(n) there; n = 0, a plain step, is one of the choices. Images that are drawn
+together share a forward, which takes as long as its largest tree; so they share source and size, and w is the sum over
+them.
 
-    w(n) - pace * c(n),    n = 0 (a plain step) included,
-
-where pace is the tokens per plain step's time that the image achieves (Dinkelbach, Management Science 13, 1967: the
-best ratio of two sums is found by maximising their weighted difference). Plain decoding has pace 1.
-
-What w(n) is: 1 + ease * hope(n). A Jacobi window tells what to hope for before it drafts, by how stale its guesses are
-and how often such guesses were right in this image. For other drafters it is (1 + n) ** growth - 1, with a growth that
-was fitted to recorded images. The ease is the accepted drafts over those that were hoped for, in the image's latest
-rounds; it is drawn to 1, so a size that was given up is tried again after a while. An image's first round has no
-drafts: nothing is known of it yet.
+What w(n) is: 1 + ease * skill * hope(n). Hope is what the source usually brings with so many drafts in every round
+(:class:`.base.Source`). Skill compares the source's rounds in this image with that, and forgets slowly, so that a
+source that was given up is tried again after a while. Ease compares the latest rounds, whatever drafted, with what the
+skills make expect: it is high in an easy part of the image. An image's first round has no drafts: nothing is known of
+it yet.
 
 No clock is read. What is decided depends on the profile and on the images at work alone, not on images before them. By
 the same profile, no image loses more than LOSS of plain decoding's time: then drafting ends, for all at work.
@@ -21,143 +18,149 @@ the same profile, no image loses more than LOSS of plain decoding's time: then d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..rules.trace import Round
-from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, spine_length
+from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, Source, spine_length
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of drafts to choose from."""
 LONGEST_CHAIN, WIDTH = 32, 4
 """Drafts of a chain, and candidates at a position of a tree, at most."""
-GROWTH = {"chain": 0.36, "window": 0.38, "both": 0.47}
-"""By source: how tokens grow with the drafts of a round, before anything was seen of the image."""
-OTHER_GROWTH = 0.37
-"""Of a source that is not in the table."""
-MEMORY, PRIOR = 0.95, 4.0
-"""Weight of an image's earlier rounds, round by round, and accepted drafts that the assumption counts for."""
-PACE_PRIOR = 20.0
-"""Plain steps that the pace expected of an image counts for."""
+EASE_MEMORY, SKILL_MEMORY = 0.9, 0.99
+"""Weights of an image's earlier rounds, round by round."""
+EASE_PRIOR, SKILL_PRIOR = 8.0, 24.0
+"""Accepted drafts for which the usual counts."""
 WORTH_TRYING = 1.1
-"""Pace that is expected of a source before it is tried."""
-LOSS, STAKE = 0.08, 0.1
+"""Tokens per plain step's time that must be expected of an image before drafts are tried."""
+LOSS, STAKE = 0.1, 0.1
 """Drafting may cost an image at most LOSS of its plain decoding time, by the profile's numbers. This is its budget. One
 round may spend at most STAKE of the rest of the budget. So trees shrink first; drafting ends when the smallest tree is
 too dear."""
 
 
-def sizes_of(candidates: int) -> tuple[int, ...]:
-    """Numbers of drafts to choose from, for a source with so many candidates at a position."""
-    return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if candidates == 1 else SIZES
+class Choice(NamedTuple):
+    """What a round may be: so many drafts of a source. hope: drafts that are usually accepted. cost: in plain steps."""
+
+    source: str
+    shape: Shape
+    hope: float
+    cost: float
 
 
-def shape_of(drafts: int, width: int) -> Shape:
-    """The shape of a tree with so many drafts, and so many candidates at a position."""
-    return Shape(spine_length(drafts, width), width, drafts) if drafts else NO_DRAFTS
+def sizes_of(source: Source) -> tuple[int, ...]:
+    """Numbers of drafts to choose from."""
+    return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if source.width == 1 else SIZES
+
+
+def shape_of(source: Source, drafts: int) -> Shape:
+    """The shape of a tree with so many drafts of a source."""
+    width = min(source.width, WIDTH)
+    return Shape(spine_length(drafts, width), width, drafts, source=source.name) if drafts else NO_DRAFTS
 
 
 class Auto(Policy):
-    """One shape for all images of a round, and one source for all that begin together."""
+    """One source and one shape for all images of a round."""
 
     help = "as many guesses as pay on this device"
-    many_sources = True
+    chooses = True
 
     def __init__(self, settings: DraftSettings, scene: Scene):
         super().__init__(settings, scene)
-        assert scene.profile is not None
-        self._profile, self._images = scene.profile, dict[int, _Image]()
-        self.source, self._width, self._pace, self._drafts = "", 1, 1.0, 0
+        profile = scene.profile
+        assert profile is not None
+        known = [source for source in scene.sources if source.name in profile.costs]
+        self._choices = [self._choice(source, size) for source in known for size in sizes_of(source)]
+        self._plain = Choice("", NO_DRAFTS, 0.0, min((profile.of(source.name, 0) for source in known), default=1.0))
+        self._images, self._chosen = dict[int, _Image](), self._plain
+
+    def _choice(self, source: Source, size: int) -> Choice:
+        shape, profile = shape_of(source, size), self.scene.profile
+        assert profile is not None
+        missing = max(shape.depth - self.scene.deepest, 0)  # levels that are cut off, and with each at least a draft
+        return Choice(source.name, shape, source.hope(size - missing), profile.of(source.name, size))
 
     @classmethod
     def largest(cls, settings: DraftSettings) -> Shape:
-        return shape_of(SIZES[-1], WIDTH)
+        return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
 
-    def begin(self, together: int) -> int | None:
-        """The source that has the best pace at its best size, if that is clearly faster than plain decoding."""
-        self._images, known = {}, [source for source in self.scene.sources if source in self._profile.costs]
-        paces = {source: max(self._paces(source)) for source in known}
-        self.source = max(known, key=paces.__getitem__, default="")
-        if paces.get(self.source, 0.0) < WORTH_TRYING:
-            return None
-        self._pace, self._width = paces[self.source], min(self.scene.sources[self.source], WIDTH)
-        self.asks, self.drafts = sizes_of(self._width), True
-        return list(self.scene.sources).index(self.source)
-
-    def _paces(self, source: str) -> list[float]:
-        """What to expect of every size before anything is seen."""
-        growth, sizes = GROWTH.get(source, OTHER_GROWTH), sizes_of(self.scene.sources[source])
-        return [(1 + size) ** growth / self._profile.of(source, size) for size in sizes]
+    def begin(self) -> bool:
+        """Is the best that is to be expected clearly faster than plain decoding?"""
+        best = max(((1 + choice.hope) / choice.cost for choice in self._choices), default=0.0)
+        self._images, self.drafts = {}, best >= WORTH_TRYING
+        return self.drafts
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        images = [self._images.setdefault(lane.image, self._new()) for lane in lanes]
+        images = [self._images.setdefault(lane.image, _Image()) for lane in lanes]
 
-        def gain(size: int) -> float:
-            tokens = sum(image.tokens_with(size, lane.worths) for image, lane in zip(images, lanes))
-            return tokens - sum(image.pace for image in images) * self._cost(size)
+        def pace(choice: Choice) -> float:
+            return sum(image.tokens_with(choice) for image in images) / choice.cost
 
-        self._drafts = max((0, *self._affordable(images)), key=gain)
-        for image, lane in zip(images, lanes):
-            image.hoped = image.hope(self._drafts, lane.worths)
-        self.steps = self._cost(self._drafts)
-        return [shape_of(self._drafts, self._width)] * len(lanes)
+        self._chosen = max((self._plain, *self._affordable(images)), key=pace)
+        self.steps = self._chosen.cost
+        return [self._chosen.shape] * len(lanes)
 
-    def _cost(self, drafts: int) -> float:
-        """Plain steps of a round."""
-        return self._profile.of(self.source, drafts)
-
-    def _new(self) -> _Image:
-        return _Image(GROWTH.get(self.source, OTHER_GROWTH), self._pace)
-
-    def _affordable(self, images: Sequence[_Image]) -> list[int]:
-        """Sizes whose round all images can pay for: the last one decides when a batch is done. Else drafting ends."""
+    def _affordable(self, images: Sequence[_Image]) -> list[Choice]:
+        """What all images can pay for: the last one decides when a batch is done. If that is nothing, drafting ends."""
         room = LOSS * self.scene.length + min(image.tokens - image.cost for image in images)
-        extra = {size: self._cost(size) - 1 for size in self.asks}
-        smallest = extra[self.asks[0]]
+        smallest = min(one.cost for one in self._choices) - 1
         self.drafts = smallest <= room
-        return [size for size in self.asks if self.drafts and extra[size] <= max(STAKE * room, smallest)]
+        return [one for one in self._choices if self.drafts and one.cost - 1 <= max(STAKE * room, smallest)]
 
     def observe(self, round: Round) -> None:
         for share in round.images:
-            self._images[share.image].learn(share.accepted, self._cost(self._drafts))
+            self._images[share.image].learn(share.accepted, self._chosen)
+
+
+@dataclass
+class _Record:
+    """Accepted drafts, and those that were expected; prior: as many for which the usual, which is a ratio of 1, counts.
+    memory: weight of earlier rounds."""
+
+    prior: float
+    memory: float
+    accepted: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return (self.accepted + self.prior) / (self.expected + self.prior)
+
+    def learn(self, accepted: float = 0.0, expected: float = 0.0) -> None:
+        """A round is over."""
+        self.accepted = self.memory * self.accepted + accepted
+        self.expected = self.memory * self.expected + expected
 
 
 @dataclass
 class _Image:
     """What an image's own rounds have taught.
 
-    growth, expected_pace: of its source, before they began. tokens, cost: what its rounds brought, and took in plain
-    steps. accepted, expected: drafts, of the latest rounds. hoped: of those that were chosen last.
+    tokens, cost: what its rounds brought, and took in plain steps. ease: of the latest rounds. skills: of the sources
+    that have drafted.
     """
 
-    growth: float
-    expected_pace: float
     tokens: int = 0
     cost: float = 0.0
-    accepted: float = 0.0
-    expected: float = 0.0
-    hoped: float = 0.0
+    ease: _Record = field(default_factory=lambda: _Record(EASE_PRIOR, EASE_MEMORY))
+    skills: dict[str, _Record] = field(default_factory=dict)
 
-    @property
-    def pace(self) -> float:
-        """Tokens per plain step's time."""
-        return max(1.0, (self.tokens + PACE_PRIOR * self.expected_pace) / (self.cost + PACE_PRIOR))
+    def expect(self, choice: Choice) -> float:
+        """Accepted drafts, where the image is as it is all in all."""
+        return choice.hope * (self.skills[choice.source].ratio if choice.source in self.skills else 1.0)
 
-    @property
-    def ease(self) -> float:
-        return (self.accepted + PRIOR) / (self.expected + PRIOR)
+    def tokens_with(self, choice: Choice) -> float:
+        """Tokens that a round should bring."""
+        return 1 + self.ease.ratio * self.expect(choice) if self.tokens else 1.0
 
-    def hope(self, size: int, told: Mapping[int, float]) -> float:
-        """Expected number of accepted drafts of ``size``. told: what the drafter expects in this image, by size. For
-        other sizes it is that of a usual image."""
-        return told[size] if size in told else (1 + size) ** self.growth - 1
-
-    def tokens_with(self, size: int, told: Mapping[int, float] = {}) -> float:
-        """Tokens that a round with so many drafts should bring. told: by the drafter, without the one that is sure."""
-        return 1 + self.ease * self.hope(size, told) if self.tokens else 1.0
-
-    def learn(self, accepted: int, cost: float) -> None:
-        """A round is over: so many drafts were accepted, and it took as many plain steps."""
-        self.tokens, self.cost = self.tokens + accepted + 1, self.cost + cost
-        self.accepted = MEMORY * self.accepted + accepted
-        self.expected = MEMORY * self.expected + self.hoped
+    def learn(self, accepted: int, choice: Choice) -> None:
+        """A round is over, in which so many drafts were accepted."""
+        self.tokens, self.cost = self.tokens + accepted + 1, self.cost + choice.cost
+        self.ease.learn(accepted, self.expect(choice))
+        for skill in self.skills.values():
+            skill.learn()
+        if choice.source:
+            skill = self.skills.setdefault(choice.source, _Record(SKILL_PRIOR, SKILL_MEMORY))
+            skill.accepted, skill.expected = skill.accepted + accepted, skill.expected + choice.hope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -18,13 +18,15 @@ class Shape(NamedTuple):
     """How large the next tree of an image may be.
 
     depth: levels below the root. width: children of a node, or candidates at a position. nodes: drafts to be checked.
-    tree: name of a published tree that is drafted node by node; empty for one that grows by its scores.
+    tree: name of a published tree that is drafted node by node; empty for one that grows by its scores. source: name of
+    the :class:`Source` that drafts; empty for all that the drafter has.
     """
 
     depth: int
     width: int
     nodes: int
     tree: str = ""
+    source: str = ""
 
 
 NO_DRAFTS = Shape(0, 1, 0)
@@ -33,6 +35,24 @@ _PROPOSAL_HELP = (
     "coupled: guess with the noise that the model will draw with, which hits far more often. top-k: guess the "
     "likeliest tokens, as the EAGLE-2 and ADT-Tree papers do."
 )
+
+
+class Source(NamedTuple):
+    """A way in which a drafter can draft, for a policy that chooses.
+
+    name: in shapes, and in the profile of what rounds cost. width: most candidates at a position; with one it makes
+    chains. most: drafts that would usually be accepted of an endless number. half: the number of which half as many
+    are.
+    """
+
+    name: str
+    width: int = 256
+    most: float = 5.0
+    half: float = 20.0
+
+    def hope(self, drafts: int) -> float:
+        """Drafts of so many that are usually accepted, where every round has as many."""
+        return self.most * drafts / (drafts + self.half)
 
 
 def spine_length(nodes: int, width: int) -> int:
@@ -55,31 +75,27 @@ class DraftSettings(Settings):
 
 
 class Lane(NamedTuple):
-    """A lane, as a policy sees it. image: number of the image in it. position: of the image's last decided token.
-
-    worths: tokens that drafts bring, by their number, for the numbers that the policy asked about. Empty in an image's
-    first round, and where the drafter can't tell.
-    """
+    """A lane, as a policy sees it. image: number of the image in it. position: of the image's last decided token."""
 
     image: int
     position: int
-    worths: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True)
 class Scene:
     """What a policy is told of a decoding.
 
-    columns: tokens in a row of the raster. length: tokens that are drawn of each image. keys: of
-    every image's noise. sources: of drafts to choose from, in their order: by
-    name, the most candidates at a position. profile: what rounds cost; None for a policy that has no choice of sources.
+    columns: tokens in a row of the raster. length: tokens that are drawn of each image. keys: of every image's noise.
+    sources: of drafts, to choose from. profile: what rounds cost; None for a policy that does not choose. deepest:
+    levels of a tree at most; what is below is cut off.
     """
 
     columns: int
     length: int
     keys: Sequence[Key]
-    sources: Mapping[str, int]
+    sources: Sequence[Source] = ()
     profile: CostProfile | None = None
+    deepest: int = 256
 
 
 class Policy:
@@ -87,19 +103,16 @@ class Policy:
 
     A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
     needs_drafter: False for plain decoding. needs_network: only a drafter with a network can grow its trees.
-    many_sources: it chooses between several ways to draft, by what their rounds cost.
+    chooses: it chooses between several ways to draft, by what their rounds cost.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings
     help: ClassVar[str] = ""
     needs_drafter: ClassVar[bool] = True
     needs_network: ClassVar[bool] = False
-    many_sources: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
     drafts: bool = True
     """False: drafting ends for the images at work, and they are decoded plainly."""
-    asks: tuple[int, ...] = ()
-    """Sizes of trees. Before the next choice, the drafter tells how many tokens a tree of each size should bring."""
-
     steps: float | None = None
     """Expected time of a round of the last chosen shapes, in plain steps; None if it is not known."""
 
@@ -111,9 +124,9 @@ class Policy:
         """The largest shape that ``choose`` may give: memory is set aside for it."""
         return Shape(settings.depth, settings.width, settings.nodes)
 
-    def begin(self, together: int) -> int | None:
-        """A new set of images begins, so many together. Number of the source that drafts for them; None for none."""
-        return 0 if self.needs_drafter else None
+    def begin(self) -> bool:
+        """A new set of images begins. Are there drafts for them?"""
+        return self.needs_drafter
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
         """A shape for the next tree of every lane."""

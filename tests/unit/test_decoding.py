@@ -336,7 +336,7 @@ def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkey
     target, told = copy.deepcopy(models[0]), []
 
     class Listening(POLICIES["eagle2"]):
-        many_sources = True
+        chooses = True
 
         def __init__(self, settings, scene):
             super().__init__(settings, scene)

@@ -7,18 +7,8 @@ import torch
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter
 from adt_core.drafters import with_window
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
-from adt_core.drafters.window import (
-    NEVER,
-    REFRESH_ROUNDS,
-    REFRESH_WORTH,
-    STALE_AFTER,
-    Window,
-    branch_scores,
-    expected_worths,
-    staleness_after,
-)
-from adt_core.policies.auto import SIZES
-from adt_core.policies.base import spine_length
+from adt_core.drafters.window import NEVER, STALE_AFTER, Window, staleness_after
+from adt_core.policies import POLICIES, Shape
 from tests.drafted import costs
 
 PROMPTS = ("a cat", "three small dogs", "x")
@@ -72,8 +62,21 @@ def test_auto_writes_the_plain_tokens_with_every_drafter_and_without_guidance(mo
             assert torch.equal(run(target, drafter, Drafting("auto"), sampling, profile=free).codes, plain.codes)
 
 
-def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
-    """After every round what it makes of the new root is what a network makes that was fed the accepted path alone."""
+class InTurns(POLICIES["eagle2"]):
+    """Asks the network in every n-th round alone; n is the width that was asked for."""
+
+    rounds = 0
+
+    def choose(self, lanes):
+        self.rounds += 1
+        source = "both" if self.rounds % self.settings.width == 0 else "window"
+        return [Shape(self.settings.depth, 3, self.settings.nodes, source=source)] * len(lanes)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 30])
+def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch, every):
+    """What it makes of the new root is what a network makes that was fed the accepted path alone, round by round; in
+    rounds that do without it, as soon as it is asked again."""
     target, network = models
     checked = []
 
@@ -81,6 +84,7 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
         """Beside it goes a twin that reads the accepted path alone, and enters and leaves with its images."""
 
         by_image = (*EagleProposer.by_image, "twin")
+        by_row = (*EagleProposer.by_row, "expected")
 
         def __init__(self, drafter, session):
             super().__init__(drafter, session)
@@ -89,18 +93,33 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch):
         def begin(self, prefill):
             super().begin(prefill)
             self.twin.begin(prefill)
-            self.twin.catch_up()
+            self.expected = self.twin.catch_up()
+
+        def follow(self, verified):
+            self.twin.observe(verified)
+            self.expected = self.twin.catch_up()
+            checked.append(len(set(verified.verdict.accepted.tolist())))
+
+        def observe(self, verified):
+            super().observe(verified)
+            self.follow(verified)
+
+        def catch_up(self, columns=0):
+            features = super().catch_up(columns)
+            assert features.shape == self.expected.shape and torch.allclose(features, self.expected, atol=1e-9)
+            return features
 
         def read_tree(self, verified):
             features = super().read_tree(verified)
-            self.twin.observe(verified)
-            assert torch.allclose(features[:, -1:], self.twin.catch_up(), atol=1e-9)
-            checked.append(len(set(verified.verdict.accepted.tolist())))
+            self.follow(verified)
+            assert torch.allclose(features[:, -1:], self.expected, atol=1e-9)
             return features
 
     monkeypatch.setattr(EagleDrafter, "proposer", lambda drafter, session: Watched(drafter, session))
-    drafting = Drafting(method="eagle2", depth=8, width=3, nodes=16)
-    run(target, with_window(network), drafting)
+    monkeypatch.setitem(POLICIES, "in turns", InTurns)
+    drafting = Drafting(method="in turns", depth=8, width=every, nodes=16)
+    plain = run(target, None, Drafting(method="autoregressive"))
+    assert torch.equal(run(target, with_window(network), drafting).codes, plain.codes)
     assert len(checked) > 2 and max(checked) > 1  # some rounds advanced the images unequally
     # others take the places of those that are finished
     run(target, with_window(network), drafting, prompts=[*PROMPTS, "x", "a red house"], at_once=2)
@@ -135,24 +154,3 @@ def test_replaced_guesses_make_what_stands_behind_them_stale():
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
     assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
     assert STALE_AFTER[-1] == NEVER
-
-
-def test_larger_windows_are_worth_more_as_far_as_they_are_likely():
-    certain = torch.tensor([[[0.0, -50.0]] * 40])  # every spine token is right
-    doubtful = torch.tensor([[[-2.0, -2.0]] * 40])
-    sizes = SIZES[:6]
-    worths = expected_worths(torch.cat([certain, doubtful]), branch_scores(torch.cat([certain, doubtful])), sizes)
-    depths = torch.tensor([float(spine_length(size, 2)) for size in sizes])
-    # a certain position is worth itself, and a part of itself in each of the rounds for which it stays
-    assert torch.allclose(worths[0], depths * (1 + REFRESH_ROUNDS * REFRESH_WORTH))
-    assert (worths.diff(dim=1) >= 0).all() and (worths[1] < 0.5 * worths[0]).all()
-
-
-def test_a_chain_is_worth_its_positions_as_far_as_they_are_likely():
-    """0.5 + 0.25 tokens now. About two pass in a round, so the next rounds reach two positions each."""
-    log_p = torch.tensor([[[0.5], [0.5], [1e-9], [1.0]]]).log()
-    rounds = REFRESH_ROUNDS
-    now, next_rounds = [0.5, 0.25, 0.0, 0.0], [rounds, rounds, 0.5 + rounds - 1, 0.25 + rounds - 1]
-    expected = [value + REFRESH_WORTH * chances for value, chances in zip(now, next_rounds)]
-    worths = expected_worths(log_p, branch_scores(log_p), (1, 2, 4))
-    assert worths[0].tolist() == pytest.approx([expected[0], sum(expected[:2]), sum(expected)])

@@ -5,7 +5,7 @@ import pytest
 from adt_core import AdtError, Drafting
 from adt_core.drafters import drafter_defaults
 from adt_core.models.exact import NEAR, TILE
-from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Lane, Policy, Scene, Shape, options
+from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Lane, Policy, Scene, Shape, Source, options
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
 
@@ -15,11 +15,10 @@ IMAGE_INDICES = (0, 1, 2)
 
 def policy(method="adt-tree", *, columns=8, seed=0, **settings) -> Policy:
     drafting = Drafting(method, **settings)
-    scene = Scene(
-        columns, 64, [(seed, index) for index in IMAGE_INDICES], sources={"network": 256}, profile=costs("network")
-    )
+    keys = [(seed, index) for index in IMAGE_INDICES]
+    scene = Scene(columns, 64, keys, sources=(Source("network"),), profile=costs("network"))
     made = drafting.policy(drafting.settings, scene)
-    made.begin(len(IMAGE_INDICES))
+    made.begin()
     return made
 
 
@@ -126,7 +125,7 @@ def test_images_that_are_begun_anew_start_from_the_configured_shape():
     p = adt_tree()
     size(p, 0)
     learn(p, 0, accepted=4, depth=4)
-    p.begin(1)
+    p.begin()
     assert size(p, 5) == (4, 3)
 
 
@@ -153,7 +152,7 @@ def test_static_trees_are_always_the_published_ones(method, largest):
 
 def test_plain_decoding_drafts_nothing():
     p = policy(PLAIN)
-    assert p.begin(3) is None and p.choose([Lane(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
+    assert not p.begin() and p.choose([Lane(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
 
 
 @pytest.mark.parametrize("method", POLICIES)

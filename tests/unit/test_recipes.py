@@ -55,9 +55,8 @@ class ToyDrafter:
     defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
     network = None
     kind = "toy"
-    source = "toy"
+    sources = ()
     roomy: dict = {}
-    most_candidates = 1
 
     def proposer(self, session: Session) -> Proposer:
         return ToyProposer(session)
