@@ -13,12 +13,12 @@ from ..drafters import Drafter
 from ..errors import AdtError, Check, is_out_of_memory
 from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
-from ..policies.costs import built_in
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
-from . import kept, profiles
+from . import kept
+from .budget import Budget
+from .costs import Costs
 from .lanes import Lanes
-from .measuring import measure, name_of
 from .queue import ImageQueue
 from .room import check_room
 from .round import Result, run_round
@@ -76,10 +76,9 @@ class Decoding:
         self.codes[:, : self.start] = kept
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
-        self.profile = self._given = profile if drafting.policy.chooses else None
-        self._threads, self._readings = self._task.threads, list[tuple[float, float]]()
+        self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
+        self._threads = self._task.threads
         self._queue: ImageQueue | None = None
-        self._substituted = [0] * self.images
 
     # ---- what callers read -----------------------------------------------------------------
 
@@ -98,6 +97,11 @@ class Decoding:
         return [image for image, at_work in zip(lanes.images, lanes.at_work) if at_work] if lanes else []
 
     @property
+    def profile(self) -> CostProfile | None:
+        """What is believed of the costs of rounds, for a policy that chooses; None for others."""
+        return self._costs.profile
+
+    @property
     def is_replayed(self) -> bool:
         """Do rounds have fixed sizes, so that a GPU can replay them?"""
         return self._task.fixed
@@ -114,26 +118,8 @@ class Decoding:
         return self._task.memory_required(self.at_once, device)
 
     def learn_costs(self) -> None:
-        """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
-
-        It takes a second or two, so images are drawn first. No failure of it may cost them: what drafts cost then stays
-        unknown, and a lack of memory is remembered for the rest of the process.
-        """
-        if not self.drafting.policy.chooses or self.start == self.length or self._given is not None:
-            return
-        name = name_of(self._task)
-        known = profiles.find(name, self.at_once)
-        if known is not None and not profiles.doubted(known, self._readings if known == self.profile else ()):
-            return
-        if profiles.is_unmeasurable(name, self.at_once):
-            return
-        try:
-            with at_most(self._threads):
-                profiles.keep(measure(self._task, self.at_once, self.codes.clamp_min(0)))
-        except (MemoryError, RuntimeError) as error:
-            profiles.note_unmeasurable(name, self.at_once)
-            level = logging.INFO if is_out_of_memory(error) else logging.WARNING
-            logging.getLogger(__name__).log(level, "What drafts cost here is not measured: %s", error)
+        """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.learn`."""
+        self._costs.learn(self.at_once, self.codes.clamp_min(0))
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -159,9 +145,7 @@ class Decoding:
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_room(self._task, self.at_once)
-        if self.drafting.policy.chooses:
-            guess = built_in(self.target.decoder.embedding.device.type, self.at_once)
-            self.profile = self._given or profiles.find(name_of(self._task), self.at_once) or guess
+        self._costs.settle(self.at_once)
         self._threads = self._task.threads
         self.trace.settings |= self._task.settings() | self.conditions()
 
@@ -199,7 +183,7 @@ class Decoding:
         unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
         queue.begin(unfinished, self.at_once)
         self.codes[unfinished, self.start :] = -1
-        self._substituted = [0 if image in unfinished else count for image, count in enumerate(self._substituted)]
+        self._budget.forget(unfinished)
         self.trace.forget(unfinished)
 
     def _entered(self, lanes: Lanes, seconds: float) -> None:
@@ -211,14 +195,14 @@ class Decoding:
     def _round(self, lanes: Lanes) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
         began, drafting, attempts = time.perf_counter(), lanes.proposer is not None, lanes.graphs.attempts
-        outcome = run_round(lanes, self._shapes(lanes), self._allowed(lanes))
+        outcome = run_round(lanes, self._shapes(lanes), self._budget.allowed(lanes))
         shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
         steps = self._policy.steps if drafting else 1.0
         prepared = lanes.graphs.attempts > attempts
         round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, prepared)
-        if steps is not None and not prepared:
-            self._readings.append((steps, seconds))
+        if not prepared:
+            self._costs.note(steps, seconds)
         if drafting:
             self._policy.observe(round)
             if not self._policy.drafts:
@@ -230,7 +214,7 @@ class Decoding:
         for share, codes in results:
             first = share.position + 1
             self.codes[share.image, first : first + len(codes)] = torch.tensor(codes)
-            self._substituted[share.image] += share.substituted
+            self._budget.spend(share)
         return tuple(result.share for result in results)
 
     def _shapes(self, lanes: Lanes) -> list[Shape]:
@@ -241,10 +225,3 @@ class Decoding:
         seen = [Lane(image, position) for image, position, at_work in every if at_work]
         chosen = map(self._task.cut, self._policy.choose(seen))
         return [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
-
-    def _allowed(self, lanes: Lanes) -> list[int]:
-        """Substitutions that every image may still make; 0 without LANTERN."""
-        if self.lantern is None:
-            return [0] * len(lanes)
-        emitted = [position + 1 - self.start for position in lanes.positions]
-        return [self.lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, lanes.images)]
