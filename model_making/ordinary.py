@@ -179,3 +179,28 @@ PROMPTS: tuple[Prompt, ...] = (
     *_settings(),
     *_plants(),
 )
+
+
+def _of_template(text: str, things: str, **regions) -> Prompt:
+    return _prompt("template", text, things, **regions)
+
+
+TEMPLATES: tuple[Prompt, ...] = (
+    _of_template("A red house in a grassy field under a clear blue sky.", "red house", ground="grass", sky="clear"),
+    _of_template(
+        "A red house on the left of a grassy field under a cloudy sky.", "red house left", ground="grass", sky="cloudy"
+    ),
+    _of_template(
+        "A red house on the left of a sandy beach under a cloudy sky.", "red house left", ground="sand", sky="cloudy"
+    ),
+    _of_template(
+        "A blue sailboat in the middle on a calm lake at sunset.", "blue sailboat middle", ground="water", sky="sunset"
+    ),
+    _of_template(
+        "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right.",
+        "red house left,yellow balloon right",
+        ground="grass",
+        sky="clear",
+    ),
+)
+"""The prompts of the bundled model's templates and blueprints."""

@@ -2,7 +2,7 @@
 
     python -m model_making.quality [--target FOLDER --plain] [--count 100] [--seeds 2] [--sheet FILE.jpg]
 
-Three reports, each with a bar; exits non-zero if one is missed.
+Four reports, each with a bar; exits non-zero if one is missed.
 
 1. Held-out captions of the grammar: each attribute that they name is looked up in the pixels
    (``model_making.attributes``).
@@ -10,6 +10,7 @@ Three reports, each with a bar; exits non-zero if one is missed.
    and surroundings (``model_making.judging``). A table shows it by kind of prompt.
 3. Shapes and numbers, over the pictures of both: how many things are there in their kind and colour, and how many that
    were asked for once are not there twice.
+4. The prompts of templates and blueprints, each with eight seeds: in how many pictures is all that they name?
 
 ``--sheet`` writes the first 24 pictures of captions and the first 24 of prompts, uncurated. ``--plain`` decodes without
 a drafter: the pictures are the same, and a new target has no drafter yet.
@@ -21,36 +22,44 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Decoding, Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
+from adt_core.drafters import Drafter
 
 from .asking import Prompt
 from .attributes import check
 from .data import example
 from .judging import Judged, judge_caption, judge_prompt
-from .ordinary import PROMPTS
+from .ordinary import PROMPTS, TEMPLATES
 
 HELD_OUT_SEED, BATCH, ON_SHEET = 2, 8, 24
+WHOLE_OF_EIGHT = 7
+"""Of eight pictures of a template's prompt, so many must have all that it names."""
 BARS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
 
 
-def generate(target, drafter, prompts: list[str], sampling: Sampling) -> np.ndarray:
-    """Pictures of ``prompts``, uint8 [n, H, W, 3]; without a drafter, by plain decoding."""
+def generate(
+    target: Target, drafter: Drafter | None, prompts: list[str], sampling: Sampling, seeds: Sequence[int] | None = None
+) -> np.ndarray:
+    """Pictures of ``prompts``, uint8 [n, H, W, 3]; without a drafter, by plain decoding.
+
+    seeds: of each picture; unless given, every BATCH pictures have another one.
+    """
+    seeds = seeds or [sampling.seed + number // BATCH * BATCH for number in range(len(prompts))]
     drafting = Drafting("adt-tree" if drafter else "autoregressive")
     images = []
     for start in range(0, len(prompts), BATCH):
         encoded = [target.encode_prompt(prompt) for prompt in prompts[start : start + BATCH]]
-        seeded = replace(sampling, seed=sampling.seed + start)
-        decoding = Decoding(target, encoded, sampling=seeded, drafting=drafting, drafter=drafter)
+        own = seeds[start : start + BATCH]
+        decoding = Decoding(target, encoded, sampling=sampling, drafting=drafting, drafter=drafter, seeds=own)
         for _ in decoding:
             pass
         with torch.inference_mode():
@@ -104,6 +113,18 @@ def report_prompts(prompts: list[Prompt], judged: list[Judged], misses: bool) ->
             print(f"  {prompt.text!r} lacks {', '.join(lacking)}")
 
 
+def report_templates(target: Target, drafter: Drafter | None, sampling: Sampling) -> list[str]:
+    """Print in how many of eight pictures is all that each prompt names; return what misses the bar."""
+    missed = []
+    print("templates and blueprints, pictures with all that is named")
+    for prompt in TEMPLATES:
+        images = generate(target, drafter, [prompt.text] * BATCH, sampling, range(1, BATCH + 1))
+        whole = sum(all(judge_prompt(image, prompt).named.values()) for image in images)
+        print(f"  {whole} of {BATCH}  {prompt.text}")
+        missed += ["templates"] if whole < WHOLE_OF_EIGHT else []
+    return missed[:1]
+
+
 def verdict(results: dict[str, list[bool]]) -> list[str]:
     """Print each share beside its bar; return those that miss theirs. What was not measured misses nothing."""
     missed = []
@@ -126,6 +147,7 @@ def arguments() -> argparse.Namespace:
     for name, kind in (("guidance", float), ("temperature", float), ("top-k", int), ("top-p", float)):
         own = getattr(BUNDLED_SAMPLING, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=kind, default=own)
+    parser.add_argument("--templates", action=argparse.BooleanOptionalAction, default=True, help="their prompts, too")
     parser.add_argument("--sheet", type=Path)
     parser.add_argument("--misses", action="store_true", help="say which prompts lack what")
     return parser.parse_args()
@@ -157,6 +179,7 @@ def main() -> None:
             "not twice": [there for one in captions + ordinary for there in one.once],
         }
     )
+    missed += report_templates(target, drafter, sampling) if args.templates else []
     if missed:
         sys.exit("missed: " + ", ".join(missed))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from model_making import quality
-from model_making.ordinary import PROMPTS
+from model_making.ordinary import PROMPTS, TEMPLATES
 from model_making.scenes import (
     BACKDROPS,
     COLOURS,
@@ -61,3 +64,24 @@ def test_a_bar_that_is_missed_is_named(capsys):
     results = {"captions": [True] * 9 + [False], "ordinary prompts": [True], "kind and colour": [], "not twice": [True]}
     assert quality.verdict(results) == ["captions"]
     assert "captions: 9 of 10 (90.0%; the bar is 96%)" in capsys.readouterr().out
+
+
+def nodes_of(graph: object) -> Iterator[dict]:
+    """All nodes of a workflow, those of subgraphs included."""
+    if isinstance(graph, dict):
+        if "widgets_values" in graph:
+            yield graph
+        graph = list(graph.values())
+    for part in graph if isinstance(graph, list) else ():
+        yield from nodes_of(part)
+
+
+def test_the_prompts_of_templates_and_blueprints_are_known():
+    """Of those that draw with the bundled model."""
+    texts, root = set(), Path(__file__).parents[2]
+    for path in (*root.glob("workflows/*.json"), *root.glob("subgraphs/*.json")):
+        nodes = list(nodes_of(json.loads(path.read_text(encoding="utf-8"))))
+        loaders = [node["widgets_values"] for node in nodes if node.get("type") == "ADTTreeModelLoader"]
+        if loaders and all(values[0].startswith("bundled") for values in loaders):
+            texts |= {node["widgets_values"][0] for node in nodes if node.get("type") == "CLIPTextEncode"}
+    assert texts == {prompt.text for prompt in TEMPLATES}
