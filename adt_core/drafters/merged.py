@@ -25,7 +25,7 @@ from .window import CLASSES, NEVER, Forecast, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
-BOTH = Source("both", most=9.4, half=22.0)
+BOTH = Source("both", most=8.0, half=19.0)
 """The way to draft that asks the network. The others leave it out, and what it has not read waits for it."""
 CORRECTION = 0.5
 """Share of the network's former error that is taken off."""
