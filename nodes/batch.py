@@ -221,7 +221,7 @@ def _draw(
         with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
             for finished in running:
                 for image in finished:
-                    made[items[image][:2]] = batch.keep(decoding, image, *items[image][:3], check_cancelled)
+                    made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
                 if finished and time.monotonic() - shown > _SHOWN_EVERY:
                     pictures = [*kept, *made.values()]
                     show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..adt_core.app.continuation import kept_tokens
+from ..adt_core.app.continuation import prefix_length
 from ..adt_core.errors import AdtError
 from .runtime import loaded
 from .sockets import LoadedModel
@@ -20,7 +20,7 @@ def read_latent(
     """
     _check(latent, model)
     samples, codec = latent["samples"], model.target.codec
-    count = kept_tokens(model.target.grid, keep, keep_left)
+    count = prefix_length(model.target.grid, keep, keep_left)
     with loaded([model.codec]):
         codes = torch.cat([codec.nearest(one).flatten(1)[:, :count].cpu() for one in samples.split(1)])
     indices = latent.get("batch_index") or list(range(len(samples)))

@@ -18,7 +18,7 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core.engine.kept import held_bytes, release
+from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import AdtError, is_out_of_memory, one_line
 from .decoration import decorating
 

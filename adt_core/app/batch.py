@@ -104,7 +104,7 @@ class Batch:
             for row in value
         )
 
-    def keep(
+    def save(
         self,
         decoding: Decoding,
         image: int,

@@ -22,13 +22,13 @@ KEEP = 0.5
 def check(options: argparse.Namespace) -> None:
     """Raises AdtError for options of ``generate`` that don't go together, and for a picture that can't be read."""
     if options.continue_from is not None:
-        kept_tokens((1, 1), options.keep or 0.0, options.keep_left or 0.0)
+        prefix_length((1, 1), options.keep or 0.0, options.keep_left or 0.0)
         open_picture(options.continue_from, "--continue-from")
     elif options.keep is not None or options.keep_left is not None:
         raise AdtError("--keep and --keep-left say how much of a picture is kept; name it with --continue-from.")
 
 
-def kept_codes(options: argparse.Namespace, target: Target) -> list[int]:
+def prefix_codes(options: argparse.Namespace, target: Target) -> list[int]:
     """The codes that every image starts from: of the picture to continue, else those that a PNG to make again names."""
     if options.continue_from is None:
         return options.kept or []
@@ -36,14 +36,14 @@ def kept_codes(options: argparse.Namespace, target: Target) -> list[int]:
     picture = open_picture(options.continue_from, "--continue-from")
     pixels = to_pixels(picture, rows * target.downsample, columns * target.downsample)
     keep = KEEP if options.keep is None else options.keep
-    count = kept_tokens(target.grid, keep, options.keep_left or 0.0)
+    count = prefix_length(target.grid, keep, options.keep_left or 0.0)
     if count == rows * columns:
         raise AdtError(f"--keep {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
     with torch.inference_mode():
         return target.codec.encode(pixels).flatten()[:count].tolist()
 
 
-def kept_tokens(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:
+def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:
     """How many cells of a ``grid`` (rows, columns) are kept, in raster order.
 
     keep: share of the rows, from the top. keep_left: share of the first row below them, from the left. Both are from 0

@@ -127,13 +127,13 @@ class Engine:
         self.plan, options = plan, plan.options
         target = open_target(options, choose_device(options.device))
         drafter = load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None
-        negative, kept = options.negative or "", tuple(continuation.kept_codes(options, target))
+        negative, prefix = options.negative or "", tuple(continuation.prefix_codes(options, target))
         how = sampling_of(options, target.published), plan.drafting, drafter, plan.lantern
         paths, suffix = (options.model, options.drafter), suffix_of(options, target.published)
-        job = Job(target, *how, negative, kept, *paths, plan.profile, suffix)
+        job = Job(target, *how, negative, prefix, *paths, plan.profile, suffix)
         notes = [*job.check(plan.prompts), remark(target, plan.prompts)]
         self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
-        drawn = target.length - target.tokens(torch.tensor([job.kept], dtype=torch.long)).shape[1]
+        drawn = target.length - target.tokens(torch.tensor([job.prefix], dtype=torch.long)).shape[1]
         self.facts = len(self.jobs) * len(plan.paths) * drawn, notes
         if options.compare:
             for job in self.jobs:

@@ -35,9 +35,9 @@ class Job:
     """What all images of a run have in common: the loaded models and the settings.
 
     drafter: None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance pushes away
-    from; if it is blank, the row without text takes its place. kept: the codes that every image starts from, in raster
-    order. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again; PNGs say them.
-    profile: what rounds cost, where a PNG has said it. suffix: put behind every prompt.
+    from; if it is blank, the row without text takes its place. prefix: the codes that every image starts from, in
+    raster order. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again; PNGs say
+    them. profile: what rounds cost, where a PNG has said it. suffix: put behind every prompt.
     """
 
     target: Target
@@ -46,7 +46,7 @@ class Job:
     drafter: Drafter | None = None
     lantern: Lantern | None = None
     negative: str = ""
-    kept: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
     model_path: str = BUNDLED
     drafter_path: str | None = None
     profile: CostProfile | None = None
@@ -98,12 +98,12 @@ class Job:
         """A decoding of one image per prompt, which has not begun.
 
         image_indices, seeds: of the noise, one per image; 0 and the sampling's for all unless given. at_once: images at
-        work at the same time; all unless given. prefix: codes [images, P] that are kept, where images keep different
-        ones; else ``kept``. check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too
-        long, and for settings that don't fit together.
+        work at the same time; all unless given. prefix: codes [images, P], where images start from different ones; else
+        the job's. check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too long, and
+        for settings that don't fit together.
         """
         negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
-        prefix = torch.tensor([self.kept] * len(prompts), dtype=torch.long) if prefix is None else prefix
+        prefix = torch.tensor([self.prefix] * len(prompts), dtype=torch.long) if prefix is None else prefix
         return Decoding(
             self.target,
             [self._encode(prompt) for prompt in prompts],
@@ -148,7 +148,7 @@ class Job:
             **asdict(self.sampling),
             "image_index": image_index,
             "image_tokens": self.target.length,
-            "kept": list(self.kept),
+            "kept": list(self.prefix),
             **self.drafting.flat(),
             "lantern_k": rule.neighbours,
             "lantern_delta": rule.delta if self.lantern and rule.factor is None else None,

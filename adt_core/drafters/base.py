@@ -133,7 +133,7 @@ class Proposer:
     """Drafts for the images at work. ``forwards`` counts the calls of the drafter's own network.
 
     A subclass names the attributes of its state that have an entry for every image (``by_image``) or for every row
-    (``by_row``): tensors, lists, KV caches, other proposers, or what else can ``keep``, ``admit`` and tell its
+    (``by_row``): tensors, lists, KV caches, other proposers, or what else can ``select``, ``admit`` and tell its
     ``state``. They follow the images as these enter and leave. Nothing is shared between images, so that each has the
     trees that it would have alone.
 
@@ -168,10 +168,10 @@ class Proposer:
     def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
-    def keep(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
+    def select(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
         """Go on with the images of these lanes alone. rows, noise: theirs."""
         for name, index in self._state(lanes, self.rows):
-            setattr(self, name, _kept(getattr(self, name), index, rows, noise))
+            setattr(self, name, _selected(getattr(self, name), index, rows, noise))
         self.sees(rows, noise)
 
     def admit(self, lanes: Tensor, others: Any, rows: Rows) -> None:
@@ -195,7 +195,7 @@ class Proposer:
         return [(name, lanes) for name in self.by_image] + [(name, numbers) for name in self.by_row]
 
 
-def _kept(value: Any, index: Tensor, rows: Rows, noise: Noise | None) -> Any:
+def _selected(value: Any, index: Tensor, rows: Rows, noise: Noise | None) -> Any:
     """A part of a proposer's state for some images alone."""
     if isinstance(value, Tensor):
         return value[index]
@@ -203,7 +203,7 @@ def _kept(value: Any, index: Tensor, rows: Rows, noise: Noise | None) -> Any:
         return [value[i] for i in index.tolist()]
     if value is None:
         return None
-    value.keep(index, rows, noise) if isinstance(value, Proposer) else value.keep(index)
+    value.select(index, rows, noise) if isinstance(value, Proposer) else value.select(index)
     return value
 
 

@@ -58,7 +58,7 @@ class Calibration:
     def state(self) -> list[Tensor]:
         return [self._temperature, self._hits, self._seen]
 
-    def keep(self, lanes: Tensor) -> None:
+    def select(self, lanes: Tensor) -> None:
         """Go on with these images alone."""
         self._temperature, self._hits, self._seen = (part[lanes] for part in self.state())
 

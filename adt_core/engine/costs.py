@@ -55,7 +55,7 @@ class Costs:
             return
         try:
             with at_most(task.threads):
-                profiles.keep(measure(task, at_once, codes))
+                profiles.save(measure(task, at_once, codes))
         except (MemoryError, RuntimeError) as error:
             profiles.note_unmeasurable(name, at_once)
             level = logging.INFO if is_out_of_memory(error) else logging.WARNING

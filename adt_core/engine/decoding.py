@@ -15,7 +15,7 @@ from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
-from . import kept
+from . import pool
 from .budget import Budget
 from .costs import Costs
 from .lanes import Lanes
@@ -69,11 +69,11 @@ class Decoding:
         rows = rows_of(prompts, negatives, target) if sampling.guidance != 1 else prompts
         indices = image_indices if image_indices is not None else [0] * self.images
         keys = list(zip(seeds if seeds is not None else [sampling.seed] * self.images, indices, strict=True))
-        kept = prefix_tokens(prefix, self.images, target)
-        self._task = Task(target, rows, keys, kept, sampling, drafting, drafter, lantern, check)
+        tokens = prefix_tokens(prefix, self.images, target)
+        self._task = Task(target, rows, keys, tokens, sampling, drafting, drafter, lantern, check)
         self.start = self._task.start
         self.codes = torch.full((self.images, self.length), -1)
-        self.codes[:, : self.start] = kept
+        self.codes[:, : self.start] = tokens
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
         self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
@@ -166,7 +166,7 @@ class Decoding:
                     self._task.check()
                 return None if lanes is None else self._round(lanes)
             except (MemoryError, RuntimeError) as error:
-                is_least = self.at_once == 1 and not kept.held_bytes(self.target.decoder)
+                is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
             lanes = None  # so that nothing here holds on to what is in memory, nor does the error any more
@@ -174,8 +174,8 @@ class Decoding:
 
     def _free_memory(self, queue: ImageQueue) -> None:
         """Memory ran out. What is not finished starts again: without what earlier decodings left, or half as many."""
-        if kept.held_bytes(self.target.decoder):
-            kept.release(self.target.decoder)
+        if pool.held_bytes(self.target.decoder):
+            pool.release(self.target.decoder)
         else:
             self.at_once //= 2
             images = f"{self.at_once} images" if self.at_once > 1 else "one image"

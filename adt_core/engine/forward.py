@@ -9,7 +9,7 @@ from ..models.rows import Step
 from ..models.target import with_grammar
 from ..rules.sampling import process_logits
 from .lanes import Lanes
-from .task import KEPT_AT_ONCE
+from .task import PREFIX_AT_ONCE
 
 
 def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
@@ -23,13 +23,13 @@ def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
 
 
 def prefill(lanes: Lanes, step: Step) -> Tensor:
-    """The prompts and the kept tokens through the target: features [R, n, h].
+    """The prompts and the prefixes through the target: features [R, n, h].
 
-    In the exact mode the kept tokens are read as if they were drawn: apart from the prompts, and a few at a time.
+    In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time.
     """
     task, rows, decoder = lanes.task, lanes.rows, lanes.task.target.decoder
     first = rows.first_slot if decoder.tile else rows.length
-    ends = [0, first, *range(first + KEPT_AT_ONCE, rows.length, KEPT_AT_ONCE)]
+    ends = [0, first, *range(first + PREFIX_AT_ONCE, rows.length, PREFIX_AT_ONCE)]
     features = []
     for start, end in zip(ends, [*ends[1:], rows.length]):
         if start == end:

@@ -64,19 +64,19 @@ class Lanes:
         last = self.task.target.length - 1
         return [lane for lane, at in enumerate(self.positions) if at == last and self.at_work[lane]]
 
-    def keep(self, lanes: list[int]) -> None:
+    def select(self, lanes: list[int]) -> None:
         """Go on with these lanes alone."""
         index = torch.tensor(lanes, device=self.rows.device)
-        self.cache.keep(self.rows.of(index))
+        self.cache.select(self.rows.of(index))
         self.rows = self.rows.select(index)
         if self.noise is not None:
-            self.noise.keep(index)
+            self.noise.select(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
         self.images, self.positions = ([one[lane] for lane in lanes] for one in (self.images, self.positions))
         self.at_work = [self.at_work[lane] for lane in lanes]
         self.orders, self._orders, self.plan = self.orders[index], [], None
         if self.proposer is not None:
-            self.proposer.keep(index, self.rows, self.noise)
+            self.proposer.select(index, self.rows, self.noise)
 
     def retire(self, lanes: list[int]) -> None:
         """The images of these lanes are finished. The lanes stay and run along: with fewer lanes, rounds would have

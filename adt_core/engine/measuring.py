@@ -19,7 +19,7 @@ from torch import Tensor
 from ..policies import NO_DRAFTS, CostProfile, Policy, Source
 from ..policies.auto import shape_of
 from ..policies.costs import Curve, rounded
-from . import kept
+from . import pool
 from .lanes import Lanes
 from .queue import ImageQueue
 from .room import lack_of_room, lack_on_gpu
@@ -62,10 +62,10 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     The lower half of these images is drawn again and again; nothing is kept of it. MemoryError if there is no room.
     """
     began = time.perf_counter()
-    task = replace(task, kept=codes[:, : max(task.start, task.target.length // 2)])
+    task = replace(task, prefix=codes[:, : max(task.start, task.target.length // 2)])
     if said := lack_of_room(task, SETS * images) or lack_on_gpu(task, SETS * images):
         raise MemoryError(said)
-    kept.release(task.target.decoder)  # or there might be too little memory for more sets of lanes
+    pool.release(task.target.decoder)  # or there might be too little memory for more sets of lanes
     plain, sources = _Rounds(task, None, images), task.at_work.sources if task.at_work else ()
     costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in sources}
     profile = CostProfile(name_of(task), images, costs)

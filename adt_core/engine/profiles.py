@@ -52,7 +52,7 @@ def find(name: str, images: int) -> CostProfile | None:
     return found if found is not None and (found.name, found.images) == (name, images) else None
 
 
-def keep(profile: CostProfile) -> None:
+def save(profile: CostProfile) -> None:
     """Keep a profile, whole or not at all; where it can't be written, for this process alone."""
     path = _path(profile.name, profile.images)
     try:

@@ -12,7 +12,7 @@ from ..models.cache import KVCache
 from ..models.rows import Roots, Rows
 from ..policies import Policy
 from ..rules.noise import Noise
-from . import kept
+from . import pool
 from .forward import logits, perturbed, prefill
 from .graphs import Graphs, recorder_for
 from .lanes import Lanes
@@ -60,7 +60,7 @@ class ImageQueue:
             elif self._task.fixed:
                 lanes.retire(finished)
             else:
-                lanes.keep([lane for lane in range(len(lanes)) if lane not in finished])
+                lanes.select([lane for lane in range(len(lanes)) if lane not in finished])
         return self.lanes
 
     def _enter_all(self) -> Lanes:
@@ -71,7 +71,7 @@ class ImageQueue:
         before = self.lanes
         if task.fixed and (before is None or before.plan != plan):
             self.leave()
-            before = self.lanes = kept.take(task.target.decoder, plan)
+            before = self.lanes = pool.take(task.target.decoder, plan)
         if before is not None and before.plan == plan:
             before.restart(self._enter(count))
             return before
@@ -84,10 +84,10 @@ class ImageQueue:
         """Leave the lanes to the next decoding, where they stay in a GPU's memory."""
         lanes, self.lanes = self.lanes, None
         if lanes is not None and lanes.plan is not None and self._task.fixed:
-            kept.keep(self._task.target.decoder, lanes)
+            pool.put(self._task.target.decoder, lanes)
 
     def _enter(self, count: int, slots: int | None = None) -> Lanes:
-        """Read the prompts of the next images, and what is kept of them, and draw the next token of each.
+        """Read the prompts and prefixes of the next images, and draw the next token of each.
 
         slots: of the KV cache; those of the prompts unless told, for a cache that is to be copied from.
         """
@@ -134,11 +134,11 @@ class ImageQueue:
         return self._known
 
     def _rows(self, images: list[int]) -> Rows:
-        """The rows of these images, kept tokens included."""
+        """The rows of these images, prefixes included."""
         task, decoder, start = self._task, self._task.target.decoder, self._task.start
         prompts = [task.prompts[group * task.images + image] for group in range(task.groups) for image in images]
         if start:
-            kept = decoder.image_ids[task.kept[images].to(decoder.embedding.device)].tolist()
-            prompts = [prompt.followed_by(kept[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
+            ids = decoder.image_ids[task.prefix[images].to(decoder.embedding.device)].tolist()
+            prompts = [prompt.followed_by(ids[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = task.padded + start
-        return Rows(prompts, task.slots, decoder.embedding, images=len(images), length=length, kept=start)
+        return Rows(prompts, task.slots, decoder.embedding, images=len(images), length=length, prefix=start)

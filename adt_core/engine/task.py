@@ -27,8 +27,8 @@ PROMPT_STEP = 128
 A GPU's kernel adds up 64 or 128 keys at a time. A multiple of 128 keeps an image's keys together in the same way,
 however long the prompts beside it are."""
 
-KEPT_AT_ONCE = 256
-"""Kept tokens of a forward in the exact mode. Memory for attention grows with its square."""
+PREFIX_AT_ONCE = 256
+"""Tokens of a prefix in a forward in the exact mode. Memory for attention grows with its square."""
 
 NUMBERS_FOR_ONE_THREAD = 3 * 10**7
 """Parameters of the largest decoder that runs on one CPU thread. Threads that wait for each other at every one of many
@@ -51,15 +51,15 @@ class Tables:
 class Task:
     """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
 
-    prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. kept: [B, P] tokens that
-    every image begins with.
-    Raises AdtError for prompts that are too long, and for a method that needs a drafter where there is none.
+    prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. prefix: [B, P] tokens
+    that every image begins with. Raises AdtError for prompts that are too long, and for a method that needs a drafter
+    where there is none.
     """
 
     target: Target
     prompts: Sequence[Prompt]
     keys: Sequence[Key]
-    kept: Tensor
+    prefix: Tensor
     sampling: Sampling
     drafting: Drafting
     drafter: Drafter | None
@@ -87,7 +87,7 @@ class Task:
     @property
     def start(self) -> int:
         """Raster position of the first token that is drawn."""
-        return self.kept.shape[1]
+        return self.prefix.shape[1]
 
     @property
     def fixed(self) -> bool:
@@ -223,7 +223,7 @@ class Task:
         decoder, config = self.target.decoder, self.target.decoder.config
         if not decoder.tile:
             return 0
-        tokens = max(self.largest.nodes + 1, min(self.start, KEPT_AT_ONCE))
+        tokens = max(self.largest.nodes + 1, min(self.start, PREFIX_AT_ONCE))
         width = slots if self.near is None else self.near + tokens
         return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
@@ -237,7 +237,7 @@ def rows_of(prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None, targe
 
 
 def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
-    """The tokens [B, n] of the codes that are kept, ends of whole rows included. Raises AdtError for a wrong prefix."""
+    """The tokens [B, n] of a prefix's codes, ends of whole rows included. Raises AdtError for a wrong prefix."""
     if prefix is None:
         return torch.empty(images, 0, dtype=torch.long)
     room = target.grid[0] * target.grid[1]

@@ -31,7 +31,7 @@ class KVCache:
         """Bytes of a cache. itemsize: bytes of a number."""
         return 2 * config.num_layers * rows * config.num_kv_heads * slots * config.head_dim * itemsize
 
-    def keep(self, rows: Tensor) -> None:
+    def select(self, rows: Tensor) -> None:
         """Go on with these rows alone, in the same memory."""
         layers, two, _, *rest = self.data.shape
         shape = (layers, two, len(rows), *rest)

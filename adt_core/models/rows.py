@@ -83,15 +83,15 @@ class Rows:
     _BY_ROW = ("pads", "_blind", "_prompt_mask")
 
     def __init__(
-        self, prompts: Sequence[list[int]], slots: int, like: Tensor, images: int = 0, length: int = 0, kept: int = 0
+        self, prompts: Sequence[list[int]], slots: int, like: Tensor, images: int = 0, length: int = 0, prefix: int = 0
     ):
         """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
 
         like: gives dtype and device. images: how many; one for each row unless told. length: that prompts are padded
-        to, if none is longer. kept: image tokens at the end of every prompt.
+        to, if none is longer. prefix: image tokens at the end of every prompt.
         """
         self.length = max(length, *map(len, prompts))
-        self.first_slot = self.length - kept
+        self.first_slot = self.length - prefix
         self.count, self.images = len(prompts), images or len(prompts)
         self.device = like.device
         pads = [self.length - len(prompt) for prompt in prompts]

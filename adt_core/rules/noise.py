@@ -46,7 +46,7 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
 class Noise:
     """The noise of images that are being drawn: of each, the rows from its root on, in the device's memory.
 
-    Position p of an image lies in row p % W of the image's ring. ``ring`` [B, W, V] keeps its memory until ``keep``.
+    Position p of an image lies in row p % W of the image's ring. ``ring`` [B, W, V] keeps its memory until ``select``.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Noise:
         """
         return self.ring[self._lanes, positions.clamp_max(self.length - 1) % self.ring.shape[1]]
 
-    def keep(self, lanes: Tensor) -> None:
+    def select(self, lanes: Tensor) -> None:
         """Go on with the images of these lanes alone."""
         self.ring = self.ring[lanes]
         self._keys, self._made = ([of[lane] for lane in lanes.tolist()] for of in (self._keys, self._made))

@@ -81,7 +81,7 @@ def records(folder: Path) -> Callable:
     runs = {"autoregressive": {**figures, "picture": "images/0.png"}}
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
     profile = built_in("cpu", 1)
-    profiles.keep(profile)
+    profiles.save(profile)
     kept = profiles._path(profile.name, 1)
 
     def one(data) -> None:

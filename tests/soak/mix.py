@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adt_core.app.continuation import kept_tokens
+from adt_core.app.continuation import prefix_length
 from adt_core.drafters import DRAFTERS, WITH_WINDOW
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN, POLICIES
@@ -71,7 +71,7 @@ class Request:
 
     def kept(self, target: Target) -> int:
         """How many cells of an image are given."""
-        return kept_tokens(target.grid, self.keep)
+        return prefix_length(target.grid, self.keep)
 
     @property
     def outcomes(self) -> set[str]:

@@ -36,7 +36,7 @@ def run(
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
         for finished in rounds(decoding):
-            made += [batch.keep(decoding, image, todo[stretch[image]]).prompt for image in finished]
+            made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
             if stop is not None and len(made) >= stop:
                 return made
     return made
@@ -129,7 +129,7 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
     batch, seeds = Batch(make, tmp_path), [3, 8, 2**64 - 1]
     decoding = decode(make.decoding(["a cat"] * 3, seeds=seeds, at_once=2))
     for image, seed in enumerate(seeds):
-        batch.keep(decoding, image, "a cat", seed, f"{image + 1}-id")
+        batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
         alone = replace(make, sampling=replace(make.sampling, seed=seed))
@@ -143,13 +143,13 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
 def test_an_image_keeps_its_name(make, tmp_path):
     """Another list, in which it has another place, finds the same file."""
     batch, decoding = Batch(make, tmp_path), decode(make.decoding(["a cat"]))
-    first = batch.keep(decoding, 0, "a cat", place="1-x")
-    assert Batch(make, tmp_path).keep(decoding, 0, "a cat", place="2-y").path == first.path
+    first = batch.save(decoding, 0, "a cat", place="1-x")
+    assert Batch(make, tmp_path).save(decoding, 0, "a cat", place="2-y").path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
 
 
 def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
-    made = Batch(make, tmp_path).keep(decode(make.decoding(["a cat"])), 0, "a cat")
+    made = Batch(make, tmp_path).save(decode(make.decoding(["a cat"])), 0, "a cat")
     found = Batch(make, tmp_path).find("a cat")
     with Image.open(made.path) as picture:
         assert (np.asarray(picture) == made.pixels).all() and (made.pixels == found.pixels).all()

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError
-from adt_core.app.continuation import kept_tokens, open_picture, to_pixels
+from adt_core.app.continuation import open_picture, prefix_length, to_pixels
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from adt_core.app.continuation import kept_tokens, open_picture, to_pixels
     ],
 )
 def test_shares_are_rounded_to_tokens(keep, left, tokens):
-    assert kept_tokens((8, 12), keep, left) == tokens
+    assert prefix_length((8, 12), keep, left) == tokens
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_shares_are_rounded_to_tokens(keep, left, tokens):
 )
 def test_shares_that_are_none(keep, left, words):
     with pytest.raises(AdtError, match=words):
-        kept_tokens((8, 8), keep, left)
+        prefix_length((8, 8), keep, left)
 
 
 def test_a_picture_of_another_shape_is_cropped_evenly_and_resized(tmp_path):

@@ -12,7 +12,7 @@ import torch
 
 from adt_core import AdtError, Decoding, Drafting
 from adt_core.app.jobs import Job, decode, rounds, warm_up
-from adt_core.engine import kept, measuring, profiles
+from adt_core.engine import measuring, pool, profiles
 from adt_core.engine.room import MEMORY_SHARE
 from adt_core.policies import CostProfile
 from adt_core.policies.costs import built_in, rounded
@@ -84,24 +84,24 @@ def test_drafts_are_dear_on_a_cpu_and_nearly_free_on_a_gpu(source):
 
 def test_what_is_kept_is_found_by_name_and_number_of_images(cache):
     assert profiles.find(PROFILE.name, 2) is None
-    profiles.keep(PROFILE)
+    profiles.save(PROFILE)
     assert profiles.find(PROFILE.name, 2) == PROFILE and len(list(cache.iterdir())) == 1
     assert profiles.find(PROFILE.name, 1) is None and profiles.find("another", 2) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5, json.dumps(MEASURED.to_json()).encode()])
 def test_files_that_are_damaged_or_foreign_count_for_nothing(cache, content):
-    profiles.keep(PROFILE)
+    profiles.save(PROFILE)
     (path,) = cache.iterdir()
     path.write_bytes(content)
     assert profiles.find(PROFILE.name, 2) is None
-    profiles.keep(PROFILE)
+    profiles.save(PROFILE)
     assert profiles.find(PROFILE.name, 2) == PROFILE
 
 
 def test_where_the_folder_cannot_be_written_a_profile_lives_as_long_as_the_process(cache):
     cache.write_text("a file where the folder should be")
-    profiles.keep(PROFILE)
+    profiles.save(PROFILE)
     assert profiles.find(PROFILE.name, 2) == PROFILE
 
 
@@ -264,7 +264,7 @@ def test_a_card_without_room_for_measuring_keeps_what_it_has(models, cache, monk
     decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
     released = mock.Mock()
     monkeypatch.setattr("adt_core.engine.room.free_bytes", lambda device: free)
-    monkeypatch.setattr(kept, "release", released)
+    monkeypatch.setattr(pool, "release", released)
     decoding.learn_costs()
     assert cache.exists() is measured and released.called is measured
 

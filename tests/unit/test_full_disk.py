@@ -79,7 +79,7 @@ def test_the_batch_sampler_keeps_what_is_finished(models, tmp_path, monkeypatch)
         decoding = job.decoding(missing, at_once=1)
         for finished in rounds(decoding):
             for image in finished:
-                batch.keep(decoding, image, missing[image])
+                batch.save(decoding, image, missing[image])
 
     with monkeypatch.context() as patch:
         patch.setattr(*at("write", 3, full_disk))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.engine import graphs, kept, measuring
+from adt_core.engine import graphs, measuring, pool
 from adt_core.engine.lanes import Lanes
 from adt_core.engine.round import run_round
 from adt_core.engine.task import Task
@@ -53,7 +53,7 @@ def as_on_a_gpu(monkeypatch, target):
         return recorder
 
     yield begin
-    kept.release(target.decoder)
+    pool.release(target.decoder)
 
 
 @pytest.fixture
@@ -237,12 +237,12 @@ def test_methods_that_take_turns_each_find_their_own(target, drafters, tape):
 
 
 def test_what_is_kept_is_bounded(target, drafters, tape, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_KEPT", 2)
+    monkeypatch.setattr(pool, "MOST_POOLED", 2)
     held = []
     for seed in range(4):
         sampling = Sampling(temperature=1.0 + seed)
         run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"), sampling=sampling)
-        held.append(kept.held_bytes(target.decoder))
+        held.append(pool.held_bytes(target.decoder))
     assert held[1] == 2 * held[0] and held[1:] == [held[1]] * 3
 
 
@@ -265,9 +265,9 @@ def test_what_is_kept_goes_before_images_do_where_memory_runs_out(target, drafte
 
 def test_what_is_kept_goes_when_it_is_released(target, drafters, tape):
     run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"))
-    assert kept.held_bytes(target.decoder) > 0
-    kept.release(target.decoder)
-    assert kept.held_bytes(target.decoder) == 0
+    assert pool.held_bytes(target.decoder) > 0
+    pool.release(target.decoder)
+    assert pool.held_bytes(target.decoder) == 0
 
 
 def test_a_run_that_was_cancelled_leaves_what_the_next_can_use(target, drafters, tape):
@@ -393,7 +393,7 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     monkeypatch.setenv(graphs.SWITCH, "0")
     expected = run(target).codes
     monkeypatch.delenv(graphs.SWITCH)
-    kept.release(target.decoder)
+    pool.release(target.decoder)
     for _ in range(2):
         assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
     assert not graphs.refused and not caplog.records

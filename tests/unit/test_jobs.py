@@ -42,7 +42,7 @@ def test_a_loop_that_is_left_frees_the_caches(job):
 
 def test_what_is_kept_begins_every_image(job):
     whole = decode(job.decoding(PROMPTS[:1])).codes
-    kept = Job(job.target, job.sampling, job.drafting, job.drafter, kept=(7, 8, 9))
+    kept = Job(job.target, job.sampling, job.drafting, job.drafter, prefix=(7, 8, 9))
     codes = decode(kept.decoding(PROMPTS, image_indices=[0, 0, 1, 2])).codes
     assert (codes[:, :3] == torch.tensor([7, 8, 9])).all() and not torch.equal(codes[:1], whole)
 

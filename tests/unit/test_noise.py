@@ -127,7 +127,7 @@ def test_keeping_lanes(monkeypatch):
     in_chunks_of(2, monkeypatch)
     walked, roots = made([5, 6, 7], ahead=3), [10, 12, 20]
     walked.prepare(roots)
-    walked.keep(torch.tensor([2, 0]))
+    walked.select(torch.tensor([2, 0]))
     for roots in ([20, 10], [24, 11], [30, 30]):
         walked.prepare(roots)
         assert holds(walked, roots, table([7, 5]))

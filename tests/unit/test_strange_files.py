@@ -148,7 +148,7 @@ def draw(batch: Batch, prompt: str):
     decoding = batch.job.decoding([prompt])
     for _ in rounds(decoding):
         pass
-    return batch.keep(decoding, 0, prompt)
+    return batch.save(decoding, 0, prompt)
 
 
 @pytest.mark.parametrize("dangling", [False, True])
@@ -185,11 +185,11 @@ def test_a_pipe_in_a_batch_folder_is_passed_over(batch, ours):
 def test_a_profile_goes_through_no_link_and_comes_from_no_pipe(ours, secret, monkeypatch):
     monkeypatch.setenv(profiles.FOLDER, str(ours))
     profile = CostProfile("a model", 1, {"chain": ((0, 1.0), (16, 2.0))})
-    profiles.keep(profile)
+    profiles.save(profile)
     (path,) = ours.iterdir()
     path.unlink()
     path.symlink_to(secret)
-    profiles.keep(profile)
+    profiles.save(profile)
     assert secret.read_bytes() == SECRET and profiles.find(profile.name, 1) == profile
     path.unlink()
     os.mkfifo(path)

@@ -14,37 +14,37 @@ from torch import nn
 
 from .lanes import Lanes
 
-MOST_KEPT = 16
-"""Sets of lanes that are kept at most; the latest stay."""
+MOST_POOLED = 16
+"""Sets of lanes in the pool at most; the latest stay."""
 MEMORY_SHARE = 1 / 4
 """Share of the device's memory that they may take together, if there are several."""
 
 
-def keep(decoder: nn.Module, lanes: Lanes) -> None:
+def put(decoder: nn.Module, lanes: Lanes) -> None:
     """Keep these lanes for the next decoding that has their plan."""
     sets, device = _sets(decoder), lanes.rows.device
     sets.pop(lanes.plan, None)
     sets[lanes.plan] = lanes
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-    while len(sets) > MOST_KEPT or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
+    while len(sets) > MOST_POOLED or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
         del sets[next(iter(sets))]
 
 
 def take(decoder: nn.Module, plan: Hashable) -> Lanes | None:
-    """The lanes of this plan, if they are kept. They are kept no more."""
+    """The lanes of this plan, if the pool has them. It has them no more."""
     return _sets(decoder).pop(plan, None)
 
 
 def release(decoder: nn.Module) -> None:
-    """Free what is kept, because the weights are to be moved or the memory is wanted."""
+    """Free the pool, because the weights are to be moved or the memory is wanted."""
     _sets(decoder).clear()
 
 
 def held_bytes(decoder: nn.Module) -> int:
-    """Bytes of the device's memory that are kept, and would be free after :func:`release`."""
+    """Bytes of the device's memory that the pool takes, and that would be free after :func:`release`."""
     return sum(lanes.num_bytes for lanes in _sets(decoder).values())
 
 
 def _sets(decoder: nn.Module) -> dict[Hashable, Lanes]:
-    """The lanes that are kept with these weights, by their plan, the latest last."""
-    return decoder.__dict__.setdefault("kept_lanes", {})
+    """The pool's lanes with these weights, by their plan, the latest last."""
+    return decoder.__dict__.setdefault("pooled_lanes", {})
