@@ -20,13 +20,13 @@ from ..policies import Source
 from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .eagle import EagleDrafter
-from .jacobi import CHAIN, WINDOW, JacobiDrafter, JacobiProposer
+from .jacobi import CHAIN, JacobiDrafter, JacobiProposer
 from .window import CLASSES, NEVER, Forecast, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
-BOTH = Source("both", most=8.0, half=19.0)
-"""The way to draft that asks the network. The others leave it out, and what it has not read waits for it."""
+BOTH, BOTH_CHAIN = Source("both", most=9.5, half=25.0), Source("both chain", width=1, most=6.5, half=11.5)
+"""The ways to draft that ask the network. Others leave it out, and what it has not read waits for it."""
 CORRECTION = 0.5
 """Share of the network's former error that is taken off."""
 
@@ -35,7 +35,7 @@ class MergedDrafter(Drafter):
     """A network and the window."""
 
     defaults, roomy = JacobiDrafter.defaults, JacobiDrafter.roomy
-    sources = CHAIN, BOTH, WINDOW
+    sources = CHAIN, BOTH_CHAIN, BOTH
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle
@@ -89,7 +89,7 @@ class MergedProposer(Proposer):
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         window = self._window.open(roots, shapes)
-        self._asked = window.depth > 0 and shapes.source in ("", BOTH.name)
+        self._asked = window.depth > 0 and shapes.source in ("", BOTH.name, BOTH_CHAIN.name)
         if not self._asked:
             return self._window.close(window, shapes)
         if self._network.waits:

@@ -19,8 +19,18 @@ Curve = tuple[tuple[int, float], ...]
 MOST_DRAFTS, MOST_STEPS, MOST_POINTS, LONGEST_NAME = 256, 1e4, 32, 200
 """Bounds of what a profile may say."""
 BUILT_IN: dict[str, dict[str, tuple[float, float, float]]] = {
-    "cpu": {"chain": (1.1, 0.15, 0.05), "window": (1.15, 0.4, 0.07), "both": (1.1, 1.35, 0.08)},
-    "cuda": {"chain": (1.02, 0.05, 0.002), "window": (1.03, 0.12, 0.003), "both": (1.05, 0.25, 0.003)},
+    "cpu": {
+        "chain": (1.1, 0.15, 0.05),
+        "window": (1.15, 0.4, 0.07),
+        "both": (1.1, 1.0, 0.07),
+        "both chain": (1.1, 0.8, 0.055),
+    },
+    "cuda": {
+        "chain": (1.02, 0.05, 0.002),
+        "window": (1.03, 0.12, 0.003),
+        "both": (1.05, 0.25, 0.003),
+        "both chain": (1.05, 0.2, 0.002),
+    },
 }
 """By kind of device and source: plain steps of a round without drafts, what drafts add at all, and what each adds."""
 

@@ -55,7 +55,7 @@ def test_every_shape_writes_the_plain_tokens(models, drafting, temperature):
 
 def test_auto_writes_the_plain_tokens_with_every_drafter_and_without_guidance(models):
     target, network = models
-    free = costs("chain", "both", "window")
+    free = costs("chain", "both", "both chain", "window")
     for sampling in (Sampling(seed=3), Sampling(seed=3, guidance=1.0), Sampling(seed=3, top_k=4)):
         plain = run(target, None, Drafting(method="autoregressive"), sampling)
         for drafter in (network, with_window(network), load_drafter("jacobi", target)):
@@ -69,7 +69,7 @@ class InTurns(POLICIES["eagle2"]):
 
     def choose(self, lanes):
         self.rounds += 1
-        source = "both" if self.rounds % self.settings.width == 0 else "window"
+        source = "both" if self.rounds % self.settings.width == 0 else "chain"
         return [Shape(self.settings.depth, 3, self.settings.nodes, source=source)] * len(lanes)
 
 
