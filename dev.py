@@ -46,7 +46,7 @@ TESTS = [
 ALL = "--all"
 NORMAL = "not long"  # marks of the tests that run while somebody waits
 
-CAPTION = "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right."
+CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."
 SEED = "3"  # a picture that shows all of it; not every seed does
 PICTURE = Path("output") / "demo.png"
 

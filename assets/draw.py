@@ -44,8 +44,8 @@ THUMBNAILS = {
 }
 
 
-SEA_SEED = 5
-SEA = "A blue sailboat in the middle on a calm lake at sunset."
+SEA_SEED = 0
+SEA = "A red sailboat in the middle on a calm lake at sunset."
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
 EDGE, GAP = 256, 6
 """Of a picture among several of a thumbnail, in pixels."""
@@ -60,10 +60,8 @@ class Painter:
 
     def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
         """A decoding that has ended."""
-        prompt, sampling = (
-            self.target.encode_prompt(caption),
-            adt_core.Sampling(seed=seed, guidance=self.target.published.guidance),
-        )
+        prompt, own = self.target.encode_prompt(caption), self.target.published
+        sampling = adt_core.Sampling(seed, own.temperature, guidance=own.guidance)
         decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
         for _ in decoding:
             pass

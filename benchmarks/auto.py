@@ -90,7 +90,7 @@ def _serve(line: Connection, method: str, dtype: str, lantern: bool) -> None:
     """A method's own process: gets prompts and the numbers of their images, sends seconds and names of the tokens."""
     drafter, drafting = METHODS[method]
     target = load_target("bundled", dtype=getattr(torch, dtype))
-    sampling = Sampling(1, guidance=BUNDLED_SAMPLING.guidance)
+    sampling = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
     loaded = load_drafter(drafter, target) if method != PLAIN else None
     job = Job(target, sampling, drafting, loaded, Lantern(100, 0.1) if lantern and method != PLAIN else None)
     line.send(None)

@@ -29,7 +29,7 @@ from adt_lab.report import COLUMNS, Bar, draw_bars, median_interval, ratios, sum
 
 from .harness import BUNDLED, BUNDLED_COUNT, SCENES, captions, scene_metric
 
-SAMPLING = Sampling(seed=1, temperature=1.0, guidance=BUNDLED_SAMPLING.guidance)
+SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
 LANTERN = Lantern(100, 0.1)
 RELAXABLE = ("adt-tree", "merged")
 MAIN = [
@@ -172,7 +172,9 @@ class Runner:
         self._folder, self._metrics, self._target = folder, {SCENES: scene_metric()}, load_target()
         self._network = load_drafter("bundled", self._target)
 
-    def __call__(self, name: str, prompts: int, presets: dict[str, Preset], temperature: float = 1.0) -> Run:
+    def __call__(
+        self, name: str, prompts: int, presets: dict[str, Preset], temperature: float = SAMPLING.temperature
+    ) -> Run:
         """Measure the methods on the first ``prompts`` captions, in a folder of this name."""
         sampling = replace(SAMPLING, temperature=temperature)
         benchmark = Benchmark(
@@ -209,7 +211,7 @@ def measured(run: Runner, prompts: int, few: int) -> tuple[dict[str, Run], dict[
     }
     control = [row["method"] for row in runs["control"].rows if row["method"] not in (PLAIN, "adt-tree")]
     tables = {
-        "Speed, temperature 1": main.table(),
+        "Speed": main.table(),
         "Of these, one against another": main.pairs(PAIRS),
         "On a GPU where nodes are nearly free: bounds on the speed-up, computed, not measured": main.bounds(),
         "LANTERN, other settings": runs["lantern"].table(SHORT),

@@ -194,10 +194,10 @@ TEMPLATES: tuple[Prompt, ...] = (
         "A red house on the left of a sandy beach under a cloudy sky.", "red house left", ground="sand", sky="cloudy"
     ),
     _of_template(
-        "A blue sailboat in the middle on a calm lake at sunset.", "blue sailboat middle", ground="water", sky="sunset"
+        "A red sailboat in the middle on a calm lake at sunset.", "red sailboat middle", ground="water", sky="sunset"
     ),
     _of_template(
-        "A red house in a grassy field on the left under a clear blue sky and a yellow hot air balloon on the right.",
+        "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right.",
         "red house left,yellow balloon right",
         ground="grass",
         sky="clear",

@@ -23,7 +23,7 @@ from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal
 from .sampling import patchers
-from .schema import schema
+from .schema import schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import encode
 
@@ -34,6 +34,7 @@ class ADTTreeBenchmark(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         methods = ", ".join(list(bench.PRESETS)[1:])
+        own = Sampling.options()
         return schema(
             "ADTTreeBenchmark",
             "ADT-Tree Benchmark",
@@ -55,8 +56,8 @@ class ADTTreeBenchmark(io.ComfyNode):
                     "name relaxes its acceptance.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=False),
-                io.Float.Input("guidance", default=BUNDLED_SAMPLING.guidance, min=0.0, max=100.0, step=0.1),
-                io.Float.Input("temperature", default=1.0, min=0.0, max=10.0, step=0.05),
+                widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
+                widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
             ],
             outputs=[io.String.Output(display_name="table")],
             hidden=[io.Hidden.unique_id],

@@ -25,13 +25,10 @@ OWN, CUSTOM = "model's own", "custom"
 
 
 def sampling_inputs() -> list[io.Input]:
-    """The inputs of ``adt_core.Sampling``, by its names. Guidance begins with what suits the bundled model."""
-    own = Sampling.options()
-    return [
-        widget("seed", own["seed"], control_after_generate=True),
-        widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
-        *(widget(name, own[name]) for name in ("temperature", "top_k", "top_p")),
-    ]
+    """The inputs of ``adt_core.Sampling``, by its names. Numbers begin with what suits the bundled model."""
+    own, names = Sampling.options(), ("guidance", "temperature", "top_k", "top_p")
+    numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in names]
+    return [widget("seed", own["seed"], control_after_generate=True), *numbers]
 
 
 def preset_input() -> io.Input:

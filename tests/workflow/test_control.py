@@ -177,6 +177,6 @@ def test_compare_without_a_drafter(comfy, graph, reference):
     }
     node, _ = graph.add("ADTTreeCompare", **inputs)
     graph.set("SaveImage", images=[node, 0])
-    numbers = {name: sampler[name] for name in ("seed", "guidance")}
+    numbers = {name: sampler[name] for name in ("seed", "guidance", "temperature")}
     expected = reference(prompt=graph.inputs("CLIPTextEncode")["text"], sampling=numbers)["images"][0]
     np.testing.assert_array_equal(images(comfy, comfy.run(graph.prompt))[0], expected)

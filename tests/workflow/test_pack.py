@@ -125,7 +125,7 @@ def test_what_has_a_default_is_optional(object_info):
 def test_a_prompt_needs_no_more_than_links(comfy, graph):
     """What is left out is the schema's default; a number that is given counts."""
     given = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
-    numbers = {"seed": 0, "guidance": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    numbers = {"seed": 0, "guidance": 2.0, "temperature": 0.6, "top_k": 0, "top_p": 1.0}
     samplers = [
         graph.add("ADTTreeSampler", **given, **more)
         for more in ({}, {**numbers, "preset": "model's own"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0})

@@ -14,7 +14,7 @@ from adt_core.app.checkpoints import BUNDLED_SAMPLING
 
 PROMPT = "A blue sailboat in the middle of a calm lake at sunset."
 
-OWN = {"guidance": BUNDLED_SAMPLING.guidance}
+OWN = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
 """What the bundled model draws by, where that is not what ``Sampling`` has unless told."""
 
 
@@ -27,7 +27,8 @@ def test_shipped_workflow_gives_the_image_of_the_engine(comfy, graph, reference)
     text = graph.inputs("CLIPTextEncode")["text"]
     sampler = graph.inputs("ADTTreeSampler")
     (image,) = images(comfy, comfy.run(graph.prompt))
-    expected = reference(prompt=text, sampling={"seed": sampler["seed"], "guidance": sampler["guidance"]})["images"]
+    numbers = {name: sampler[name] for name in ("seed", "guidance", "temperature")}
+    expected = reference(prompt=text, sampling=numbers)["images"]
     np.testing.assert_array_equal(image, expected[0])
     assert image.std() > 20, "that is not a picture"
 
@@ -96,7 +97,7 @@ def test_relaxed_is_lantern_with_its_usual_bounds(comfy, graph):
 def test_custom_numbers_hold_and_the_model_s_own_do_not(comfy, graph, reference):
     graph.set("CLIPTextEncode", text=PROMPT).set("ADTTreeSampler", seed=5, guidance=1.5, top_k=40, preset="custom")
     (image,) = images(comfy, comfy.run(graph.prompt))
-    expected = {"seed": 5, "guidance": 1.5, "top_k": 40}
+    expected = {"seed": 5, "guidance": 1.5, "temperature": OWN["temperature"], "top_k": 40}
     np.testing.assert_array_equal(image, reference(prompt=PROMPT, sampling=expected)["images"][0])
     (own,) = images(comfy, comfy.run(graph.set("ADTTreeSampler", preset="model's own").prompt))
     np.testing.assert_array_equal(own, reference(prompt=PROMPT, sampling={"seed": 5, **OWN})["images"][0])
