@@ -22,12 +22,13 @@ from .stock import encode, read_prompt, to_image, to_picture
 
 OWN, CUSTOM = "model's own", "custom"
 """Presets: the numbers that the model's makers publish, and those on the node."""
+NUMBERS = "guidance", "temperature", "top_k", "top_p"
 
 
 def sampling_inputs() -> list[io.Input]:
     """The inputs of ``adt_core.Sampling``, by its names. Numbers begin with what suits the bundled model."""
-    own, names = Sampling.options(), ("guidance", "temperature", "top_k", "top_p")
-    numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in names]
+    own = Sampling.options()
+    numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in NUMBERS]
     return [widget("seed", own["seed"], control_after_generate=True), *numbers]
 
 
@@ -42,11 +43,11 @@ def choose_preset(preset: str | None, **given: Any) -> str:
 
 
 def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
-    """The numbers that are given, or those of the model's makers. Of these the seed is always the one given."""
-    if preset == CUSTOM:
-        return Sampling(**given)
-    own = model.target.published
-    return Sampling(given.get("seed", Sampling.seed), own.temperature, own.top_k, own.top_p, own.guidance)
+    """The numbers that are given, what is left out as the inputs begin; or those of the model's makers. The seed is
+    always the one given."""
+    own = BUNDLED_SAMPLING if preset == CUSTOM else model.target.published
+    numbers = {name: getattr(own, name) for name in NUMBERS}
+    return Sampling(**numbers | (given if preset == CUSTOM else {"seed": given.get("seed", Sampling.seed)}))
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:

@@ -37,8 +37,8 @@ def test_drafts_are_good_after_rounds_without_any(target, name, least, monkeypat
     steady = Drafting("eagle2", depth=CHAIN.depth, width=1, nodes=CHAIN.nodes)
     accepted, codes = [], []
     for drafting in (steady, Drafting("every-third")):
-        drafter = load_drafter(name, target)
-        decoding = Decoding(target, [prompt], sampling=Sampling(seed=4), drafting=drafting, drafter=drafter)
+        drafter, seeds = load_drafter(name, target), [4, 5, 6, 7]
+        decoding = Decoding(target, [prompt] * 4, sampling=Sampling(), drafting=drafting, drafter=drafter, seeds=seeds)
         shares = [share for round in decoding for share in round.images if share.nodes]
         accepted.append(sum(share.accepted for share in shares) / len(shares))
         codes.append(decoding.codes)

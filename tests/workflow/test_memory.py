@@ -85,7 +85,16 @@ def short(graph):
 
 
 CONSTANTS = {"Drafting", "Family", "Lantern", "Option", "Pairing", "Preset", "Published", "Sampling", "Shape"}
-CONSTANTS |= {"Settings", "FixedSettings", "AdtTreeSettings", "Download", "PublishedSampling", "Remedy", "_Least"}
+CONSTANTS |= {
+    "DraftSettings",
+    "Source",
+    "FixedSettings",
+    "AdtTreeSettings",
+    "Download",
+    "PublishedSampling",
+    "Remedy",
+    "_Least",
+}
 """Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""
 
 
