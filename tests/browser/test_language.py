@@ -72,7 +72,7 @@ def test_progress_is_in_the_language_of_the_page(chinese):
         "(last) => { adtTest.read(); return adtTest.lines.some((line) => line.includes(last)); }", arg=last
     )
     said = [line for line in chinese.page.evaluate("adtTest.lines") if line]
-    assert said[0].startswith("2 张图像中的 0 张") and not any(" of " in line for line in said)
+    assert said[0].startswith("2 张图像") and not any(" of " in line for line in said)
 
 
 ASK = """(values) => values.forEach((value, i) => {
