@@ -65,14 +65,14 @@ READ = """([seed, count]) => {
 
 def test_progress_is_in_the_language_of_the_page(chinese):
     chinese.open_template("ADT-Tree batch of prompts with report")
-    chinese.page.evaluate(READ, [next(SEEDS), 2])
+    chinese.page.evaluate(READ, [next(SEEDS), 6])
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
-    last = "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"
+    last = "6 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"
     chinese.page.wait_for_function(  # a busy page shows the last one late
         "(last) => { adtTest.read(); return adtTest.lines.some((line) => line.includes(last)); }", arg=last
     )
     said = [line for line in chinese.page.evaluate("adtTest.lines") if line]
-    assert said[0].startswith("2 张图像") and not any(" of " in line for line in said)
+    assert said[0].startswith("6 张图像") and not any(" of " in line for line in said)
 
 
 ASK = """(values) => values.forEach((value, i) => {
