@@ -63,7 +63,7 @@ def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
 
 @pytest.mark.both_modes
 def test_a_run_that_ends_behind_another_workflow_is_there_when_its_own_is_opened(tab, small):
-    sampler = small.batch(8).sampler
+    sampler = small.batch(48).sampler
     tab.load(small.data)
     own = tab.page.evaluate(OPEN)
     tab.run()
