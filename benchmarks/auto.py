@@ -39,6 +39,7 @@ import torch
 from adt_core import Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.jobs import Job, decode
+from adt_core.app.options import choose_device
 from adt_core.engine import profiles
 from adt_core.policies import PLAIN
 from model_making.ordinary import PROMPTS
@@ -89,7 +90,7 @@ def prompts_of(kind: str, count: int) -> list[str]:
 def _serve(line: Connection, method: str, dtype: str, lantern: bool) -> None:
     """A method's own process: gets prompts and the numbers of their images, sends seconds and names of the tokens."""
     drafter, drafting = METHODS[method]
-    target = load_target("bundled", dtype=getattr(torch, dtype))
+    target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
     sampling = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
     loaded = load_drafter(drafter, target) if method != PLAIN else None
     job = Job(target, sampling, drafting, loaded, Lantern(100, 0.1) if lantern and method != PLAIN else None)

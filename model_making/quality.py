@@ -115,14 +115,14 @@ def report_prompts(prompts: list[Prompt], judged: list[Judged], misses: bool) ->
 
 def report_templates(target: Target, drafter: Drafter | None, sampling: Sampling) -> list[str]:
     """Print in how many of eight pictures is all that each prompt names; return what misses the bar."""
-    missed = []
+    wholes = []
     print("templates and blueprints, pictures with all that is named")
     for prompt in TEMPLATES:
         images = generate(target, drafter, [prompt.text] * BATCH, sampling, range(1, BATCH + 1))
         whole = sum(all(judge_prompt(image, prompt).named.values()) for image in images)
         print(f"  {whole} of {BATCH}  {prompt.text}")
-        missed += ["templates"] if whole < WHOLE_OF_EIGHT else []
-    return missed[:1]
+        wholes.append(whole)
+    return ["templates"] if min(wholes) < WHOLE_OF_EIGHT else []
 
 
 def verdict(results: dict[str, list[bool]]) -> list[str]:

@@ -23,6 +23,7 @@ from .stock import encode, read_prompt, to_image, to_picture
 OWN, CUSTOM = "model's own", "custom"
 """Presets: the numbers that the model's makers publish, and those on the node."""
 NUMBERS = "guidance", "temperature", "top_k", "top_p"
+"""What a preset is about."""
 
 
 def sampling_inputs() -> list[io.Input]:

@@ -59,8 +59,9 @@ class Prefill:
 class Shapes:
     """The shapes of a round, one for each image, and the largest depth, width and number of nodes among them.
 
-    branches: number of drafts outside the longest path, in the image that has most of them. fixed: tensors have the
-    largest sizes that are possible. Tensors such as ``depths`` then say which part an image uses.
+    tree, source: as in :class:`Shape`. branches: number of drafts outside the longest path, in the image that has most
+    of them. fixed: tensors have the largest sizes that are possible. Tensors such as ``depths`` then say which part an
+    image uses.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):

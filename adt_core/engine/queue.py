@@ -66,7 +66,7 @@ class ImageQueue:
     def _enter_all(self) -> Lanes:
         """The next images, in the memory of those before them where that has the same plan."""
         count, task = min(self._at_once, len(self._waiting)), self._task
-        self._drafter = task.at_work if self._policy.begin() else None
+        self._drafter = task.active_drafter if self._policy.begin() else None
         plan = task.plan(count, self._drafter)
         before = self.lanes
         if task.fixed and (before is None or before.plan != plan):

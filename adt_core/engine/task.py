@@ -122,7 +122,7 @@ class Task:
         return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.fixed else self.longest
 
     @cached_property
-    def at_work(self) -> Drafter | None:
+    def active_drafter(self) -> Drafter | None:
         """What drafts: a network has the window beside it where the policy may choose."""
         policy = self.drafting.policy
         if self.drafter is None or not policy.needs_drafter:
@@ -150,7 +150,7 @@ class Task:
     @property
     def uncommitted(self) -> int:
         """Slots of a KV cache that a round may need from its root on."""
-        return max(self.largest.nodes + 1, self.at_work.slots(self.largest) if self.at_work else 1)
+        return max(self.largest.nodes + 1, self.active_drafter.slots(self.largest) if self.active_drafter else 1)
 
     @property
     def slots(self) -> int:
@@ -172,7 +172,7 @@ class Task:
 
     def policy(self, profile: CostProfile | None) -> Policy:
         """A fresh policy. profile: what rounds cost where the weights are now, for a policy that chooses."""
-        sources = self.at_work.sources if self.at_work else ()
+        sources = self.active_drafter.sources if self.active_drafter else ()
         length, deepest = self.target.length - self.start, self.largest.depth
         scene = Scene(self.target.columns, length, self.keys, sources, profile, deepest)
         return self.drafting.policy(self.drafting.settings, scene)
@@ -207,7 +207,7 @@ class Task:
         config, itemsize = decoder.config, decoder.embedding.element_size()
         wide = decoder.wide_dtype.itemsize
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
-        drafting = self.at_work.cache_bytes(self.groups * held, slots, itemsize) if self.at_work else 0
+        drafting = self.active_drafter.cache_bytes(self.groups * held, slots, itemsize) if self.active_drafter else 0
         caches = KVCache.num_bytes(config, rows, slots, itemsize) + drafting
         noise = Noise.num_bytes(held, target.length, target.num_tokens, self.noise_ahead, wide)
         tokens = max(self.padded + self.start, self.largest.nodes + 1)

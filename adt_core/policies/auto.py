@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..rules.trace import Round
-from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, Source, spine_length
+from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, Source
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of drafts to choose from."""
@@ -42,12 +42,19 @@ too dear."""
 
 
 class Choice(NamedTuple):
-    """What a round may be: so many drafts of a source. hope: drafts that are usually accepted. cost: in plain steps."""
+    """What a round may be. hope: drafts that are usually accepted. cost: in plain steps."""
 
-    source: str
     shape: Shape
     hope: float
     cost: float
+
+
+def spine_length(nodes: int, width: int) -> int:
+    """Drafts on the spine of a window with ``nodes`` drafts: all of a chain and of a few, else two thirds.
+
+    The rest are branches.
+    """
+    return nodes if width == 1 or nodes <= 4 else round(nodes * 2 / 3)
 
 
 def sizes_of(source: Source) -> tuple[int, ...]:
@@ -73,14 +80,14 @@ class Auto(Policy):
         assert profile is not None
         known = [source for source in scene.sources if source.name in profile.costs]
         self._choices = [self._choice(source, size) for source in known for size in sizes_of(source)]
-        self._plain = Choice("", NO_DRAFTS, 0.0, min((profile.of(source.name, 0) for source in known), default=1.0))
+        self._plain = Choice(NO_DRAFTS, 0.0, min((profile.of(source.name, 0) for source in known), default=1.0))
         self._images, self._chosen = dict[int, _Image](), self._plain
 
     def _choice(self, source: Source, size: int) -> Choice:
         shape, profile = shape_of(source, size), self.scene.profile
         assert profile is not None
         missing = max(shape.depth - self.scene.deepest, 0)  # levels that are cut off, and with each at least a draft
-        return Choice(source.name, shape, source.hope(size - missing), profile.of(source.name, size))
+        return Choice(shape, source.hope(size - missing), profile.of(source.name, size))
 
     @classmethod
     def largest(cls, settings: DraftSettings) -> Shape:
@@ -95,10 +102,15 @@ class Auto(Policy):
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
         images = [self._images.setdefault(lane.image, _Image()) for lane in lanes]
 
-        def pace(choice: Choice) -> float:
-            return sum(image.tokens_with(choice) for image in images) / choice.cost
+        choices = self._plain, *self._affordable(images)
+        promises = {
+            source: sum(image.promise(source) for image in images) for source in {one.shape.source for one in choices}
+        }
 
-        self._chosen = max((self._plain, *self._affordable(images)), key=pace)
+        def pace(choice: Choice) -> float:
+            return (len(images) + promises[choice.shape.source] * choice.hope) / choice.cost
+
+        self._chosen = max(choices, key=pace)
         self.steps = self._chosen.cost
         return [self._chosen.shape] * len(lanes)
 
@@ -147,20 +159,19 @@ class _Image:
     ease: _Record = field(default_factory=lambda: _Record(EASE_PRIOR, EASE_MEMORY))
     skills: dict[str, _Record] = field(default_factory=dict)
 
-    def expect(self, choice: Choice) -> float:
-        """Accepted drafts, where the image is as it is all in all."""
-        return choice.hope * (self.skills[choice.source].ratio if choice.source in self.skills else 1.0)
+    def skill(self, source: str) -> float:
+        return self.skills[source].ratio if source in self.skills else 1.0
 
-    def tokens_with(self, choice: Choice) -> float:
-        """Tokens that a round should bring."""
-        return 1 + self.ease.ratio * self.expect(choice) if self.tokens else 1.0
+    def promise(self, source: str) -> float:
+        """What is to be expected here of the drafts that are usually accepted, as a share; 0 in the first round."""
+        return self.ease.ratio * self.skill(source) if self.tokens else 0.0
 
     def learn(self, accepted: int, choice: Choice) -> None:
         """A round is over, in which so many drafts were accepted."""
+        source = choice.shape.source
         self.tokens, self.cost = self.tokens + accepted + 1, self.cost + choice.cost
-        self.ease.learn(accepted, self.expect(choice))
-        for skill in self.skills.values():
-            skill.learn()
-        if choice.source:
-            skill = self.skills.setdefault(choice.source, _Record(SKILL_PRIOR, SKILL_MEMORY))
-            skill.accepted, skill.expected = skill.accepted + accepted, skill.expected + choice.hope
+        self.ease.learn(accepted, self.skill(source) * choice.hope)
+        if source:
+            self.skills.setdefault(source, _Record(SKILL_PRIOR, SKILL_MEMORY))
+        for name, skill in self.skills.items():
+            skill.learn(*((accepted, choice.hope) if name == source else ()))

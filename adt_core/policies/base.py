@@ -55,14 +55,6 @@ class Source(NamedTuple):
         return self.most * drafts / (drafts + self.half)
 
 
-def spine_length(nodes: int, width: int) -> int:
-    """Drafts on the spine of a window with ``nodes`` drafts: all of a chain and of a few, else two thirds.
-
-    The rest are branches.
-    """
-    return nodes if width == 1 or nodes <= 4 else round(nodes * 2 / 3)
-
-
 @dataclass(frozen=True)
 class DraftSettings(Settings):
     """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`."""

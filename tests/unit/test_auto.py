@@ -8,8 +8,7 @@ import pytest
 from adt_core.drafters.jacobi import CHAIN, WINDOW
 from adt_core.drafters.merged import BOTH
 from adt_core.policies import NO_DRAFTS, CostProfile, DraftSettings, Lane, Scene, Shape, auto
-from adt_core.policies.auto import LOSS, SIZES, WIDTH, Auto, sizes_of
-from adt_core.policies.base import spine_length
+from adt_core.policies.auto import LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
 
