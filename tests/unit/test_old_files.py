@@ -1,0 +1,96 @@
+"""Files that version 0.1 wrote are read as it meant them: pictures, batches, benchmarks, trainings, profiles of costs.
+
+``tests/fixtures/v0_1`` holds them. They were written with the tiny models, by these paths: ``target``, ``drafter``. The
+prompt is "a cat" unless a test says another.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
+from adt_core.app.batch import Batch, home
+from adt_core.app.images import read_settings
+from adt_core.app.jobs import Job
+from adt_core.engine import profiles
+from adt_core.policies import CostProfile
+from adt_lab.benchmark import RUNS, Benchmark
+from adt_lab.records import open_records
+
+OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
+
+
+@pytest.fixture
+def work(tiny, tmp_path, monkeypatch):
+    """A working folder in which the models lie, with an empty cache. The way there is relative, as it was then."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
+    for name in ("target", "drafter"):
+        shutil.copytree(tiny / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["plain", "auto", "relaxed", "continued"])
+def test_a_picture_is_made_again_by_the_settings_in_it(work, name):
+    """All that it says of itself is said of the new one, too."""
+    before = read_settings(OLD / f"{name}.png")
+    named = ["--model", "target", "--drafter", before["drafter"], "--device", "cpu"]
+    assert cli.main(["generate", "--from-png", str(OLD / f"{name}.png"), *named, "--output", "again.png"]) == 0
+    after = read_settings(Path("again.png"))
+    assert {**after, "versions": None} == {**before, "versions": None}
+
+
+@pytest.mark.parametrize("name, more", [("", {}), ("cats", {"negative": "fog", "suffix": ", at noon"})])
+def test_the_images_of_a_batch_are_found(work, name, more):
+    target = load_target("target")
+    how = Sampling(seed=4, top_p=0.9), Drafting("adt-tree"), load_drafter("drafter", target)
+    lantern = Lantern(8, factor=2.0) if more else None
+    job = Job(target, *how, lantern, drafter_path="drafter", model_path="target", **more)
+    shutil.copytree(OLD / "batches", "batches")
+    batch = Batch(job, home(work / "batches", job, name))
+    assert [batch.find("a cat", seed).seed for seed in (None, 5)] == [4, 5]
+
+
+def test_a_benchmark_goes_on(work):
+    """Where commit, versions and machine are the same, its folder is that of the same settings."""
+    shutil.copytree(OLD / "benchmark", "benchmark")
+    before = json.loads((work / "benchmark" / RUNS).read_text().splitlines()[0])["settings"]
+    target = load_target("target")
+    sampling = Sampling(**before["sampling"])
+    benchmark = Benchmark(before["prompts"], list(before["methods"])[1:], sampling, Lantern(delta=0.2), "drafter")
+    now = benchmark.settings(target)
+    machine = {name: before[name] for name in ("engine", "commit", "torch", "python", "device", "threads")}
+    assert now | machine == before
+    (record,) = open_records(work / "benchmark", now | machine)
+    assert list(record["runs"]) == ["autoregressive", "adt-tree", "merged+lantern"]
+
+
+def test_a_training_goes_on(work):
+    """The settings of a run are those that it was begun with."""
+    Path("captions.txt").write_text("a cat\na dog\na cow\nan owl\n")
+    options = "--model target --prompts captions.txt --held-out 2 --batch 2 --steps 1 --device cpu --output trained"
+    assert cli.main(["train-drafter", *options.split()]) == 0
+    settings = Path("trained/training/settings.json")
+    assert json.loads(settings.read_text()) == json.loads((OLD / "training.json").read_text())
+
+
+@pytest.mark.parametrize("path", sorted(OLD.glob("costs-*.json")), ids=lambda path: path.stem)
+def test_a_profile_of_costs_is_found_by_its_name(work, path):
+    profile = CostProfile.from_json(json.loads(path.read_text()))
+    Path("cache").mkdir()
+    shutil.copy(path, Path("cache") / path.name)
+    assert profiles.find(profile.name, profile.images) == profile
+
+
+def test_a_task_has_the_name_that_its_profile_had(work):
+    """All but the machine's part, and torch's."""
+    names = {json.loads(path.read_text())["name"].split("; ", 1)[1] for path in OLD.glob("costs-*.json")}
+    for dtype, path in (("float32", "again.png"), ("bfloat16", "half.png")):
+        line = f"--model target --drafter drafter+jacobi --prompt cat --dtype {dtype} --device cpu --output {path}"
+        assert cli.main(["generate", *line.split()]) == 0
+    line = "--model target --drafter jacobi --prompt cat --lantern-delta 0.2 --device cpu --output relaxed.png"
+    assert cli.main(["generate", *line.split()]) == 0
+    now = {json.loads(path.read_text())["name"].split("; ", 1)[1] for path in Path("cache").glob("costs-*.json")}
+    assert now == names
