@@ -1,5 +1,6 @@
 """What every part of the package may raise or call."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +15,36 @@ LONGEST = 1000
 """Characters of what an error says: it may quote a stranger's file."""
 
 
+_INPUT = re.compile(r"`([a-z_]+)`")
+"""How a sentence names an input: by the name of its field, in backquotes."""
+
+
 class AdtError(ValueError):
-    """A wrong input, said in one sentence: which input, what was expected, what to do."""
+    """A wrong input, said in one sentence: which input, what was expected, what to do.
+
+    The sentence names inputs by their fields, in backquotes. As a text it has the bare names, which are those of the
+    nodes' inputs.
+    """
 
     __module__ = "builtins"  # ComfyUI shows users an exception's module, unless it is this one
 
     def __init__(self, sentence: str):
         super().__init__(one_line(sentence))
 
+    def __str__(self) -> str:
+        return self.naming(str)
+
+    def naming(self, written: Callable[[str], str]) -> str:
+        """The sentence with its inputs as a surface writes them. written: of the name of a field."""
+        return in_words(self.args[0], written)
+
     def __reduce__(self) -> tuple:
         return _again, self.args  # by which other processes can be told of it, in spite of the module
+
+
+def in_words(sentence: str, written: Callable[[str], str]) -> str:
+    """A sentence in which inputs stand in backquotes, with each as it is ``written`` where it is read."""
+    return _INPUT.sub(lambda match: written(match[1]), sentence)
 
 
 class TooLong(AdtError):

@@ -7,16 +7,8 @@ from .app.checkpoints import explained, load_drafter, published_sampling
 from .app.continuation import open_picture, to_pixels
 from .app.images import UNSOUND, check_outputs, open_image, to_png
 from .app.jobs import Job, decode, replaced, warm_up
-from .app.options import (
-    choose_device,
-    default_drafter,
-    lantern_of,
-    models_of,
-    named,
-    open_target,
-    sampling_of,
-    suffix_of,
-)
+from .app.loading import choose_device, complete, default_drafter, models_of, named, open_target
+from .app.orders import Comparison, DrafterFiles, Drawn, Engines, Lessons, Scores, Training
 from .app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .app.tables import to_csv
 from .drafters import (
@@ -39,8 +31,9 @@ from .models.layers import Layer
 from .models.layout import paired
 from .models.rotary import rope_tables
 from .models.rows import Roots, Rows, Step
-from .models.target import Prompt, Target, suffixed, with_grammar
+from .models.target import Prompt, PublishedSampling, Target, suffixed, with_grammar
 from .policies import PLAIN, POLICIES, Drafting
+from .policies.recipe import Recipe
 from .rules.sampling import noise_table, process_logits
-from .rules.settings import Lantern, Sampling
+from .rules.settings import Lantern, Sampling, relaxed
 from .version import VERSION

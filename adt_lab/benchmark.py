@@ -8,16 +8,15 @@ picture.
 
 from __future__ import annotations
 
-import argparse
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -90,27 +89,22 @@ def sources(drafter: core.Drafter | None) -> dict[str, core.Drafter]:
 class Benchmark:
     """What is compared.
 
-    lantern: of the methods that end in ``+lantern``. drafter: what ``--drafter`` takes to find the network of the
-    methods that need one. metrics: what is measured of every picture, by a name that goes into the settings. known:
-    what the names of methods stand for. model: what ``--model`` takes to find the target. suffix: put behind every
-    prompt.
+    recipe: of all methods, but for their drafting; its LANTERN is that of the methods that end in ``+lantern``, and its
+    drafter the network of the methods that need one. metrics: what is measured of every picture, by a name that goes
+    into the settings. known: what the names of methods stand for.
     """
 
     prompts: list[str]
     methods: list[str]
-    sampling: core.Sampling
-    lantern: core.Lantern
-    drafter: str = core.BUNDLED
+    recipe: core.Recipe
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
     known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
-    model: str = core.BUNDLED
-    suffix: str = ""
 
     def __post_init__(self) -> None:
         for name in self.methods:
             if name.removesuffix(RELAXED) not in self.known or name == core.PLAIN + RELAXED:
                 raise core.AdtError(
-                    f"--methods: {name!r} is unknown; choose from {', '.join(self.known)}, "
+                    f"`methods`: {name!r} is unknown; choose from {', '.join(self.known)}, "
                     f"all but the first also with {RELAXED} behind it."
                 )
 
@@ -120,7 +114,7 @@ class Benchmark:
         found = {}
         for name in (core.PLAIN, *self.methods):
             preset = self.known[name.removesuffix(RELAXED)]
-            found[name] = preset._replace(lantern=self.lantern) if name.endswith(RELAXED) else preset
+            found[name] = preset._replace(lantern=self.recipe.lantern) if name.endswith(RELAXED) else preset
         return found
 
     def files(self, folder: Path) -> list[Path]:
@@ -130,19 +124,20 @@ class Benchmark:
 
     def jobs(self, target: core.Target, drafter: core.Drafter | None) -> dict[str, core.Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        found, jobs, network = sources(drafter), {}, self.drafter.removesuffix(core.WITH_WINDOW)
+        drafters, jobs = sources(drafter), {}
+        network = (self.recipe.drafter or core.JACOBI).removesuffix(core.WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
-            if source and source not in found:
+            if source and source not in drafters:
                 needs = f"the method {name!r} needs a network"
-                raise core.AdtError(f"--drafter: {needs}; give a drafter that is one, or leave the method out.")
-            paths = self.model, source.replace(NETWORK, network) or None
-            how = self.sampling, drafting, found.get(source), lantern
-            jobs[name] = core.Job(target, *how, "", (), *paths, suffix=self.suffix)
+                raise core.AdtError(f"`drafter`: {needs}; give a drafter that is one, or leave the method out.")
+            path = source.replace(NETWORK, network) or None
+            recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
+            jobs[name] = core.Job(target, recipe, drafters.get(source))
         return jobs
 
     def settings(self, target: core.Target) -> dict:
         """Everything that the figures depend on. Runs with other settings are never mixed with these."""
-        decoder = target.decoder
+        decoder, shared = target.decoder, core.Job(target, self.recipe).recipe.sections()
         cpu = platform.processor() or platform.machine()
         methods = {
             name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}
@@ -150,11 +145,9 @@ class Benchmark:
         }
         return {
             "model": target.name,
-            "drafter": self.drafter,
+            "drafter": self.recipe.drafter,
             "methods": methods,
-            "sampling": asdict(self.sampling),
-            "suffix": self.suffix,
-            "lantern": asdict(self.lantern),
+            "suffix": self.recipe.suffix,
             "metrics": list(self.metrics),
             "prompts": self.prompts,
             "grid": list(target.grid),
@@ -164,9 +157,7 @@ class Benchmark:
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if decoder.embedding.is_cuda else cpu,
             "threads": torch.get_num_threads(),
-            "dtype": str(decoder.dtype).removeprefix("torch."),
-            "weights": decoder.weights,
-            "exact": decoder.tile > 0,
+            **{name: shared[name] for name in ("sampling", "lantern", "dtype", "weights", "exact")},
         }
 
 
@@ -222,13 +213,14 @@ class Engine:
         yield number, measured
 
 
-def load(benchmark: Benchmark, options: argparse.Namespace) -> Engine:
-    """Raises AdtError for files and prompts that don't fit."""
-    target = core.open_target(options, core.choose_device(options.device))
-    sampling, suffix = core.sampling_of(options, target.published), core.suffix_of(options, target.published)
-    benchmark = replace(benchmark, sampling=sampling, suffix=suffix)
+def load(benchmark: Benchmark, given: Mapping[str, Any], device: str) -> Engine:
+    """The models of a benchmark. given: what its recipe was made of. Raises AdtError for files and prompts that don't
+    fit."""
+    target = core.open_target(benchmark.recipe.loading, core.choose_device(device))
+    benchmark = replace(benchmark, recipe=recipe_of(given, device, target.published))
     network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
-    jobs = benchmark.jobs(target, core.load_drafter(benchmark.drafter, target) if network else None)
+    drafter = core.load_drafter(benchmark.recipe.drafter or core.JACOBI, target) if network else None
+    jobs = benchmark.jobs(target, drafter)
     jobs[core.PLAIN].check(benchmark.prompts)
     return Engine(benchmark, jobs)
 
@@ -282,43 +274,49 @@ def _alike(settings: dict, others: list[dict]) -> dict:
     unlike = [f"{name} ({one}, {other})" for name, one, other in pairs if one != other]
     if unlike:
         raise core.AdtError(
-            f"--ray-address: the machines differ in {', '.join(unlike)}; "
+            f"`ray_address`: the machines differ in {', '.join(unlike)}; "
             "figures of one benchmark come from machines that are alike."
         )
     return settings
 
 
-def plan(options: argparse.Namespace) -> Benchmark:
-    """The benchmark that the options ask for, without its metrics. Raises AdtError for options that make no sense."""
-    if options.count is not None and options.count < 1:
-        raise core.AdtError(f"--count is {options.count}; it must be 1 or more.")
-    if not 0 <= options.sample_seed < 2**64:
-        raise core.AdtError(f"--sample-seed is {options.sample_seed}; it must be a whole number from 0 to 2**64 - 1.")
-    core.distributed.check(options)
-    drafter = options.drafter or core.default_drafter(options.model)
-    methods = options.methods or (COMPARED if drafter != core.JACOBI else COMPARED_WITHOUT_NETWORK)
+def recipe_of(
+    given: Mapping[str, Any], device: str, published: core.PublishedSampling = core.PublishedSampling()
+) -> core.Recipe:
+    """What all methods have in common, with the LANTERN of those that are relaxed."""
+    recipe = core.complete(given, device, published)
+    return replace(recipe, lantern=recipe.lantern or core.Lantern.of(given))
+
+
+def plan(order: core.Comparison, engines: core.Engines, given: Mapping[str, Any], device: str) -> Benchmark:
+    """The benchmark that is asked for, without its metrics. Raises AdtError for what makes no sense."""
+    core.distributed.check(engines, order.prompts)
+    recipe = recipe_of(given, device)
+    methods = order.methods or (COMPARED if recipe.drafter != core.JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = core.read_prompts(
-        core.BUNDLED_CAPTIONS if options.prompts == "bundled" else options.prompts, options.caption
+        core.BUNDLED_CAPTIONS if order.prompts == core.BUNDLED else order.prompts, order.caption
     )
-    prompts = core.sample(prompts, options.count, options.sample_seed) if options.count else prompts
-    lantern = core.lantern_of(options) or core.Lantern(options.lantern_k, max_substitution=options.max_substitution)
-    return Benchmark(prompts, methods.split(","), core.sampling_of(options), lantern, drafter, model=options.model)
+    prompts = core.sample(prompts, order.count, order.sample_seed) if order.count else prompts
+    return Benchmark(prompts, methods.split(","), recipe)
 
 
-def run(options: argparse.Namespace) -> str:
+def run(
+    order: core.Comparison, scores: core.Scores, engines: core.Engines, given: Mapping[str, Any], device: str
+) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError."""
-    benchmark, folder = plan(options), options.output
-    weights = {name: getattr(options, name) for name in ("clip", "hps", "aesthetic", "inception", "real_images")}
-    read = [*core.models_of(options.model, benchmark.drafter), *core.named(options, "prompts", *weights)]
+    benchmark, folder = plan(order, engines, given, device), order.output
+    weights = {name: getattr(scores, name) for name in scores.fields()}
+    read = core.models_of(benchmark.recipe.loading.model, benchmark.recipe.drafter or core.JACOBI)
+    read += [*core.named(order, "prompts"), *core.named(scores, *weights)]
     read += [(option, file) for option, path in read if path.is_dir() for file in path.rglob("*")]
-    core.check_outputs([("--output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
-    device = core.choose_device(options.device if options.ray_address is None else "auto")
-    metrics = quality.choose(**weights, count=len(benchmark.prompts), device=device)
-    count, build = len(benchmark.prompts), partial(load, benchmark, options)
+    core.check_outputs([("output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
+    scoring = core.choose_device(device if engines.ray_address is None else "auto")
+    metrics = quality.choose(**weights, count=len(benchmark.prompts), device=scoring)
+    count, build = len(benchmark.prompts), partial(load, benchmark, given, device)
     benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
-    with core.distributed.engines(build, options, count) as ((first, *others), mapped):
+    with core.distributed.engines(build, engines, device, count) as ((first, *others), mapped):
         settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
-        settings |= {"workers": options.workers} if core.distributed.wanted(options) else {}
+        settings |= {"workers": engines.workers} if engines.wanted else {}
         running = collect(benchmark, settings, folder, mapped)
         records = list(tqdm(running, total=count, unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])

@@ -29,11 +29,11 @@ SetMetric = Callable[[dict[str, list[Path]]], dict[str, dict[str, float]]]
 """By method, the files of its pictures -> by method, its columns."""
 
 NEEDS = {
-    "CLIP score": "--clip",
-    "HPSv2": "--hps",
-    "aesthetic": "--clip and --aesthetic",
-    "IS": "torch-fidelity and --inception",
-    "FID": "torch-fidelity, --inception and --real-images",
+    "CLIP score": "`clip`",
+    "HPSv2": "`hps`",
+    "aesthetic": "`clip` and `aesthetic`",
+    "IS": "torch-fidelity and `inception`",
+    "FID": "torch-fidelity, `inception` and `real_images`",
 }
 """Column -> what it needs."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -52,18 +52,18 @@ def choose(
 ) -> Quality:
     """Load the metrics for which the benchmark's options give weights. count: pictures of a method. Raises AdtError."""
     if aesthetic and not clip:
-        raise core.AdtError("--aesthetic reads the embeddings of CLIP ViT-L/14; give that model's folder with --clip.")
+        raise core.AdtError("`aesthetic` reads the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
     if real_images and not inception:
         raise core.AdtError(
-            "--real-images: FID compares features of Inception; give torch-fidelity's weights of it with --inception."
+            "`real_images`: FID compares features of Inception; give torch-fidelity's weights of it with `inception`."
         )
     sets = inception_metric(inception, real_images, count, device) if inception else None
     pictures: dict[str, PictureMetric] = {}
     if clip:
         name = f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")
-        pictures[name] = clip_metric(clip, "--clip", "CLIP score", device, aesthetic)
+        pictures[name] = clip_metric(clip, "clip", "CLIP score", device, aesthetic)
     if hps:
-        pictures[f"HPSv2 {hps}"] = clip_metric(hps, "--hps", "HPSv2", device)
+        pictures[f"HPSv2 {hps}"] = clip_metric(hps, "hps", "HPSv2", device)
     given = zip(NEEDS.items(), (clip, hps, aesthetic, inception, real_images))
     missing = [f"{column} (needs {needs})" for (column, needs), path in given if not path]
     return Quality(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
@@ -80,12 +80,12 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
 
     if not (folder / "config.json").is_file():
         raise core.AdtError(
-            f"{option}: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
+            f"`{option}`: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
         )
     if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
-        raise core.AdtError(f"{option}: '{odd[0]}' is no regular file; download the model again.")
+        raise core.AdtError(f"`{option}`: '{odd[0]}' is no regular file; download the model again.")
     whole = "a whole CLIP model in transformers' layout"
-    with core.told_by_library(lambda reason: f"{option}: '{folder}' is not {whole} ({reason}); download it again."):
+    with core.told_by_library(lambda reason: f"`{option}`: '{folder}' is not {whole} ({reason}); download it again."):
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
     longest = model.config.text_config.max_position_embeddings
@@ -94,7 +94,7 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
         given = {"text": [prompt], "images": [picture], "truncation": True, "max_length": longest}
-        with core.told_by_library(lambda reason: f"{option}: '{folder}' can't read {core.shown(prompt)} ({reason})."):
+        with core.told_by_library(lambda reason: f"`{option}`: '{folder}' can't read {core.shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
         found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
         scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
@@ -113,14 +113,14 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
 
     It is a linear layer; in the improved version a chain of linear layers with nothing between them.
     """
-    tensors = _read(path, "--aesthetic")
+    tensors = _read(path, "aesthetic")
     names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
     names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
         raise core.AdtError(
-            f"--aesthetic: '{path}' does not lead from an embedding of {width} numbers to one score; "
-            "give the predictor for the model in --clip."
+            f"`aesthetic`: '{path}' does not lead from an embedding of {width} numbers to one score; "
+            "give the predictor for the model in `clip`."
         )
     return layers
 
@@ -134,7 +134,8 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types; with weights_only it runs nothing that the file asks for
         raise core.AdtError(
-            f"{option}: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); download it again."
+            f"`{option}`: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); "
+            "download it again."
         ) from error
 
 
@@ -165,15 +166,15 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
         from torch_fidelity import calculate_metrics
     except ImportError as error:
         raise core.AdtError(
-            "--inception: torch-fidelity computes what is asked for, and is not installed; "
+            "`inception`: torch-fidelity computes what is asked for, and is not installed; "
             f"run {core.pip_install('torch-fidelity')}"
         ) from error
-    _read(weights, "--inception")  # torch-fidelity would run what a pickle asks for
+    _read(weights, "inception")  # torch-fidelity would run what a pickle asks for
     found = real_images.rglob("*") if real_images else ()
     real = sorted(path for path in found if path.suffix.lower() in _PICTURES and core.is_regular(path))
     if real_images and min(len(real), count) < 2:
         raise core.AdtError(
-            f"--real-images: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
+            f"`real_images`: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
             f"for {count} of every method."
         )
     shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights), "save_cpu_ram": True}

@@ -40,7 +40,7 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
         begun, records = _read(path)  # another process may have been first
     if begun != settings:
         raise core.AdtError(
-            f"--output: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
+            f"`output`: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
         )
     found: dict[int, dict] = {}
     for record in records:
@@ -64,7 +64,7 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
         text = core.read_text(path, LARGEST, errors="replace") if path.exists() else ""
     except OSError as error:
         raise core.AdtError(
-            f"--output: '{path}' can't be read ({core.reason(error)}); delete it, or give another folder."
+            f"`output`: '{path}' can't be read ({core.reason(error)}); delete it, or give another folder."
         ) from error
     objects = map(_object, text.split("\n"))
     settings = next((found for one in objects if isinstance(found := one.get("settings"), dict)), None)

@@ -39,9 +39,10 @@ import torch
 from adt_core import Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.jobs import Job, decode
-from adt_core.app.options import choose_device
+from adt_core.app.loading import choose_device
 from adt_core.engine import profiles
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from model_making.ordinary import PROMPTS
 
 from .harness import captions
@@ -93,7 +94,8 @@ def _serve(line: Connection, method: str, dtype: str, lantern: bool) -> None:
     target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
     sampling = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
     loaded = load_drafter(drafter, target) if method != PLAIN else None
-    job = Job(target, sampling, drafting, loaded, Lantern(100, 0.1) if lantern and method != PLAIN else None)
+    relaxed = Lantern(100, 0.1) if lantern and method != PLAIN else None
+    job = Job(target, Recipe(sampling, drafting, relaxed), loaded)
     line.send(None)
     while (task := line.recv()) is not None:
         prompts, numbers = task

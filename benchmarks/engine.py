@@ -27,9 +27,10 @@ import torch
 
 from adt_core import Drafting, Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import Job, decode, rounds
-from adt_core.app.options import choose_device
+from adt_core.app.loading import choose_device
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from adt_lab.benchmark import RELAXED, Benchmark
 
 from .gpu.device import seconds_of, synchronise
@@ -186,7 +187,9 @@ def main() -> None:
         f"torch {torch.__version__}; {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s multiplied, "
         f"{stored / 1e6:.1f} MB of weights\n"
     )
-    compared = Benchmark(prompts, list(METHODS), Sampling(seed=1), Lantern(100, 0.1), args.drafter, model=args.model)
+    compared = Benchmark(
+        prompts, list(METHODS), Recipe(Sampling(seed=1), lantern=Lantern(100, 0.1), drafter=args.drafter)
+    )
     jobs = compared.jobs(target, load_drafter(args.drafter, target))
     print_forwards(forwards(jobs[PLAIN], prompts, args.batch), args.batch, stored / bandwidth, node)
     print_rounds(jobs, prompts, args.batch, node)

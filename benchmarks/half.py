@@ -18,6 +18,7 @@ import torch
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 
 from .harness import captions, runner
 from .turns import in_turns, interval
@@ -38,7 +39,7 @@ def measure(dtype: str, prompts: list[str]) -> dict[tuple[str, str], list[tuple[
     for mode, exact in MODES.items():
         target = load_target(dtype=getattr(torch, dtype), exact=exact)
         for name, (drafter, options) in METHODS.items():
-            job = Job(target, Sampling(seed=1), Drafting(**options), load_drafter(drafter, target))
+            job = Job(target, Recipe(Sampling(seed=1), Drafting(**options)), load_drafter(drafter, target))
             runs[name, mode] = runner(job)
     _, *turns = in_turns(runs, [prompts[0], *prompts])  # the first is uncounted: first calls are slow
     return {cell: [(turn[cell][0]["seconds"], turn[cell][1]) for turn in turns] for cell in runs}

@@ -26,6 +26,7 @@ from adt_core import Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
 from adt_core.drafters import with_window
 from adt_core.policies import PLAIN, CostProfile
+from adt_core.policies.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
@@ -91,7 +92,7 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
         return logits
 
     with patch.object(target.decoder, "logits", watched):
-        codes = decode(Job(target, sampling, Drafting(method=PLAIN)).decoding(prompts)).codes
+        codes = decode(Job(target, Recipe(sampling, Drafting(method=PLAIN))).decoding(prompts)).codes
     z = process_logits(torch.stack(asked, 1), sampling)
     noise = noise_table(sampling, [0] * len(prompts), target.length, z.shape[-1], z)
     perturbed = z if noise is None else z + noise
@@ -170,7 +171,7 @@ def run_matrix(
         for setting in settings:
             cell = Cell()
             for sampling, expected in zip(samplings, plain, strict=True):
-                job = Job(target, sampling, Drafting(**setting.options), drafters[setting.drafter])
+                job = Job(target, Recipe(sampling, Drafting(**setting.options)), drafters[setting.drafter])
                 decoding = decode(free_drafts(job).decoding(prompts))
                 cell.add(decoding.codes, decoding.trace, *expected)
             yield f"T{temperature:g} {setting.name}", cell

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adt_core import Lantern, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
+from adt_core.policies.recipe import Recipe
 from adt_lab.benchmark import Benchmark
 
 from .harness import captions
@@ -68,7 +69,9 @@ def main() -> None:
     parser.add_argument("--methods", default="adt-tree,jacobi,merged")
     args = parser.parse_args()
     target, prompts, methods = load_target(), captions(EVALUATION, args.prompts), args.methods.split(",")
-    jobs = Benchmark(prompts, methods, Sampling(seed=1), Lantern()).jobs(target, load_drafter("bundled", target))
+    jobs = Benchmark(prompts, methods, Recipe(Sampling(seed=1), lantern=Lantern())).jobs(
+        target, load_drafter("bundled", target)
+    )
     print(f"{args.prompts} images")
     print(
         "| method | Spearman of depth | of tokens per forward | depth, smoothest to busiest quarter "

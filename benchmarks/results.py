@@ -24,6 +24,7 @@ from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.errors import pip_install
 from adt_core.files import write, write_json
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from adt_lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_lab.report import COLUMNS, Bar, draw_bars, median_interval, ratios, summary, table
 
@@ -180,8 +181,7 @@ class Runner:
         benchmark = Benchmark(
             captions(BUNDLED, prompts),
             list(presets),
-            sampling,
-            LANTERN,
+            Recipe(sampling, lantern=LANTERN, drafter="bundled"),
             metrics=self._metrics,
             known=PRESETS | {key: preset for key, preset in presets.items() if not key.endswith(RELAXED)},
         )

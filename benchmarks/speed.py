@@ -18,6 +18,7 @@ from adt_core import Drafting, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import Job
 from adt_core.models.checkpoint import resolve
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 from adt_lab.report import ratios, summary, table
 
@@ -91,7 +92,9 @@ def main() -> None:
     target = load_target()
     drafter = load_drafter("bundled", target)
     sampling = Sampling(seed=1, temperature=args.temperature, guidance=args.cfg)
-    runs = {name: runner(Job(target, sampling, Drafting(**options), drafter)) for name, options in METHODS.items()}
+    runs = {
+        name: runner(Job(target, Recipe(sampling, Drafting(**options)), drafter)) for name, options in METHODS.items()
+    }
     if args.transformers:
         runs["transformers"] = TransformersDecoding(target, sampling)
     records = interleaved(runs, captions(EVALUATION, args.prompts))

@@ -19,6 +19,7 @@ import torch
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from adt_lab.report import median_interval, ratios, summary, table
 
 from .harness import captions, interleaved, runner
@@ -88,7 +89,7 @@ def main() -> None:
 
     def measure(candidates: dict[str, Drafting], prompts: list[str]) -> list[dict]:
         compared = {PLAIN: Drafting(method=PLAIN), **candidates}
-        runs = {name: runner(Job(target, sampling, drafting, drafter)) for name, drafting in compared.items()}
+        runs = {name: runner(Job(target, Recipe(sampling, drafting), drafter)) for name, drafting in compared.items()}
         return interleaved(runs, prompts)
 
     best: dict[str, str] = {}

@@ -21,6 +21,7 @@ from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import Job, rounds, stretches
 from ..adt_core.app.known import remark
 from ..adt_core.errors import AdtError
+from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import Lantern
 from .batch_list import SAME, STEPPED, Item, news, read_items
 from .drafting import AUTO, choose_way, speed_input
@@ -112,7 +113,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         unknown = remark(model.target, [item.prompt for item in items])
         if said := " ".join(filter(None, (news(items, left_out), unknown))):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {said}")  # one line takes the place of another
-        rows = [_row(item, picture, job.lantern is not None) for item, picture in zip(items, made)]
+        rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [one._asdict() for one in left_out])
         ids = [item.id for item in items]
@@ -156,10 +157,16 @@ def _job(
     """How all images are made, and the drafter with its weights."""
     preset = choose_preset(preset, **sampling)
     way = choose_way(model, drafter, settings, lantern, speed)
-    paths = model.path, way.loaded.path if way.loaded is not None else None
-    chosen = choose_sampling(model, preset, **sampling)
-    drafts = way.drafting, way.drafter, way.lantern
-    job = Job(model.target, chosen, *drafts, negative, (), *paths, suffix=choose_suffix(model, preset))
+    recipe = Recipe(
+        choose_sampling(model, preset, **sampling),
+        way.drafting,
+        way.lantern,
+        Loading(model=model.path),
+        drafter=way.loaded.path if way.loaded is not None else None,
+        negative=negative,
+        suffix=choose_suffix(model, preset),
+    )
+    job = Job(model.target, recipe, way.drafter)
     try:
         job.check([])
     except AdtError as error:
@@ -236,7 +243,7 @@ def _draw(
 
 def _relaxed(job: Job, pictures: list[Picture]) -> str:
     """What stands behind a line about images that are not exactly those of their seeds; nothing about others."""
-    if job.lantern is None or not pictures:
+    if job.recipe.lantern is None or not pictures:
         return ""
     replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
     return f"; Relaxed: {100 * replaced:.1f} % of the tokens replaced"

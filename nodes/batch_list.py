@@ -56,7 +56,11 @@ def read_items(
         except AdtError as error:
             remedy = "or choose what else becomes of such prompts, at 'unfit_prompts'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
-        own = (job.sampling.seed + (number if rule == STEPPED else 0)) % 2**64 if _seed(id, seed) == NO_SEED else seed
+        own = (
+            (job.recipe.sampling.seed + (number if rule == STEPPED else 0)) % 2**64
+            if _seed(id, seed) == NO_SEED
+            else seed
+        )
         if text is None:
             left_out.append(LeftOut(id, prompt, note))
         else:

@@ -1,7 +1,5 @@
 """The benchmark node: methods side by side on a list of prompts, and the table of their figures."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import folder_paths
@@ -14,8 +12,8 @@ from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
-from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN
+from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import Lantern, Sampling
 from ..adt_lab import benchmark as bench
 from ..adt_lab import report
@@ -113,15 +111,14 @@ def _plan(
     chosen = [prompt.text for prompt in present(read(prompts, "prompts"))]
     chosen = sample(chosen, count, seed=0) if count else chosen
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    with _options_are_inputs():
-        return bench.Benchmark(chosen, names, Sampling(**sampling), lantern or Lantern(), drafter=drafter, model=model)
+    recipe = Recipe(Sampling(**sampling), lantern=lantern or Lantern(), loading=Loading(model=model), drafter=drafter)
+    return bench.Benchmark(chosen, names, recipe)
 
 
 def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> dict[str, Job]:
     """How every method makes its images. AdtError if a method needs a network and the drafter is none."""
     check_same_model(drafter, model)
-    with _options_are_inputs():
-        return plan.jobs(model.target, drafter.drafter)
+    return plan.jobs(model.target, drafter.drafter)
 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
@@ -145,12 +142,3 @@ def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
     table, _ = report.write(records, settings, folder)
     progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{folder.name}")
     return table
-
-
-@contextmanager
-def _options_are_inputs() -> Iterator[None]:
-    """Errors of the command line name an option, such as --methods; here that is an input of the same name."""
-    try:
-        yield
-    except AdtError as error:
-        raise AdtError(str(error).removeprefix("--")) from error

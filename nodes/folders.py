@@ -13,7 +13,7 @@ from pathlib import Path
 import folder_paths
 
 from ..adt_core.app.checkpoints import find_published, is_target_file, names_target, published
-from ..adt_core.app.options import default_drafter
+from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import parse_json, read_text

@@ -12,7 +12,7 @@ LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
 class ADTTreeLantern(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        own = Lantern.options()
+        own = Lantern.fields()
         own["factor"] = own["factor"]._replace(default=2.0)  # it counts where the rule asks for it
         return schema(
             "ADTTreeLantern",

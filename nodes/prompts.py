@@ -153,11 +153,11 @@ def _named(text: str, name: str) -> Path | None:
 
 @contextmanager
 def _called(name: str) -> Iterator[None]:
-    """Errors name the input, where the command line has an option."""
+    """Errors call the prompts as the input is called."""
     try:
         yield
     except AdtError as error:
-        raise AdtError(str(error).replace("--prompts", name)) from error
+        raise AdtError(error.naming(lambda field: name if field == "prompts" else field)) from error
 
 
 def fingerprint(text: str) -> str:
@@ -181,7 +181,7 @@ def _path(text: str) -> Path | None:
     parts = PureWindowsPath(name)  # which knows the separators, drives and shares of all systems
     if parts.drive or parts.root or ".." in parts.parts or "\0" in name:
         raise AdtError(
-            f"--prompts: '{name[:LONGEST_NAME]}' is outside ComfyUI's input folder; put the file into that folder, and "
+            f"`prompts`: '{name[:LONGEST_NAME]}' is outside ComfyUI's input folder; put the file into that folder, and "
             "give its name."
         )
     return Path(folder_paths.get_input_directory(), name)

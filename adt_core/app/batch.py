@@ -8,7 +8,7 @@ asked for it and whatever it was decoded together with.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
@@ -66,7 +66,7 @@ class Batch:
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
         """Where an image lies, or will. place: what the name of a new file begins with."""
-        mine = digest(prompt if seed in (None, self.job.sampling.seed) else [prompt, seed])
+        mine = digest(prompt if seed in (None, self.job.recipe.sampling.seed) else [prompt, seed])
         name = "-".join(filter(None, (place, slug(prompt), mine))) + ".png"
         return self._paths.get(mine, self.folder / name)
 
@@ -86,7 +86,7 @@ class Batch:
         return None if pixels is None else Picture(prompt, seed, path, pixels, torch.tensor(tokens), figures)
 
     def _seed(self, seed: int | None) -> int:
-        return self.job.sampling.seed if seed is None else seed
+        return self.job.recipe.sampling.seed if seed is None else seed
 
     @property
     def _size(self) -> tuple[int, int]:
@@ -123,7 +123,7 @@ class Batch:
         report = decoding.trace.part([image]).report()
         own = {"seed": self._seed(seed)}
         figures = {name: value for name, value in report.items() if name not in NESTED} | own
-        figures |= {"drafter": self.job.drafter_name, "images_at_once": decoding.at_once}
+        figures |= {"drafter": self.job.recipe.drafter_name, "images_at_once": decoding.at_once}
         settings = {**self.job.settings(prompt, 0, decoding.conditions()), **own}
         png = to_png(pixels, {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
         write_in(self.folder, path.name, png)
@@ -154,30 +154,11 @@ def readable(root: Path, unique: str, name: str, usual: str) -> Path:
 def key(job: Job) -> str:
     """What the name of the job's folder ends with: the same for jobs that give the same images. Drafting counts under
     LANTERN alone."""
-    target, relaxed = job.target, None
-    if job.lantern is not None:
-        network = job.drafter.network if job.drafter is not None else None
-        relaxed = {
-            **asdict(job.lantern),
-            **job.drafting.flat(),
-            "drafter": job.drafter_name,
-            "drafter_weights": fingerprint(network) if network is not None else None,
-        }
+    target, network = job.target, job.drafter.network if job.drafter is not None else None
     modules = (target.decoder, target.codec, target.text_encoder)
-    return digest(
-        {
-            "weights": [fingerprint(module) for module in modules if module is not None],
-            "stored": target.decoder.weights,
-            "grid": list(target.grid),
-            "dtype": job.dtype,
-            **({"exact": True} if target.decoder.tile else {}),  # folders of other precisions keep their names
-            "sampling": asdict(job.sampling),
-            **({"suffix": job.suffix} if job.suffix else {}),  # as do those of models without one
-            "negative": job.negative.strip(),
-            "lantern": relaxed,
-            "noise_version": NOISE_VERSION,
-        }
-    )
+    weights = [fingerprint(module) for module in modules if module is not None]
+    of_network = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
+    return digest({**job.recipe.image(weights, target.grid, of_network), "noise_version": NOISE_VERSION})
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 
@@ -14,33 +13,33 @@ from torch import Tensor
 from ..errors import AdtError
 from ..models.target import Target
 from .images import FORMATS, UNSOUND, open_image
+from .orders import Continuation
 
 KEEP = 0.5
 """Share of a picture's rows that is kept unless told otherwise."""
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raises AdtError for options of ``generate`` that don't go together, and for a picture that can't be read."""
-    if options.continue_from is not None:
-        prefix_length((1, 1), options.keep or 0.0, options.keep_left or 0.0)
-        open_picture(options.continue_from, "--continue-from")
-    elif options.keep is not None or options.keep_left is not None:
-        raise AdtError("--keep and --keep-left say how much of a picture is kept; name it with --continue-from.")
+def check(order: Continuation) -> None:
+    """Raises AdtError for what does not go together, and for a picture that can't be read."""
+    if order.continue_from is not None:
+        open_picture(order.continue_from, "continue_from")
+    elif order.keep is not None or order.keep_left is not None:
+        raise AdtError("`keep` and `keep_left` say how much of a picture is kept; name it with `continue_from`.")
 
 
-def prefix_codes(options: argparse.Namespace, target: Target) -> list[int]:
-    """The codes that every image starts from: of the picture to continue, else those that a PNG to make again names."""
-    if options.continue_from is None:
-        return options.kept or []
+def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
+    """The codes that every image starts from, of the picture to continue; () without one."""
+    if order.continue_from is None:
+        return ()
     rows, columns = target.grid
-    picture = open_picture(options.continue_from, "--continue-from")
+    picture = open_picture(order.continue_from, "continue_from")
     pixels = to_pixels(picture, rows * target.downsample, columns * target.downsample)
-    keep = KEEP if options.keep is None else options.keep
-    count = prefix_length(target.grid, keep, options.keep_left or 0.0)
+    keep = KEEP if order.keep is None else order.keep
+    count = prefix_length(target.grid, keep, order.keep_left or 0.0)
     if count == rows * columns:
-        raise AdtError(f"--keep {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
+        raise AdtError(f"`keep` {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
     with torch.inference_mode():
-        return target.codec.encode(pixels).flatten()[:count].tolist()
+        return tuple(target.codec.encode(pixels).flatten()[:count].tolist())
 
 
 def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:
@@ -51,20 +50,20 @@ def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) ->
     """
     for name, share in (("keep", keep), ("keep_left", keep_left)):
         if not (math.isfinite(share) and 0 <= share <= 1):
-            raise AdtError(f"{name} is {share}; it must be a number from 0 (nothing) to 1 (everything).")
+            raise AdtError(f"`{name}` is {share}; it must be a number from 0 (nothing) to 1 (everything).")
     rows, columns = grid
     return min(math.floor(keep * rows + 0.5) * columns + math.floor(keep_left * columns + 0.5), rows * columns)
 
 
-def open_picture(path: Path, option: str, remedy: str = "") -> Image.Image:
-    """The picture at ``path`` in RGB, upright. AdtError if it can't be read; it names ``option`` and the ``remedy``."""
+def open_picture(path: Path, name: str, remedy: str = "") -> Image.Image:
+    """The picture at ``path`` in RGB, upright. AdtError if it can't be read; it names the input and the ``remedy``."""
     try:
         with open_image(path) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except UNSOUND as error:
         reason = getattr(error, "strerror", None) or f"it is damaged, or none of {', '.join(FORMATS)}"
         raise AdtError(
-            f"{option}: '{path}' can't be read as a picture ({reason}){remedy and f'; {remedy}'}."
+            f"`{name}`: '{path}' can't be read as a picture ({reason}){remedy and f'; {remedy}'}."
         ) from error
 
 

@@ -7,7 +7,6 @@ engine that was lost anew, and gives it the number that it was at.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import platform
@@ -23,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from ..errors import AdtError, pip_install
+from .orders import Engines
 
 RESTARTS = 10
 """How often an engine is started anew. Bounded, since one that lacks memory, or fails at a prompt, always goes down."""
@@ -43,28 +43,21 @@ class Engine(Protocol):
     def __call__(self, number: int, /) -> Iterable[Any]: ...
 
 
-def wanted(options: argparse.Namespace) -> bool:
-    """Do the options ask for Ray? One engine on this machine does without."""
-    return options.workers > 1 or options.ray_address is not None
-
-
-def check(options: argparse.Namespace) -> None:
-    """Raises AdtError for options that make no sense, and for a missing Ray."""
-    if options.workers < 1:
-        raise AdtError(f"--workers is {options.workers}; it must be 1 or more.")
-    if wanted(options) and not options.prompts:
+def check(order: Engines, prompts: object) -> None:
+    """Raises AdtError if there is no list of prompts to spread, and for a missing Ray."""
+    if order.wanted and not prompts:
         raise AdtError(
-            "--workers and --ray-address spread a list of prompts over engines; give a file of them with --prompts."
+            "`workers` and `ray_address` spread a list of prompts over engines; give a file of them with `prompts`."
         )
-    if wanted(options) and importlib.util.find_spec("ray") is None:
-        raise AdtError(f"--workers and --ray-address need Ray, which is not installed; run {pip_install('ray')}")
+    if order.wanted and importlib.util.find_spec("ray") is None:
+        raise AdtError(f"`workers` and `ray_address` need Ray, which is not installed; run {pip_install('ray')}")
 
 
 @contextmanager
 def engines(
-    build: Callable[[], Engine], options: argparse.Namespace, count: int
+    build: Callable[[], Engine], order: Engines, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the engines that the options ask for, though no more than ``count``, the numbers there are.
+    """Load the engines that the order asks for, though no more than ``count``, the numbers there are.
 
     Yields the facts of every engine, and a function that maps numbers to all that the engines yield for them: on Ray in
     the order in which they finish, and to be called once. build: makes an engine; it is sent to every process. Raises
@@ -72,17 +65,17 @@ def engines(
     an engine is lost again and again. In the end a cluster that was started here is stopped; on another one, only the
     engines are.
     """
-    if not wanted(options):
+    if not order.wanted:
         engine = build()
         yield [engine.facts], lambda numbers: chain.from_iterable(map(engine, numbers))
         return
-    workers = min(options.workers, count)
+    workers = min(order.workers, count)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Ray prints pages about what it tries again
-        ray = _connect(options, workers)
+        ray = _connect(order, device, workers)
         try:
-            needs, threads = _needs(ray, options, workers), int(ray.cluster_resources().get("CPU", 1)) // workers
+            needs, threads = _needs(ray, device, workers), int(ray.cluster_resources().get("CPU", 1)) // workers
             remote = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=-1, scheduling_strategy="SPREAD")
-            worker = partial(remote(_Worker).remote, build, max(1, threads), os.getcwd(), options.ray_address)
+            worker = partial(remote(_Worker).remote, build, max(1, threads), os.getcwd(), order.ray_address)
             actors = [worker() for _ in range(workers)]
             yield _load(ray, actors), partial(_map, actors)
         except ray.exceptions.RayTaskError as error:  # an engine's own error comes out as it was raised there
@@ -90,7 +83,7 @@ def engines(
         except ray.exceptions.RayActorError as error:
             said = str(error).strip().splitlines()[-1].strip()
             raise AdtError(
-                f"--workers: an engine was lost {RESTARTS + 1} times, or can't be started at all ({said}); "
+                f"`workers`: an engine was lost {RESTARTS + 1} times, or can't be started at all ({said}); "
                 "too little memory is a frequent reason, and a machine without this pack another. "
                 "What had been finished is kept."
             ) from error
@@ -165,16 +158,16 @@ class _Worker:
         return list(self._engine(number)), (platform.node(), os.getpid()) if replaces else None
 
 
-def _connect(options: argparse.Namespace, workers: int) -> Any:
+def _connect(order: Engines, device: str, workers: int) -> Any:
     """The module ``ray``, connected to the cluster at ``--ray-address``, or to one that is started here."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    address, quiet = options.ray_address, {"log_to_driver": False, "logging_level": "ERROR"}
+    address, quiet = order.ray_address, {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:  # these count only before the import
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listen to this machine alone, on Linux too
         os.environ.setdefault("RAY_worker_niceness", "0")  # as urgent as the command itself; Ray would take 15
     ray: Any = importlib.import_module("ray")
     if address is None:
-        gpus, cores = torch.cuda.device_count() if options.device != "cpu" else 0, torch.get_num_threads()
+        gpus, cores = torch.cuda.device_count() if device != "cpu" else 0, torch.get_num_threads()
         local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
         ray.init("local", num_cpus=max(workers, cores), num_gpus=gpus, **local, **quiet)
         return ray
@@ -185,22 +178,22 @@ def _connect(options: argparse.Namespace, workers: int) -> Any:
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError, ImportError, SystemExit) as error:
         raise AdtError(
-            f"--ray-address: no cluster of this Ray answers at '{address}' ({' '.join(str(error).split())}); "
+            f"`ray_address`: no cluster of this Ray answers at '{address}' ({' '.join(str(error).split())}); "
             "start one with 'ray start --head', or leave the option out."
         ) from error
     return ray
 
 
-def _needs(ray: Any, options: argparse.Namespace, workers: int) -> dict[str, int]:
+def _needs(ray: Any, device: str, workers: int) -> dict[str, int]:
     """What one engine takes of the cluster: a GPU if there are any and they may be used, else a core.
 
     Raises AdtError if there is too little for all.
     """
     found = ray.cluster_resources()
-    kind = "GPU" if options.device == "cuda" or options.device == "auto" and found.get("GPU") else "CPU"
+    kind = "GPU" if device == "cuda" or device == "auto" and found.get("GPU") else "CPU"
     if found.get(kind, 0) < workers:
         raise AdtError(
-            f"--workers is {workers}, and each engine takes one {kind}, of which Ray finds {found.get(kind, 0):g}; "
-            f"ask for fewer engines or add machines{', or choose --device cpu' if kind == 'GPU' else ''}."
+            f"`workers` is {workers}, and each engine takes one {kind}, of which Ray finds {found.get(kind, 0):g}; "
+            f"ask for fewer engines or add machines{', or choose `device` cpu' if kind == 'GPU' else ''}."
         )
     return {"num_gpus": 1, "num_cpus": 0} if kind == "GPU" else {"num_cpus": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,89 +13,80 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..drafters import JACOBI
 from ..engine.decoding import Decoding
 from ..errors import AdtError
 from ..files import write, write_json
-from ..policies import PLAIN, CostProfile, Drafting
-from ..rules.settings import Lantern
+from ..policies import PLAIN, Drafting
+from ..policies.recipe import Recipe
 from ..rules.trace import Trace
 from . import continuation, distributed
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
 from .jobs import Job, replaced, rounds, stretches, warm_up
 from .known import remark
-from .options import (
-    choose_device,
-    default_drafter,
-    drafting_of,
-    lantern_of,
-    models_of,
-    named,
-    open_target,
-    sampling_of,
-    suffix_of,
-)
+from .loading import choose_device, complete, models_of, named, open_target
+from .orders import Order
 from .prompts import blank_note, present, read_all
 
-MOST_AT_ONCE, MOST_PICTURES = 4096, 10**6
-"""Bounds of what one command draws at once and in all; each picture's path is in memory."""
+MOST_PICTURES = 10**6
+"""Pictures of one command; each one's path is in memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of ``generate`` that have been checked. Nothing is loaded yet.
+    """An order that has been checked. Nothing is loaded yet.
 
-    paths: one per picture. parts: numbers of the prompts that one decoding takes. profile: what rounds cost, as the PNG
-    says that is drawn again. note: what is to be said of the list of prompts, or "".
+    recipe: with what is usual where nothing is asked for. How the model's authors draw is not known before it is
+    loaded. paths: one per picture. parts: numbers of the prompts that one decoding takes. note: what is to be said of
+    the list of prompts, or "".
     """
 
-    options: argparse.Namespace
+    order: Order
+    recipe: Recipe
     prompts: list[str]
-    drafting: Drafting
-    lantern: Lantern | None
     paths: list[Path]
     parts: list[range]
-    profile: CostProfile | None = None
     note: str = ""
 
+    @property
+    def at_once(self) -> int:
+        """Pictures drawn at the same time."""
+        return self.order.numbers.at_once or self.order.numbers.batch_size
 
-def plan(options: argparse.Namespace) -> Plan:
+
+def plan(order: Order) -> Plan:
     """Check everything that can be checked before a model is loaded. Raises AdtError."""
-    for name in ("batch_size", "at_once"):
-        if getattr(options, name) is not None and not 1 <= getattr(options, name) <= MOST_AT_ONCE:
-            option = f"--{name.replace('_', '-')}"
-            raise AdtError(f"{option} is {getattr(options, name)}; it must be from 1 to {MOST_AT_ONCE}.")
-    if options.output.suffix.lower() != ".png":
-        raise AdtError(f"--output: '{options.output}' must end in .png.")
-    options.drafter = options.drafter or default_drafter(options.model)
-    drafting = drafting_of(options)
-    if options.compare and not drafting.policy.needs_drafter:
-        raise AdtError("--compare measures another --method against autoregressive; choose one.")
-    continuation.check(options)
-    distributed.check(options)
-    listed = read_all(options.prompts) if options.prompts else []
-    prompts = [prompt.text for prompt in present(listed)] if listed else [options.prompt]
+    files, subject, numbers = order.files, order.subject, order.numbers
+    if files.output.suffix.lower() != ".png":
+        raise AdtError(f"`output`: '{files.output}' must end in .png.")
+    recipe = complete(order.given, order.device, strict=subject.from_png is None)
+    if files.compare and not recipe.drafting.policy.needs_drafter:
+        raise AdtError("`compare` measures another `method` against autoregressive; choose one.")
+    continuation.check(order.continuation)
+    distributed.check(order.engines, subject.prompts)
+    listed = read_all(subject.prompts) if subject.prompts else []
+    prompts = [prompt.text for prompt in present(listed)] if listed else [subject.prompt or ""]
     if not all(prompt.strip() for prompt in prompts):
-        raise AdtError("--prompt is empty; describe the picture in a few words.")
-    if options.ray_address is None:
-        choose_device(options.device)
-    count, output = len(prompts) * options.batch_size, options.output
+        raise AdtError("`prompt` is empty; describe the picture in a few words.")
+    if order.engines.ray_address is None:
+        choose_device(order.device)
+    count, output = len(prompts) * numbers.batch_size, files.output
     if count > MOST_PICTURES:
-        raise AdtError(f"--batch-size: {count} pictures would be made; {MOST_PICTURES} at most are, so take fewer.")
+        raise AdtError(f"`batch_size`: {count} pictures would be made; {MOST_PICTURES} at most are, so take fewer.")
     numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
-    options.at_once = options.at_once or options.batch_size
-    parts = stretches(len(prompts), options.at_once, options.batch_size, options.workers)
     paths = numbered if count > 1 else [output]
     check_outputs(
+        [*(("output", path) for path in dict.fromkeys([output, *paths])), *named(files, "tokens", "trace", "report")],
         [
-            *(("--output", path) for path in dict.fromkeys([output, *paths])),
-            *named(options, "tokens", "trace", "report"),
+            *named(subject, "prompts", "from_png"),
+            *named(order.continuation, "continue_from"),
+            *models_of(recipe.loading.model, recipe.drafter or JACOBI),
         ],
-        [*named(options, "prompts", "from_png", "continue_from"), *models_of(options.model, options.drafter)],
     )
-    sampling_of(options)
-    profile = CostProfile.from_json(options.profile) if options.profile is not None else None
-    return Plan(options, prompts, drafting, lantern_of(options), paths, parts, profile, blank_note(listed))
+    at_once = numbers.at_once or numbers.batch_size
+    parts = stretches(len(prompts), at_once, numbers.batch_size, order.engines.workers)
+    return Plan(order, recipe, prompts, paths, parts, blank_note(listed))
 
 
 class Result(NamedTuple):
@@ -124,33 +114,33 @@ class Engine:
     """
 
     def __init__(self, plan: Plan):
-        self.plan, options = plan, plan.options
-        target = open_target(options, choose_device(options.device))
-        drafter = load_drafter(options.drafter, target) if plan.drafting.policy.needs_drafter else None
-        negative, prefix = options.negative or "", tuple(continuation.prefix_codes(options, target))
-        how = sampling_of(options, target.published), plan.drafting, drafter, plan.lantern
-        paths, suffix = (options.model, options.drafter), suffix_of(options, target.published)
-        job = Job(target, *how, negative, prefix, *paths, plan.profile, suffix)
+        self.plan, order = plan, plan.order
+        target = open_target(plan.recipe.loading, choose_device(order.device))
+        recipe = complete(order.given, order.device, target.published)
+        recipe = replace(recipe, kept=continuation.prefix_codes(order.continuation, target) or recipe.kept)
+        drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
+        job = Job(target, recipe, drafter)
         notes = [*job.check(plan.prompts), remark(target, plan.prompts)]
-        self.jobs = [job, replace(job, drafting=Drafting(PLAIN))] if options.compare else [job]
-        drawn = target.length - target.tokens(torch.tensor([job.prefix], dtype=torch.long)).shape[1]
+        plain = replace(job, recipe=replace(recipe, drafting=Drafting(PLAIN)))
+        self.jobs = [job, plain] if order.files.compare else [job]
+        drawn = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]
         self.facts = len(self.jobs) * len(plan.paths) * drawn, notes
-        if options.compare:
+        if order.files.compare:
             for job in self.jobs:
                 warm_up(self._decoding(job, plan.parts[0]))
 
     def _decoding(self, job: Job, numbers: range) -> Decoding:
-        options = self.plan.options
-        indices = list(range(options.image_index, options.image_index + options.batch_size))
+        first, size = job.recipe.image_index, self.plan.order.numbers.batch_size
+        indices = list(range(first, first + size))
         prompts = [self.plan.prompts[number] for number in numbers for _ in indices]
-        return job.decoding(prompts, indices * len(numbers), options.at_once)
+        return job.decoding(prompts, indices * len(numbers), self.plan.at_once)
 
     def __call__(self, part: int) -> Iterator[Step]:
         """Draw the part of this number, counted from 0. The first method's images become pictures."""
         numbers, results, turn = self.plan.parts[part], [], 1 if part % 2 else -1
         for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
             decoding = self._decoding(job, numbers)
-            first, done = numbers[0] * self.plan.options.batch_size, decoding.done_tokens
+            first, done = numbers[0] * self.plan.order.numbers.batch_size, decoding.done_tokens
             for finished in rounds(decoding):
                 shown = finished if job is self.jobs[0] else []
                 grids, known = decoding.grid_codes(), decoding.conditions()
@@ -163,9 +153,9 @@ class Engine:
 
     def _png(self, number: int, codes: Tensor, conditions: dict) -> bytes:
         """The picture of this number, counted from 0. codes: [1, rows, columns]. conditions: of its decoding."""
-        job, options = self.jobs[0], self.plan.options
-        prompt, image = divmod(number, options.batch_size)
-        settings = job.settings(self.plan.prompts[prompt], options.image_index + image, conditions)
+        job = self.jobs[0]
+        prompt, image = divmod(number, self.plan.order.numbers.batch_size)
+        settings = job.settings(self.plan.prompts[prompt], job.recipe.image_index + image, conditions)
         return to_png(job.pixels(codes)[0], settings)
 
 
@@ -177,7 +167,10 @@ def run(plan: Plan) -> str:
     began, parts = perf_counter(), range(len(plan.parts))
     results: dict[int, list[Result]] = {}
     with (
-        distributed.engines(partial(Engine, plan), plan.options, len(parts)) as (((tokens, notes), *_), mapped),
+        distributed.engines(partial(Engine, plan), plan.order.engines, plan.order.device, len(parts)) as (
+            ((tokens, notes), *_),
+            mapped,
+        ),
         tqdm(total=tokens, unit=" tokens", mininterval=0.5, leave=False) as bar,
     ):
         for step in mapped(parts):
@@ -197,15 +190,15 @@ def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float)
     by_method: the results of all parts, by the method asked for and, in a comparison, by plain decoding. elapsed:
     seconds of the whole run, loading and writing included.
     """
-    options, paths = plan.options, plan.paths
-    report = {**figures(by_method[0]), "model": options.model, "drafter": options.drafter}
+    paths, engines = plan.paths, plan.order.engines
+    report = {**figures(by_method[0]), "model": plan.recipe.loading.model, "drafter": plan.recipe.drafter}
     name = f"{paths[0]}" + (f" to {paths[-1].name}" if len(paths) > 1 else "")
     lines = [
         f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} tokens/s, "
         f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"
-        + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.lantern else "")
+        + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.recipe.lantern else "")
     ]
-    if options.compare:
+    if plan.order.files.compare:
         plain, images = figures(by_method[1]), len(paths)
         same = sum(int((a == b).all()) for one, two in zip(*by_method) for a, b in zip(one.codes, two.codes))
         speedup, identical = plain["seconds"] / report["seconds"], same == images
@@ -214,10 +207,10 @@ def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float)
             f"Speed-up over plain decoding ({plain['seconds']:.2f} s), measured in this run: {speedup:.2f}x; "
             + ("tokens identical" if identical else f"tokens identical in {same} of {images} images")
         )
-    if distributed.wanted(options):
-        report |= {"workers": options.workers, "elapsed_seconds": elapsed}
+    if engines.wanted:
+        report |= {"workers": engines.workers, "elapsed_seconds": elapsed}
         lines.append(
-            f"Seconds of all engines added up; with --workers {options.workers} the run took {elapsed:.1f} s, "
+            f"Seconds of all engines added up; with {engines.workers} workers the run took {elapsed:.1f} s, "
             "loading included."
         )
     return report, lines
@@ -233,15 +226,15 @@ def figures(results: Sequence[Result]) -> dict:
 
 def write_files(plan: Plan, results: Sequence[Result], report: dict) -> None:
     """Write the JSON files that were asked for."""
-    options = plan.options
-    if options.tokens:
+    files, size = plan.order.files, plan.order.numbers.batch_size
+    if files.tokens:
         grids = [grid for result in results for grid in result.codes.tolist()]
-        content = {"tokens": grids, "prompts": plan.prompts, "batch_size": options.batch_size}
-        write_json(options.tokens, {**content, "seed": options.seed})
-    if options.trace:
-        groups = [(r.trace, first) for r in results for first in range(0, len(r.codes), options.batch_size)]
-        traces = [trace.part(list(range(first, first + options.batch_size))) for trace, first in groups]
+        content = {"tokens": grids, "prompts": plan.prompts, "batch_size": size}
+        write_json(files.tokens, {**content, "seed": plan.recipe.sampling.seed})
+    if files.trace:
+        groups = [(r.trace, first) for r in results for first in range(0, len(r.codes), size)]
+        traces = [trace.part(list(range(first, first + size))) for trace, first in groups]
         decodings = [{"prompt": prompt, **trace.to_json()} for prompt, trace in zip(plan.prompts, traces)]
-        write_json(options.trace, {"report": report, "decodings": decodings})
-    if options.report:
-        write_json(options.report, report)
+        write_json(files.trace, {"report": report, "decodings": decodings})
+    if files.report:
+        write_json(files.report, report)

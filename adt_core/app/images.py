@@ -177,8 +177,8 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
         check_writable(path, option)
         names = _names(path)
         for other in (taken[name] for name in names if name in taken):
-            what = f"{'a' if files[other] > 1 else 'the'} file of {other}"
-            raise AdtError(f"{option}: '{path}' is {what}, which would be lost; name another.")
+            what = f"{'a' if files[other] > 1 else 'the'} file of `{other}`"
+            raise AdtError(f"`{option}`: '{path}' is {what}, which would be lost; name another.")
         taken |= dict.fromkeys(names, option)
 
 
@@ -195,15 +195,15 @@ def check_writable(path: Path, option: str) -> None:
     """AdtError, naming ``option``, if ``path`` can't be written. Writes and makes nothing."""
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise AdtError(
-            f"{option}: the name '{path.name[:40]}...' is too long; take one of {LONGEST_NAME} bytes at most."
+            f"`{option}`: the name '{path.name[:40]}...' is too long; take one of {LONGEST_NAME} bytes at most."
         )
     if path.is_dir():
-        raise AdtError(f"{option}: '{path}' is a folder; name a file.")
+        raise AdtError(f"`{option}`: '{path}' is a folder; name a file.")
     if is_device(path.name) or path.exists() and not path.is_file():
-        raise AdtError(f"{option}: '{path}' is a device or a pipe; name a file.")
+        raise AdtError(f"`{option}`: '{path}' is a device or a pipe; name a file.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise AdtError(
-            f"{option}: '{path}' can't be written, because '{folder}' is not a folder that you may write to; "
+            f"`{option}`: '{path}' can't be written, because '{folder}' is not a folder that you may write to; "
             "choose another."
         )

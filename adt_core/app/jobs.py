@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,9 @@ from torch import Tensor
 from ..drafters import Drafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check, shown
-from ..models.checkpoint import BUNDLED
 from ..models.target import Prompt, Target, suffixed
-from ..policies import CostProfile, Drafting
+from ..policies.recipe import Recipe
 from ..rules.noise import NOISE_VERSION
-from ..rules.settings import Lantern, Sampling
 from ..version import VERSION
 
 STRETCH = 8
@@ -32,35 +29,18 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Job:
-    """What all images of a run have in common: the loaded models and the settings.
+    """What all images of a run have in common: the loaded models, and the recipe.
 
-    drafter: None for plain decoding. lantern: None for exact acceptance. negative: the text that guidance pushes away
-    from; if it is blank, the row without text takes its place. prefix: the codes that every image starts from, in
-    raster order. model_path, drafter_path: what ``--model`` and ``--drafter`` take to find the models again; PNGs say
-    them. profile: what rounds cost, where a PNG has said it. suffix: put behind every prompt.
+    drafter: None for plain decoding. What the recipe says of the loading is replaced by what the target is.
     """
 
     target: Target
-    sampling: Sampling = Sampling()
-    drafting: Drafting = Drafting()
+    recipe: Recipe = Recipe()
     drafter: Drafter | None = None
-    lantern: Lantern | None = None
-    negative: str = ""
-    prefix: tuple[int, ...] = ()
-    model_path: str = BUNDLED
-    drafter_path: str | None = None
-    profile: CostProfile | None = None
-    suffix: str = ""
 
-    @property
-    def drafter_name(self) -> str:
-        """What people call the drafter: the last part of its path, or "none"."""
-        return Path(self.drafter_path).name if self.drafter_path else "none"
-
-    @property
-    def dtype(self) -> str:
-        """Of the computation, as ``--dtype`` calls it."""
-        return str(self.target.decoder.dtype).removeprefix("torch.")
+    def __post_init__(self) -> None:
+        loaded = replace(self.recipe.loading, **self.target.loaded)
+        object.__setattr__(self, "recipe", replace(self.recipe, loading=loaded))
 
     def check(self, prompts: Sequence[str]) -> list[str]:
         """What is to be said of the prompts.
@@ -74,17 +54,17 @@ class Job:
             except AdtError as error:
                 if len(prompts) == 1:
                     raise
-                raise AdtError(f"--prompts: number {number} of {len(prompts)}, {shown(prompt)}: {error}") from error
-        if self.negative.strip():
-            self.target.check_prompt(self.negative)
+                raise AdtError(f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error}") from error
+        if self.recipe.negative.strip():
+            self.target.check_prompt(self.recipe.negative)
         return list(filter(None, notes))
 
     def check_prompt(self, prompt: str) -> str:
         """A sentence for who wrote the prompt, or "". AdtError if it is empty or too long."""
-        return self.target.check_prompt(suffixed(prompt, self.suffix))
+        return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
 
     def _encode(self, prompt: str) -> Prompt:
-        return self.target.encode_prompt(suffixed(prompt, self.suffix))
+        return self.target.encode_prompt(suffixed(prompt, self.recipe.suffix))
 
     def decoding(
         self,
@@ -102,22 +82,25 @@ class Job:
         the job's. check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too long, and
         for settings that don't fit together.
         """
-        negatives = [self.target.encode_prompt(self.negative)] * len(prompts) if self.negative.strip() else None
-        prefix = torch.tensor([self.prefix] * len(prompts), dtype=torch.long) if prefix is None else prefix
+        recipe, negatives = self.recipe, None
+        if recipe.negative.strip():
+            negatives = [self.target.encode_prompt(recipe.negative)] * len(prompts)
+        if prefix is None:
+            prefix = torch.tensor([recipe.kept] * len(prompts), dtype=torch.long)
         return Decoding(
             self.target,
             [self._encode(prompt) for prompt in prompts],
             negatives=negatives,
-            sampling=self.sampling,
-            drafting=self.drafting,
+            sampling=recipe.sampling,
+            drafting=recipe.drafting,
             drafter=self.drafter,
-            lantern=self.lantern,
+            lantern=recipe.lantern,
             image_indices=image_indices,
             seeds=seeds,
             prefix=prefix,
             at_once=at_once,
             check=check,
-            profile=self.profile,
+            profile=recipe.profile,
         )
 
     def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
@@ -128,32 +111,16 @@ class Job:
     def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
         """Everything that makes an image what it is, as plain JSON types.
 
-        Most names are those of options of ``generate``, so that ``--from-png`` can read them back. The others are for
-        people. conditions: those of its decoding (``Decoding.conditions``).
+        Most names are those of the recipe, so that ``--from-png`` can read them back. The others are for people.
+        conditions: those of its decoding (``Decoding.conditions``).
         """
-        decoder, side, rule = self.target.decoder, self.target.downsample, self.lantern or Lantern()
-        rows, columns = self.target.grid
         return {
             "prompt": prompt,
-            "suffix": self.suffix,
-            "negative": self.negative.strip(),
-            "model": self.model_path,
+            **self.recipe.flat(),
             "model_name": self.target.name,
-            "drafter": self.drafter_path,
-            "dtype": self.dtype,
-            "weights": decoder.weights,
-            "exact": "on" if decoder.exact else "off",
-            "size": [columns * side, rows * side] if self.target.usual_grid else None,
-            "device": decoder.embedding.device.type,
-            **asdict(self.sampling),
+            "device": self.target.decoder.embedding.device.type,
             "image_index": image_index,
             "image_tokens": self.target.length,
-            "kept": list(self.prefix),
-            **self.drafting.flat(),
-            "lantern_k": rule.neighbours,
-            "lantern_delta": rule.delta if self.lantern and rule.factor is None else None,
-            "lantern_lambda": rule.factor,
-            "max_substitution": rule.max_substitution,
             **conditions,
             "noise_version": NOISE_VERSION,
             "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},

@@ -26,7 +26,7 @@ def layout(path: Path) -> str:
 def kind(config: dict, names: Collection[str]) -> str:
     """If weights are of a kind that is no target: that, and what to take; else ""."""
     if "fc.weight" in names and any(name.startswith("layers.0.") for name in names):
-        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to --drafter"
+        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
         return f"is an EAGLE drafter and no model; {place}"
     if "_class_name" in config:
         return f"is a part of a diffusers model ({shown(config['_class_name'])}); take a visual autoregressive model"

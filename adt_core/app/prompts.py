@@ -58,14 +58,14 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     try:
         found = readers.get(path.suffix.lower(), all_typed)(read_text(path, LARGEST_LIST))
     except (OSError, UnicodeDecodeError) as error:
-        raise AdtError(f"--prompts: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
+        raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise AdtError(
-            f"--prompts: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
+            f"`prompts`: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
             "PartiPrompts' table, JSON lines or plain text were expected."
         ) from error
     if not present(found):
-        raise AdtError(f"--prompts: '{path}' is empty; write one prompt per line.")
+        raise AdtError(f"`prompts`: '{path}' is empty; write one prompt per line.")
     return found
 
 

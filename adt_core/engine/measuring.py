@@ -45,15 +45,13 @@ def name_of(task: Task) -> str:
     device = decoder.embedding.device
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {task.threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    dtype, weights = str(decoder.dtype).removeprefix("torch."), decoder.weights or "plain weights"
-    dtype += " exact" if decoder.tile else ""
     model = f"{task.target.name} {config.num_layers}x{config.hidden_size}, {task.target.length} tokens"
     network = task.drafter.network if task.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
     sources = "+".join(source.name for source in (task.active_drafter.sources if task.active_drafter else ()))
-    how = f"{task.groups} rows, {'greedy' if task.sampling.temperature == 0 else 'drawn'}"
-    relaxed = ", relaxed" if task.lantern is not None else ""
-    return f"{where}, torch {torch.__version__}; {model}, {dtype}, {weights}; {sources} {size}; {how}{relaxed}"[:200]
+    numbers, drawn = task.recipe.costs()
+    rows = f"{task.groups} rows, {drawn}"
+    return f"{where}, torch {torch.__version__}; {model}, {numbers}; {sources} {size}; {rows}"[:200]
 
 
 def measure(task: Task, images: int, codes: Tensor) -> CostProfile:

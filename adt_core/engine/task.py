@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -17,6 +17,7 @@ from ..models.exact import ALIGNED, near_on
 from ..models.rotary import Rope, rope_tables
 from ..models.target import Prompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape
+from ..policies.recipe import Loading, Recipe
 from ..rules.noise import NOISE_VERSION, Key, Noise
 from ..rules.settings import Lantern, Sampling
 from ..rules.verify import Neighbours
@@ -166,9 +167,14 @@ class Task:
         """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
         places = tuple(part.data_ptr() for one in weights for part in (*one.parameters(), *one.buffers()))
-        sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid
-        how = replace(self.sampling, seed=0), self.drafting.settings, self.largest, self.lantern
-        return sizes, how, self.target.decoder.tile, drafter and drafter.kind, places
+        sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid, self.largest
+        return sizes, self.recipe.memory(), drafter and drafter.kind, places
+
+    @property
+    def recipe(self) -> Recipe:
+        """What of the recipe an engine knows."""
+        loading = replace(Loading(), **self.target.loaded)
+        return Recipe(self.sampling, self.drafting, self.lantern, loading)
 
     def policy(self, profile: CostProfile | None) -> Policy:
         """A fresh policy. profile: what rounds cost where the weights are now, for a policy that chooses."""
@@ -180,19 +186,8 @@ class Task:
     def settings(self) -> dict:
         """What traces and reports say of the run."""
         decoder = self.target.decoder
-        return {
-            "method": self.drafting.method,
-            "proposal": self.drafting.proposal,
-            "seed": self.sampling.seed,
-            "device": str(decoder.embedding.device),
-            "dtype": str(decoder.dtype).removeprefix("torch."),
-            "weights": decoder.weights,
-            "exact": decoder.tile > 0,
-            "noise_version": NOISE_VERSION,
-            "sampling": asdict(self.sampling),
-            "drafting": self.drafting.flat(),
-            "lantern": self.lantern and asdict(self.lantern),
-        }
+        here = {"device": str(decoder.embedding.device), "exact": decoder.tile > 0}  # some devices have no exact mode
+        return {**self.recipe.sections(), **here, "noise_version": NOISE_VERSION}
 
     def memory_required(self, at_once: int, device: torch.device | None = None) -> int:
         """As :meth:`.Decoding.memory_required`, with so many images at work."""

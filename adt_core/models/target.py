@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +122,17 @@ class Target:
         if problem:
             raise AdtError(f"size is {width}x{height}, which {self.name} can't draw: {problem}.")
         return resized
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """How it was loaded, by the names of a recipe's settings. size: None if it is the usual one."""
+        rows, columns = self.grid
+        return {
+            "dtype": str(self.decoder.dtype).removeprefix("torch."),
+            "exact": "on" if self.decoder.exact else "off",
+            "weights": self.decoder.weights,
+            "size": (columns * self.downsample, rows * self.downsample) if self.usual_grid else None,
+        }
 
     @property
     def num_codes(self) -> int:

@@ -24,7 +24,7 @@ _QUANTISED = re.compile(
     r"|(^|\.)scaled_fp8$|_proj_(blocks|scales)$"  # ComfyUI's mark of fp8 files, MXFP4
 )
 """Names of tensors beside numbers that are not the weights themselves."""
-ORIGINAL = "take the original weights; the loader's 'int8 weights', or --weights int8, make them small in memory"
+ORIGINAL = "take the original weights; the loader's 'int8 weights', or `weights` int8, make them small in memory"
 
 
 def damage(file: Path) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import AdtError
-from ..rules.settings import setting, share, whole
+from ..rules.settings import choice, share, whole
 from ..rules.trace import Round
 from .base import Lane, Policy, Scene, Shape
 from .fixed import FixedSettings
@@ -34,8 +34,8 @@ _WRAP_HELP = (
 class AdtTreeSettings(FixedSettings):
     """Settings of :class:`AdtTree`."""
 
-    init: str = setting(HORIZONTAL, _INIT_HELP, choices=INITS)
-    wrap: str = setting(CARRY, _WRAP_HELP, choices=WRAPS)
+    init: str = choice(HORIZONTAL, _INIT_HELP, INITS)
+    wrap: str = choice(CARRY, _WRAP_HELP, WRAPS)
     beta: float = share(0.6, "ADT-Tree: from this accepted share of a tree's levels, the next is deeper and narrower.")
     depth_step: int = whole(1, "ADT-Tree: levels added or taken away at a time.")
     width_step: int = whole(1, "ADT-Tree: branches added or taken away at a time.")
@@ -49,7 +49,7 @@ class AdtTreeSettings(FixedSettings):
         for name in ("depth", "width"):
             low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
             if low > high:
-                raise AdtError(f"{name}_min is {low}, above {name}_max {high}; make it at most {high}.")
+                raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
 
 
 class AdtTree(Policy):

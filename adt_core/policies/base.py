@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..rules.settings import Settings, setting, share
+from ..rules.settings import Settings, choice, share
 from ..rules.trace import Round
 from .costs import CostProfile
 
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 class DraftSettings(Settings):
     """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`."""
 
-    proposal: str = setting("coupled", _PROPOSAL_HELP, choices=("coupled", "top-k"))
+    proposal: str = choice("coupled", _PROPOSAL_HELP, ("coupled", "top-k"))
     expand_above: float = share(
         0.0, "Guess no further below a node that is less probable than this; 0 switches it off."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AdtError, shown
@@ -40,13 +40,19 @@ class Drafting:
         Raises AdtError for a method that is unknown, an option that it does not have, and a value out of bounds.
         """
         if method not in list(POLICIES):  # a list, because what has no hash may be asked for, too
-            raise AdtError(f"method is {shown(method)}; choose one of {', '.join(POLICIES)}.")
-        settings = POLICIES[method].settings_type
-        for name in options:
-            if name not in settings.options():
-                raise AdtError(f"method {method!r} has no option {name!r}; leave it out.")
+            raise AdtError(f"`method` is {shown(method)}; choose one of {', '.join(POLICIES)}.")
         object.__setattr__(self, "method", method)
-        object.__setattr__(self, "settings", settings(**options))
+        self.check_options(options)
+        object.__setattr__(self, "settings", self.policy.settings_type(**options))
+
+    def check_options(self, given: Mapping[str, Any]) -> None:
+        """Raises AdtError for an option of another method."""
+        own = self.policy.settings_type.options()
+        for name in given:
+            if name in options() and name not in own:
+                raise AdtError(
+                    f"`{name}`: method {self.method!r} has no such option; leave it out, or name a `method`."
+                )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Drafting:
@@ -58,7 +64,7 @@ class Drafting:
 
     def flat(self) -> dict[str, Any]:
         """The method and all its options by their names, as PNGs, traces and reports carry them."""
-        return {"method": self.method, **asdict(self.settings)}
+        return {"method": self.method, **self.settings.flat()}
 
     def replace(self, **options: Any) -> Drafting:
         """With these options in place of its own; another method keeps what it has in common with this one."""

@@ -1,51 +1,83 @@
 """Settings of a run, each declared once: what it is where it is not given, its bounds, and what people are told of it.
 
 Nodes, the command line, and what reads a stranger's file take all of it from here. How tokens are drawn and how far
-acceptance is relaxed stand below; each policy declares the settings of its own drafts (``policies/``).
+acceptance is relaxed stand below; each policy declares the settings of its own drafts (``policies/``), and
+``policies/recipe.py`` puts all of them together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import AdtError, shown
+
+LONGEST_TEXT = 10**6
+"""Characters of a setting that is a text."""
 
 
 class Option(NamedTuple):
     """All that is said of a setting.
 
-    help: one or two sentences for people. low, high: bounds of a number, None for what is none. choices: of a word.
-    step: of the arrows beside a number. name: in files and on the command line, if it is not the field's.
+    help: one or two sentences for people. kind: of its values; tuple stands for a list of whole numbers. low, high:
+    bounds of a number, of each number of a list, or of the characters of a text; None for what is none. choices: of a
+    word. count: numbers of a list, where there is a rule. step: of the arrows beside a number. name: in files and on
+    the command line, if it is not the field's. stands: for its value in the help of the command line.
     """
 
     default: Any
     help: str
+    kind: type = float
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    length: int | None = None
     step: float = 0.01
     name: str = ""
-
-    @property
-    def kind(self) -> type:
-        """Of its values: str, int or float."""
-        return str if self.choices else int if isinstance(self.low, int) else float
+    stands: str = "X"
 
     def check(self, name: str, value: Any) -> None:
-        """Raises AdtError, which names the setting, for a value that it can't have."""
-        if self.choices and value not in self.choices:
-            raise AdtError(f"{name} is {shown(value)}; choose one of {', '.join(self.choices)}.")
-        if self.low is None or self.high is None or (value is None and self.default is None):
-            return
-        kinds = int if self.kind is int else int | float
-        if not isinstance(value, kinds) or isinstance(value, bool) or not self.low <= value <= self.high:
-            called = "whole number" if self.kind is int else "number"
-            bounds = f"from {_written(self.low)} to {_written(self.high)}"
-            raise AdtError(f"{name} is {shown(value)}; it must be a {called} {bounds}.")
+        """Raises AdtError, which names the setting, for a value that it can't have. None is what was not given."""
+        if value is not None or self.default is not None:
+            if not self._holds(value):
+                raise AdtError(f"`{name}` is {shown(value)}; {self._wanted()}.")
+
+    def _holds(self, value: Any) -> bool:
+        if self.choices:
+            return isinstance(value, str) and value in self.choices
+        if self.kind is str:
+            return isinstance(value, str) and len(value) <= LONGEST_TEXT
+        if self.kind is tuple:
+            is_list = isinstance(value, list | tuple) and self.length in (None, len(value))
+            return is_list and all(self._is_number(number) for number in value)
+        return self._is_number(value) if self.kind in (int, float) else isinstance(value, self.kind)
+
+    def _is_number(self, value: Any) -> bool:
+        kinds = float | int if self.kind is float else int
+        if not isinstance(value, kinds) or isinstance(value, bool) or not abs(value) < inf:
+            return False
+        return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
+
+    def _wanted(self) -> str:
+        """What a value has to be."""
+        if self.choices:
+            return f"choose one of {', '.join(self.choices)}"
+        if self.kind is str:
+            return f"it must be a text of at most {LONGEST_TEXT} characters"
+        if self.kind not in (tuple, int, float):
+            return f"it must be a {self.kind.__name__}"
+        if self.high is None:
+            return f"it must be {_written(self.low)} or more"
+        bounds = f"from {_written(self.low)} to {_written(self.high)}"
+        if self.kind is tuple:
+            return f"it must be a list of {'' if self.length is None else f'{self.length} '}whole numbers {bounds}"
+        return f"it must be a {'whole number' if self.kind is int else 'number'} {bounds}"
 
 
-def _written(bound: float) -> str:
+def _written(bound: float | None) -> str:
     """A bound, as people write it."""
     if isinstance(bound, int) and bound > 2**20:
         return f"2**{bound.bit_length()} - 1"
@@ -53,18 +85,42 @@ def _written(bound: float) -> str:
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
-    """A field of a class of settings. more: what else :class:`Option` holds."""
+    """A field of a class of settings. more: what else :class:`Option` holds; its kind is the default's unless told."""
+    more.setdefault("kind", float if default is None else type(default))
     return field(default=default, metadata={"option": Option(default, help, **more)})
 
 
-def whole(default: int, help: str, low: int = 1, high: int = 256, **more: Any) -> Any:
+def whole(default: int | None, help: str, low: int = 1, high: int | None = 256, **more: Any) -> Any:
     """A setting that is a whole number; from 1 to 256, unless it is told."""
+    return setting(default, help, kind=int, low=low, high=high, **more)
+
+
+def number(default: float | None, help: str, low: float, high: float | None = None, **more: Any) -> Any:
+    """A setting that is a number."""
     return setting(default, help, low=low, high=high, **more)
 
 
-def share(default: float, help: str, **more: Any) -> Any:
+def share(default: float | None, help: str, **more: Any) -> Any:
     """A setting that is a number from 0 to 1."""
-    return setting(default, help, low=0.0, high=1.0, **more)
+    return number(default, help, 0.0, 1.0, **more)
+
+
+def choice(default: str | None, help: str, choices: tuple[str, ...], **more: Any) -> Any:
+    """A setting that is one of some words."""
+    return setting(default, help, kind=str, choices=choices, **more)
+
+
+def path(help: str, stands: str = "FILE", **more: Any) -> Any:
+    """A setting that is the path of a file or folder; None where it is not given."""
+    return setting(None, help, kind=Path, stands=stands, **more)
+
+
+def text(default: str | None, help: str, stands: str = "TEXT", **more: Any) -> Any:
+    """A setting that is a text or a name."""
+    return setting(default, help, kind=str, stands=stands, **more)
+
+
+Kind = TypeVar("Kind", bound="Settings")
 
 
 @dataclass(frozen=True)
@@ -73,26 +129,42 @@ class Settings:
     bounds."""
 
     def __post_init__(self) -> None:
-        for field_name, option in self.options().items():
+        for field_name, option in self.fields().items():
             option.check(option.name or field_name, getattr(self, field_name))
 
     @classmethod
-    def options(cls) -> dict[str, Option]:
+    def fields(cls) -> dict[str, Option]:
         """What is said of every setting, by the name of its field."""
-        return {one.name: one.metadata["option"] for one in fields(cls)}
+        return {one.name: one.metadata["option"] for one in fields(cls) if "option" in one.metadata}
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """The same by the names that files and the command line use."""
+        return {option.name or field_name: option for field_name, option in cls.fields().items()}
+
+    @classmethod
+    def of(cls: type[Kind], given: Mapping[str, Any]) -> Kind:
+        """Settings by the names that files and the command line use. What is None, or of others, is left out."""
+        names = {option.name or field_name: field_name for field_name, option in cls.fields().items()}
+        values = {names[name]: value for name, value in given.items() if name in names and value is not None}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def flat(self) -> dict[str, Any]:
+        """The values by the names that files and the command line use."""
+        return {option.name or name: getattr(self, name) for name, option in self.fields().items()}
 
 
 @dataclass(frozen=True)
 class Sampling(Settings):
     """How tokens are drawn. guidance: ``logits = uncond + guidance * (cond - uncond)``."""
 
-    seed: int = whole(0, "Of the noise; the same seed gives the same image.", 0, 2**64 - 1)
-    temperature: float = setting(1.0, "0 takes the likeliest token.", low=0.0, high=100.0, step=0.05)
-    top_k: int = whole(0, "Draw from the K likeliest tokens only; 0 is off.", 0, 2**31 - 1)
-    top_p: float = setting(
-        1.0, "Draw from the likeliest tokens with a probability of P together; 1 is off.", low=0.01, high=1.0
+    seed: int = whole(0, "Of the noise; the same seed gives the same image.", 0, 2**64 - 1, stands="N")
+    temperature: float = number(1.0, "0 takes the likeliest token.", 0.0, 100.0, step=0.05, stands="T")
+    top_k: int = whole(0, "Draw from the K likeliest tokens only; 0 is off.", 0, 2**31 - 1, stands="K")
+    top_p: float = number(
+        1.0, "Draw from the likeliest tokens with a probability of P together; 1 is off.", 0.01, 1.0, stands="P"
     )
-    guidance: float = setting(3.0, "Scale of classifier-free guidance; 1 is off.", low=0.0, high=100.0, step=0.1)
+    guidance: float = number(3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, stands="S")
 
 
 @dataclass(frozen=True)
@@ -107,11 +179,11 @@ class Lantern(Settings):
 
     neighbours: int = whole(100, "Neighbours in the codebook that are looked at.", 1, 2**31 - 1, name="lantern_k")
     delta: float = share(0.1, "LANTERN: probability that may be moved per token; 0 is exact.", name="lantern_delta")
-    factor: float | None = setting(
+    factor: float | None = number(
         None,
         "LANTERN++: a draft's own probability times this is its limit; 1 is exact.",
-        low=1.0,
-        high=1e6,
+        1.0,
+        1e6,
         step=0.1,
         name="lantern_lambda",
     )
@@ -120,3 +192,20 @@ class Lantern(Settings):
     def allowed(self, emitted: int, substituted: int) -> int:
         """Substitutions that an image may still make when it has ``emitted`` tokens with ``substituted`` among them."""
         return 2**31 if self.max_substitution == 1 else int(self.max_substitution * emitted) - substituted
+
+
+def relaxed(given: Mapping[str, Any]) -> Lantern | None:
+    """Relaxed acceptance by the names that files and the command line use. None, exact acceptance, without a rule."""
+    rules = [name for name in ("lantern_delta", "lantern_lambda") if given.get(name) is not None]
+    if len(rules) > 1:
+        raise AdtError("`lantern_delta` and `lantern_lambda` are two rules; give one of them.")
+    lantern = Lantern.of(given)  # checks the other numbers in any case
+    return lantern if rules else None
+
+
+def flat_lantern(lantern: Lantern | None) -> dict[str, Any]:
+    """What :func:`relaxed` reads: the rule that does not hold is None."""
+    flat = (lantern or Lantern()).flat()
+    if lantern is None or lantern.factor is not None:
+        flat["lantern_delta"] = None
+    return flat

@@ -9,11 +9,11 @@ which the same command resumes, and which may be deleted.
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +28,6 @@ from .run import Run, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
 
-FIXED = "model dtype exact weights size prompts images pictures held_out start".split()
-FIXED += "passes batch accumulate learning_rate".split()
-"""Options that can't change when a run is resumed, besides those of sampling."""
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
 """What is written, besides what training makes and reads itself."""
 WARM_UP = 0.15
@@ -42,109 +39,117 @@ costs two thirds of one with all roots."""
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of ``train-drafter`` that make sense; nothing is loaded yet.
+    """What is to be trained, checked; nothing is loaded yet.
 
-    prompts: of each picture, with the suffix, held-out pictures first. paths: of the pictures' files; None if the
-    target draws them.
+    recipe: of the pictures that the target draws. prompts: of each picture, with the suffix, held-out pictures first.
+    paths: of the pictures' files; None if the target draws them.
     """
 
-    options: argparse.Namespace
+    lessons: core.Lessons
+    training: core.Training
+    files: core.DrafterFiles
+    recipe: core.Recipe
     prompts: list[str]
     paths: list[Path] | None
-    sampling: core.Sampling
     device: torch.device
 
     @property
     def folder(self) -> Path:
         """What a run resumes from."""
-        return self.options.output / "training"
+        return self.files.output / "training"
+
+    @property
+    def minutes(self) -> float | None:
+        """Of the training, where they end it."""
+        return 60.0 if self.training.steps is None and self.training.minutes is None else self.training.minutes
 
     @property
     def settings(self) -> dict:
-        """What makes the run what it is, in JSON's types."""
-        given = {name: getattr(self.options, name) for name in FIXED}
+        """What can't change when the run is resumed, in JSON's types."""
+        lessons, training = self.lessons.flat(), self.training.flat()
+        given = {
+            **self.recipe.loading.flat(),
+            **{name: lessons[name] for name in ("prompts", "images", "pictures", "held_out")},
+            **{name: training[name] for name in ("start", "passes", "batch", "accumulate", "learning_rate")},
+        }
         plain = {name: x if isinstance(x, int | float | None) else str(x) for name, x in given.items()}
-        return {**plain, **asdict(self.sampling), "captions": self.prompts}
+        return {**plain, **self.recipe.sampling.flat(), "captions": self.prompts}
 
 
-def plan(options: argparse.Namespace) -> Plan:
-    """Check what can be checked before a model is loaded, and that ``--output`` is new or ours. Raises AdtError."""
-    if options.steps is None and options.minutes is None:
-        options.minutes = 60.0
-    for name in ("held_out", "passes", "batch", "accumulate", "every", "draw_batch"):
-        if getattr(options, name) < 1:
-            raise core.AdtError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be 1 or more.")
-    for name in ("steps", "minutes", "pictures", "learning_rate"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < inf:
-            raise core.AdtError(f"--{name.replace('_', '-')} is {value}; it must be a number above 0.")
-    if not 0 <= options.features_gb < inf:
-        raise core.AdtError(f"--features-gb is {options.features_gb}; it must be 0 (keep none) or a number above it.")
-    core.sampling_of(options)  # what is given makes sense, whatever the model
-    prompts, paths = _captions(options, options.seed)
-    published = core.published_sampling(options.model)
-    prompts = [core.suffixed(prompt, core.suffix_of(options, published)) for prompt in prompts]
-    made = Plan(options, prompts, paths, core.sampling_of(options, published), core.choose_device(options.device))
+def plan(
+    lessons: core.Lessons,
+    training: core.Training,
+    files: core.DrafterFiles,
+    given: Mapping[str, Any],
+    device: str,
+) -> Plan:
+    """Check what can be checked before a model is loaded, and that ``output`` is new or ours. Raises AdtError."""
+    core.Sampling.of(given)  # what is given makes sense, whatever the model
+    prompts, paths = _captions(lessons, training.batch, given.get("seed", 0))
+    model = given.get("model", core.BUNDLED)
+    recipe = core.complete(given, device, core.published_sampling(model))
+    prompts = [core.suffixed(prompt, recipe.suffix) for prompt in prompts]
+    made = Plan(lessons, training, files, recipe, prompts, paths, core.choose_device(device))
     _check_output(made)
     read = [
-        *core.models_of(options.model, options.compare or core.JACOBI, "--compare"),
-        *core.models_of(options.model, options.start or core.JACOBI, "--start"),
-        *core.named(options, "prompts"),
+        *core.models_of(model, files.compare or core.JACOBI, "compare"),
+        *core.models_of(model, training.start or core.JACOBI, "start"),
+        *core.named(lessons, "prompts"),
     ]
-    read += [("--images", file) for path in paths or () for file in (path, caption_file(path))]
-    core.check_outputs([("--output", options.output / name) for name in FILES], read)
+    read += [("images", file) for path in paths or () for file in (path, caption_file(path))]
+    core.check_outputs([("output", files.output / name) for name in FILES], read)
     return made
 
 
-def _captions(options: argparse.Namespace, seed: int) -> tuple[list[str], list[Path] | None]:
-    """``prompts`` and ``paths`` of a plan. AdtError if there are too few."""
-    held_out, batch, paths = options.held_out, options.batch, None
-    if options.images:
-        paths, prompts = find_captioned(options.images)
-        order = np.random.default_rng(seed).permutation(len(paths))[: (options.pictures or len(paths)) + held_out]
+def _captions(lessons: core.Lessons, batch: int, seed: int) -> tuple[list[str], list[Path] | None]:
+    """``prompts`` and ``paths`` of a plan. batch: pictures of a step. AdtError if there are too few."""
+    held_out, paths = lessons.held_out, None
+    if lessons.images:
+        paths, prompts = find_captioned(lessons.images)
+        order = np.random.default_rng(seed).permutation(len(paths))[: (lessons.pictures or len(paths)) + held_out]
         paths, prompts = [paths[i] for i in order], [prompts[i] for i in order]
     else:
-        prompts = find_prompts(options.prompts, options.pictures, held_out, seed)
+        prompts = find_prompts(str(lessons.prompts), lessons.pictures, held_out, seed)
     if len(prompts) >= held_out + batch:
         return prompts, paths
-    source = f"--{'images' if options.images else 'prompts'}: '{options.images or options.prompts}'"
+    source = f"`{'images' if lessons.images else 'prompts'}`: '{lessons.images or lessons.prompts}'"
     if not paths and len(prompts) > held_out:
         raise core.AdtError(
-            f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (--batch); "
-            "draw more with --pictures."
+            f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (`batch`); "
+            "draw more with `pictures`."
         )
     raise core.AdtError(
         f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
-        f"(--held-out) and {batch} for one step (--batch); add some, or lower these."
+        f"(`held_out`) and {batch} for one step (`batch`); add some, or lower these."
     )
 
 
 def _check_output(plan: Plan) -> None:
-    """AdtError if ``--output`` is no folder, or holds something else than a run of this plan."""
-    folder, known = plan.options.output, plan.folder / "settings.json"
+    """AdtError if ``output`` is no folder, or holds something else than a run of this plan."""
+    folder, known = plan.files.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
-        raise core.AdtError(f"--output: '{folder}' is a file; name a folder.")
-    if plan.options.images and folder.resolve() == plan.options.images.resolve():
+        raise core.AdtError(f"`output`: '{folder}' is a file; name a folder.")
+    if plan.lessons.images and folder.resolve() == plan.lessons.images.resolve():
         raise core.AdtError(
-            "--output is the folder of --images, where the next run would take its chart for a picture; name another."
+            "`output` is the folder of `images`, where the next run would take its chart for a picture; name another."
         )
     core.inside(folder, "training", "features")
     if not known.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
             raise core.AdtError(
-                f"--output: '{folder}' holds a model that was not made here, or whose folder 'training' is gone; "
+                f"`output`: '{folder}' holds a model that was not made here, or whose folder 'training' is gone; "
                 "name another folder."
             )
         return
     try:
         before = core.read_json(known)
     except core.AdtError as error:
-        raise core.AdtError(f"--output: '{known}' is damaged; name another folder, or delete this one.") from error
+        raise core.AdtError(f"`output`: '{known}' is damaged; name another folder, or delete this one.") from error
     for name, now in plan.settings.items():
         if before.get(name, now) != now:  # an earlier version wrote down fewer options
             what = "other captions" if name == "captions" else f"{name} {before[name]}, and now it is {now}"
             raise core.AdtError(
-                f"--output: '{folder}' was begun with {what}; give the same options to go on with it, "
+                f"`output`: '{folder}' was begun with {what}; give the same options to go on with it, "
                 "or name another folder."
             )
 
@@ -172,16 +177,16 @@ def _copy(start: core.EagleDrafter, drafter: core.EagleDrafter) -> None:
     weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
     shapes = {name: value.shape for name, value in drafter.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
-        raise core.AdtError("--start: this drafter is built otherwise than those that are trained here; leave it out.")
+        raise core.AdtError("`start`: this drafter is built otherwise than those that are trained here; leave it out.")
     drafter.load_state_dict(weights)
 
 
 def run(plan: Plan) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
-    options = plan.options
-    target = core.open_target(options, plan.device)
-    other = _network(options, "compare", target)
-    drafter = make_drafter(target, _network(options, "start", target))
+    files, passes = plan.files, plan.training.passes
+    target = core.open_target(plan.recipe.loading, plan.device)
+    other = _network("compare", files.compare, target)
+    drafter = make_drafter(target, _network("start", plan.training.start, target))
     core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
     kinds = len(target.decoder.image_ids)
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, kinds)
@@ -189,25 +194,24 @@ def run(plan: Plan) -> str:
     def codes_of(numbers: list[int]) -> Tensor:
         if plan.paths:
             return encode(target, [plan.paths[i] for i in numbers])
-        return draw(target, [plan.prompts[i] for i in numbers], numbers, plan.sampling)
+        return draw(target, [plan.prompts[i] for i in numbers], numbers, plan.recipe.sampling)
 
-    pictures.make(codes_of, options.draw_batch)
+    pictures.make(codes_of, plan.lessons.draw_batch)
     trainer = Trainer(target, pictures, plan, drafter)
     trainer.train()
     last = trainer.log[-1]
-    said = f"{options.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {sentence(last, options.passes)}"
+    said = f"{files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {sentence(last, passes)}"
     if other is not None:
-        said += f"\n{options.compare}: {sentence(trainer.measure(other.float()), options.passes)}"
+        said += f"\n{files.compare}: {sentence(trainer.measure(other.float()), passes)}"
     return said
 
 
-def _network(options: argparse.Namespace, name: str, target: core.Target) -> core.EagleDrafter | None:
-    """The drafter that the option ``name`` gives, if it gives one. AdtError if that is no EAGLE drafter."""
-    path = getattr(options, name)
+def _network(name: str, path: str | None, target: core.Target) -> core.EagleDrafter | None:
+    """The drafter that the setting ``name`` gives, if it gives one. AdtError if that is no EAGLE drafter."""
     if not path:
         return None
     if not core.is_network(path):
-        raise core.AdtError(f"--{name}: {path!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
+        raise core.AdtError(f"`{name}`: {path!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
     with core.explained(path, "drafter"):
         return core.load_eagle(path, target)
 
@@ -216,19 +220,19 @@ class Trainer:
     """One training run on the pictures of one target."""
 
     def __init__(self, target: core.Target, pictures: Pictures, plan: Plan, drafter: core.EagleDrafter):
-        self.target, self.pictures, self.sampling = target, pictures, plan.sampling
-        self.options = options = plan.options
+        self.target, self.pictures, self.sampling = target, pictures, plan.recipe.sampling
+        self.plan, self.training = plan, plan.training
         self.drafter = drafter
-        self._warm_up = 0.0 if options.start else WARM_UP
-        self._config = core.Checkpoint(core.resolve(options.model, "target")).config
-        self._features = Features(plan.folder / "features", options.features_gb * 2**30)
+        self._warm_up = 0.0 if self.training.start else WARM_UP
+        self._config = core.Checkpoint(core.resolve(plan.recipe.loading.model, "target")).config
+        self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
         self._encode = cache(target.encode_prompt)
-        half = _autocast_dtype(plan.device, options.autocast)
+        half = _autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
-        rate, scaled = options.learning_rate, half is torch.float16
+        rate, scaled = self.training.learning_rate, half is torch.float16
         optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
         path = plan.folder / "checkpoint.pt"
-        self.run = Run(path, self.drafter, optimisers, options.minutes, 0.98, options.steps, scaled)
+        self.run = Run(path, self.drafter, optimisers, plan.minutes, 0.98, self.training.steps, scaled)
         self._shipped = make_drafter(target)
         self._shipped.embedding = self.drafter.embedding
         self._shipped.load_state_dict(self.run.average, assign=True)  # the averages themselves, which training changes
@@ -241,7 +245,7 @@ class Trainer:
             while run.fraction < 1:
                 losses.append(self._step())
                 bar.update()
-                if run.step % self.options.every == 0:
+                if run.step % self.plan.files.every == 0:
                     self._save(losses)
                     bar.set_postfix_str(f"loss {self.log[-1]['loss']:.3f}, tau {self.log[-1]['tau']:.3f}")
                     losses = []
@@ -250,7 +254,7 @@ class Trainer:
 
     def _save(self, losses: list[Tensor]) -> None:
         """Measure the averaged weights; write the checkpoint, the drafter and the log. losses: since the last time."""
-        folder, shipped, loss = self.options.output, self._shipped, torch.stack(losses).mean().item()
+        folder, shipped, loss = self.plan.files.output, self._shipped, torch.stack(losses).mean().item()
         row = {"step": self.run.step, "seconds": round(self.run.elapsed, 1), "loss": round(loss, 5)}
         self.log.append({**row, **self.measure(shipped)})
         self.run.save(log=self.log)
@@ -258,18 +262,18 @@ class Trainer:
         write_checkpoint(
             folder, drafter_tensors(shipped), {**self._config, **core.config_fields(shipped.config)}, dtype
         )
-        write_log(folder, self.log, self.options.passes)
+        write_log(folder, self.log, self.training.passes)
 
     def _step(self) -> Tensor:
         """Make one optimisation step. Returns its loss, a scalar."""
-        options, step, losses = self.options, self.run.step, []
-        passes = 1 if self.run.fraction < self._warm_up else options.passes
-        for part in range(options.accumulate):
-            reading = self._read(self._numbers(step * options.accumulate + part))
+        training, step, losses = self.training, self.run.step, []
+        passes = 1 if self.run.fraction < self._warm_up else training.passes
+        for part in range(training.accumulate):
+            reading = self._read(self._numbers(step * training.accumulate + part))
             end = reading.z.shape[1] - passes + 1
             roots = torch.arange(step % STRIDE, end, STRIDE, device=reading.z.device)
             with self._autocast:
-                loss = training_loss(self.drafter, reading, roots, passes) / options.accumulate
+                loss = training_loss(self.drafter, reading, roots, passes) / training.accumulate
             self.run.backward(loss)
             losses.append(loss.detach())
         self.run.apply()
@@ -283,7 +287,7 @@ class Trainer:
     def _numbers(self, index: int) -> list[int]:
         """Pictures of batch ``index``. Each epoch has an order of its own, fixed by the seed, and leaves out what does
         not fill its last batch."""
-        held_out, size = self.options.held_out, self.options.batch
+        held_out, size = self.plan.lessons.held_out, self.training.batch
         count = len(self.pictures.prompts) - held_out
         epoch, place = divmod(index, count // size)
         order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + held_out
@@ -291,11 +295,11 @@ class Trainer:
 
     def measure(self, drafter: core.EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
-        batches = [batch.tolist() for batch in torch.arange(self.options.held_out).split(self.options.batch)]
+        batches = [batch.tolist() for batch in torch.arange(self.plan.lessons.held_out).split(self.training.batch)]
         readings = (self._read(batch).paired(drafter.pairing) for batch in batches)
-        found = [acceptance(drafter, reading, self.options.passes) for reading in readings]
+        found = [acceptance(drafter, reading, self.training.passes) for reading in readings]
         sums = {name: sum(len(batch) * one[name] for batch, one in zip(batches, found)) for name in found[0]}
-        return {name: round(value / self.options.held_out, 4) for name, value in sums.items()}
+        return {name: round(value / self.plan.lessons.held_out, 4) for name, value in sums.items()}
 
 
 def _autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:

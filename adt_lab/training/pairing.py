@@ -8,9 +8,10 @@ child is most often the target's token is recorded beside the drafter.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 from itertools import product, starmap
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,27 +20,37 @@ from .pictures import draw
 from .unroll import CHILDREN, acceptance, read
 
 
-def choose_drafter(options: argparse.Namespace) -> None:
-    """Choose the drafter if none is named. AdtError if it is no network."""
-    options.drafter = options.drafter or core.default_drafter(options.model)
-    if not core.is_network(options.drafter):
-        raise core.AdtError(f"--drafter: {options.drafter!r} is no network; give the folder of one.")
+class Plan(NamedTuple):
+    """What is measured; nothing is loaded yet. file: where the result is recorded; None for the bundled drafter."""
+
+    recipe: core.Recipe
+    prompts: list[str]
+    device: torch.device
+    file: Path | None
 
 
-def run(options: argparse.Namespace) -> str:
+def plan(order: core.Drawn, given: Mapping[str, Any], device: str) -> Plan:
+    """Check what can be checked before a model is loaded. AdtError if the drafter is no network."""
+    drafter = given.get("drafter") or core.default_drafter(given.get("model", core.BUNDLED))
+    if not core.is_network(drafter):
+        raise core.AdtError(f"`drafter`: {drafter!r} is no network; give the folder of one.")
+    recipe = core.complete(given, device, core.published_sampling(given.get("model", core.BUNDLED)))
+    prompts = core.read_prompts(order.prompts or core.BUNDLED_CAPTIONS)
+    prompts = core.sample(prompts, order.count, recipe.sampling.seed)
+    file = None if drafter == core.BUNDLED else _record_of(drafter)
+    core.check_outputs([("drafter", file)] if file else [], core.named(order, "prompts"))
+    return Plan(recipe, prompts, core.choose_device(device), file)
+
+
+def run(plan: Plan) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
-    if options.count < 1:
-        raise core.AdtError(f"--count is {options.count}; it must be 1 or more.")
-    core.sampling_of(options)  # what is given makes sense, whatever the model
-    prompts = core.sample(core.read_prompts(options.prompts or core.BUNDLED_CAPTIONS), options.count, options.seed)
-    file = None if str(options.drafter) == core.BUNDLED else _record_of(options.drafter)
-    core.check_outputs([("--drafter", file)] if file else [], core.named(options, "prompts"))
-    target = core.open_target(options, core.choose_device(options.device))
-    sampling = core.sampling_of(options, target.published)
-    prompts = [core.suffixed(prompt, core.suffix_of(options, target.published)) for prompt in prompts]
-    with core.explained(options.drafter, "drafter"):
-        drafter = core.load_eagle(options.drafter, target)
-    shares = measure(target, drafter, prompts, sampling)
+    recipe, file = plan.recipe, plan.file
+    target = core.open_target(recipe.loading, plan.device)
+    prompts = [core.suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
+    path = recipe.drafter or core.BUNDLED
+    with core.explained(path, "drafter"):
+        drafter = core.load_eagle(path, target)
+    shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
     lines = [f"The target's token is among the first {children} children, {len(prompts)} pictures of {target.name}:"]

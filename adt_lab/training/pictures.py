@@ -38,16 +38,16 @@ class Pictures:
             self._codes = np.lib.format.open_memmap(path, "r+")
         except (OSError, ValueError, SyntaxError) as error:
             raise core.AdtError(
-                f"{path} can't be read ({core.reason(error)}); delete it, or name another --output."
+                f"{path} can't be read ({core.reason(error)}); delete it, or name another `output`."
             ) from error
         if self._codes.shape != (len(prompts), length) or self._codes.dtype != np.int32:
             raise core.AdtError(
                 f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} pictures of "
-                f"{length} tokens in int32 are needed; delete it, or name another --output."
+                f"{length} tokens in int32 are needed; delete it, or name another `output`."
             )
         if self._codes.max(initial=-1) >= kinds:
             raise core.AdtError(
-                f"{path} holds tokens that the model does not have; delete it, or name another --output."
+                f"{path} holds tokens that the model does not have; delete it, or name another `output`."
             )
 
     def make(self, codes_of: Callable[[list[int]], Tensor], together: int) -> None:
@@ -82,12 +82,12 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
         raise core.AdtError(
-            f"--images: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt."
+            f"`images`: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt."
         )
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and core.is_regular(path))
     if not paths:
         raise core.AdtError(
-            f"--images: '{folder}' holds no {', '.join(SUFFIXES)}; give a folder of pictures with captions, "
+            f"`images`: '{folder}' holds no {', '.join(SUFFIXES)}; give a folder of pictures with captions, "
             "1.jpg beside 1.txt."
         )
     return paths, [_caption(path) for path in paths]
@@ -105,7 +105,7 @@ def _caption(path: Path) -> str:
     except (OSError, UnicodeDecodeError):
         caption = ""
     if not caption:
-        raise core.AdtError(f"--images: '{path}' has no caption; write what it shows into {beside.name} beside it.")
+        raise core.AdtError(f"`images`: '{path}' has no caption; write what it shows into {beside.name} beside it.")
     return caption
 
 
@@ -114,7 +114,8 @@ def draw(target: core.Target, prompts: list[str], numbers: list[int], sampling: 
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
-    return core.decode(core.Job(target, sampling, core.Drafting(core.PLAIN)).decoding(prompts, numbers)).codes
+    recipe = core.Recipe(sampling, core.Drafting(core.PLAIN))
+    return core.decode(core.Job(target, recipe).decoding(prompts, numbers)).codes
 
 
 def encode(target: core.Target, paths: list[Path]) -> Tensor:
@@ -122,7 +123,7 @@ def encode(target: core.Target, paths: list[Path]) -> Tensor:
     height, width = (side * target.downsample for side in target.grid)
     codes = []
     for path in paths:
-        pixels = core.to_pixels(core.open_picture(path, "--images", "take it out or save it anew"), height, width)
+        pixels = core.to_pixels(core.open_picture(path, "images", "take it out or save it anew"), height, width)
         with torch.inference_mode():
             codes.append(target.codec.encode(pixels).flatten(1).cpu())
     return target.tokens(torch.cat(codes))

@@ -29,6 +29,7 @@ from adt_core.models.rows import Roots, Rows
 from adt_core.models.target import Prompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from adt_core.rules.trace import Round
 from adt_lab.benchmark import PRESETS, RELAXED, sources
 
@@ -190,7 +191,7 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
     drafter = sources(network).get(preset.source) if preset.source else None
-    return Job(target, Sampling(**{"seed": 1, "guidance": 3.0, **options}), preset.drafting, drafter, lantern)
+    return Job(target, Recipe(Sampling(**{"seed": 1, "guidance": 3.0, **options}), preset.drafting, lantern), drafter)
 
 
 def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: int, **options: float) -> Job:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.errors import AdtError
+from adt_core.rules.settings import Option
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 from .odd import NUMBERS, TEXTS
@@ -61,9 +62,9 @@ def commands(folder: Path) -> Callable:
         if words and not data.draw(st.integers(0, 4)):
             words.pop(data.draw(st.sampled_from(sorted(words))))
         for _ in range(data.draw(st.integers(0, 3))):
-            flag = data.draw(st.sampled_from(_flags(name)))
-            usual = st.sampled_from(flag.kind) if isinstance(flag.kind, tuple) else values
-            words[flag.usage.split()[0]] = None if flag.kind is bool else data.draw(usual | values)
+            option, setting = data.draw(st.sampled_from(_options(name)))
+            usual = st.sampled_from(setting.choices) if setting.choices else values
+            words[option] = None if setting.kind is bool else data.draw(usual | values)
         given = [name, *(LEAST[name] if name == "inspect" else ())]
         for option, value in words.items():
             given += (
@@ -74,10 +75,10 @@ def commands(folder: Path) -> Callable:
     return one
 
 
-def _flags(name: str) -> list[cli.Flag]:
+def _options(name: str) -> list[tuple[str, Option]]:
     groups = cli.COMMANDS[getattr(cli, name.replace("-", "_"))].values()
-    flags = [flag for group in groups for flag in (group() if callable(group) else group)]
-    return [flag for flag in flags if flag.usage.startswith("--") and flag.usage.split()[0] not in SLOW]
+    settings = [(cli.spelled(name), one) for group in groups for table in group for name, one in table().items()]
+    return [pair for pair in settings if pair[0] not in (*SLOW, "--path")]
 
 
 def _text(number: float) -> str:

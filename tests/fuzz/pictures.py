@@ -17,6 +17,7 @@ from adt_core.app.checkpoints import load_target
 from adt_core.app.continuation import open_picture, to_pixels
 from adt_core.app.images import KEY, read_settings
 from adt_core.app.jobs import Job
+from adt_core.app.orders import Files, Order, Subject
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint
 
@@ -43,8 +44,8 @@ def settings_of_pngs(folder: Path) -> Callable:
         write(path, data, as_json(settings))
         models, run = data.draw(st.booleans()), not data.draw(st.integers(0, 3))
         batch.find("a cat")
-        options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if models else [])])
-        plan = generation.plan(options)
+        _, options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if models else [])])
+        plan = generation.plan(Order(Files.of(options), Subject.of(options), options))
         if models and run:
             generation.run(plan)
 

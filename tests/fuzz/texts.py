@@ -17,6 +17,7 @@ from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, read_list, select
 from adt_core.engine import profiles
 from adt_core.policies.costs import built_in
+from adt_core.policies.recipe import Recipe
 from adt_lab.records import FIGURES, RUNS, append, open_records
 from adt_lab.report import summary, table
 
@@ -64,7 +65,7 @@ def captions(folder: Path) -> Callable:
 
     def one(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
-        job = Job(data.draw(st.sampled_from(targets)), negative=data.draw(st.just("") | TEXTS))
+        job = Job(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
         job.check([text])
         path = Batch(job, folder / "out").path(text)
         assert path.parent == folder / "out" and len(path.name.encode()) < 255

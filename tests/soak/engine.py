@@ -20,6 +20,7 @@ from adt_core.drafters import DRAFTERS as WITHOUT_FILES
 from adt_core.drafters import Drafter
 from adt_core.errors import Check
 from adt_core.models.target import Target
+from adt_core.policies.recipe import Recipe
 
 from .loop import Played
 from .mix import NETWORK, Request
@@ -88,14 +89,8 @@ class Engine:
     def _draw(self, request: Request, check: Check) -> torch.Tensor:
         """The codes [B, cells] of a request's images."""
         target = self.target(request, check)
-        job = Job(
-            target,
-            Sampling(**request.sampling),
-            Drafting.of(request.drafting),
-            self._drafter(request, target, check),
-            request.lantern,
-            request.negative,
-        )
+        how = Sampling(**request.sampling), Drafting.of(request.drafting), request.lantern
+        job = Job(target, Recipe(*how, negative=request.negative), self._drafter(request, target, check))
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
         decoding = job.decoding(request.texts, request.indices, request.batch, kept, check)

@@ -16,6 +16,7 @@ from adt_core import Drafting, Sampling
 from adt_core.app.jobs import Job, decode
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 
 from .mix import Request, requests
 
@@ -176,6 +177,6 @@ def _unexpected(player: Player, request: Request, played: Played) -> str:
 
 def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     """The codes [B, cells] of the same images without drafts. codes: with drafts, whose beginning may be given."""
-    job = Job(target, Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative)
+    job = Job(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
     kept = codes[:, : request.kept(target)]
     return decode(job.decoding(request.texts, request.indices, prefix=kept)).grid_codes().flatten(1)

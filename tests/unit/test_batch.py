@@ -14,6 +14,7 @@ from adt_core.app.images import parameters, read_settings, save_png
 from adt_core.app.jobs import Job, decode, rounds, stretches
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
+from adt_core.policies.recipe import Loading, Recipe
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
@@ -23,7 +24,12 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 def make(models):
     """A job with a network that drafts."""
     target, drafter = models
-    return Job(target, Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter, drafter_path="somewhere/tiny")
+    return Job(target, Recipe(Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter)
+
+
+def changed(job: Job, **settings) -> Job:
+    """The same with another recipe."""
+    return replace(job, recipe=replace(job.recipe, **settings))
 
 
 def run(
@@ -65,7 +71,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     first = run(make, PROMPTS, tmp_path, chunk=2, stop=stop)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
-    other = replace(make, drafter=load_drafter("jacobi", make.target), drafter_path="jacobi")
+    other = replace(changed(make, drafter="jacobi"), drafter=load_drafter("jacobi", make.target))
     other = replace(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
     assert key(other) == key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
@@ -88,35 +94,35 @@ def test_time_is_shared_by_the_images_at_work(make, at_once):
 
 
 def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_path):
-    relaxed = replace(make, lantern=Lantern(delta=0.3))
+    relaxed = changed(make, lantern=Lantern(delta=0.3))
     write_tiny_checkpoint(tmp_path / "target", scale=3.0, seed=5)
     others = [
         make,
         relaxed,
-        replace(make, negative="a dog"),
+        changed(make, negative="a dog"),
         *(
-            replace(make, sampling=replace(make.sampling, **change))
+            changed(make, sampling=replace(make.recipe.sampling, **change))
             for change in ({"seed": 4}, {"guidance": 3.0}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.5})
         ),
         replace(make, target=load_target(tiny / "target", dtype=torch.float32)),
         replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
-        replace(relaxed, lantern=Lantern(delta=0.2)),
-        replace(relaxed, drafting=Drafting("adt-tree", depth=2)),
-        replace(relaxed, drafter=load_drafter("jacobi", make.target), drafter_path="jacobi"),
+        changed(relaxed, lantern=Lantern(delta=0.2)),
+        changed(relaxed, drafting=Drafting("adt-tree", depth=2)),
+        replace(changed(relaxed, drafter="jacobi"), drafter=load_drafter("jacobi", make.target)),
     ]
     assert len({key(other) for other in others}) == len(others)
     same = [
-        replace(make, drafting=Drafting("adt-tree", depth=2)),
-        replace(make, drafter=None, drafting=Drafting(method="autoregressive")),
-        replace(make, negative="  "),
-        replace(make, model_path="elsewhere"),
+        changed(make, drafting=Drafting("adt-tree", depth=2)),
+        replace(changed(make, drafting=Drafting(method="autoregressive")), drafter=None),
+        changed(make, negative="  "),
+        changed(make, loading=Loading(model="elsewhere")),
         replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
     ]
     assert {key(other) for other in same} == {key(make)}
 
 
 def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
-    relaxed = replace(make, lantern=Lantern())
+    relaxed = changed(make, lantern=Lantern())
     other = load_drafter(tiny / "drafter", make.target)
     assert key(replace(relaxed, drafter=other)) == key(relaxed)
     with torch.no_grad():
@@ -132,12 +138,12 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
-        alone = replace(make, sampling=replace(make.sampling, seed=seed))
+        alone = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
         picture = Batch(make, tmp_path).find("a cat", seed)
         assert torch.equal(picture.codes, decode(alone.decoding(["a cat"])).grid_codes()[0])
         assert picture.seed == picture.figures["seed"] == read_settings(picture.path)["seed"] == seed
         assert picture.path.name.startswith(f"{image + 1}-id-a-cat-")
-    assert Batch(make, tmp_path).find("a cat").seed == make.sampling.seed == 3
+    assert Batch(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
 
 
 def test_an_image_keeps_its_name(make, tmp_path):
@@ -249,7 +255,8 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
 
 
 def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
-    plain = replace(make, drafting=Drafting(method="autoregressive"), drafter=None, model_path=str(tiny / "target"))
+    loading = Loading(model=str(tiny / "target"))
+    plain = replace(changed(make, drafting=Drafting(method="autoregressive"), loading=loading), drafter=None)
     run(replace(plain, drafter_path=None), PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
     options = ["--from-png", str(path), "--model", str(tiny / "target"), "--output", str(tmp_path / "again.png")]
@@ -260,8 +267,9 @@ def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
 
 def test_other_programs_read_what_made_a_picture(make, tmp_path):
     """Many read a text chunk "parameters": the prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
-    make = replace(make, negative="a dog: wet, old", drafting=Drafting(method="autoregressive"), drafter=None)
-    run(replace(make, drafter_path=None), PROMPTS[1:2], tmp_path, chunk=1)
+    plain = changed(make, negative="a dog: wet, old", drafting=Drafting(method="autoregressive"))
+    make = replace(plain, drafter=None)
+    run(changed(make, drafter=None), PROMPTS[1:2], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
     with Image.open(path) as image:
         *texts, line = image.info["parameters"].split("\n")
@@ -319,5 +327,5 @@ def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
 def test_finished_images_of_earlier_versions_are_found():
     """The name of a folder stays: it is what its images are found by. Other weights, as of a sharper decoder, give
     another."""
-    job = Job(load_target(), Sampling(seed=4, top_p=0.9), negative=" fog ")
+    job = Job(load_target(), Recipe(Sampling(seed=4, top_p=0.9), negative=" fog "))
     assert key(job) == "af539bef3b1c" and key(Job(job.target)) == "a7fcceddd8ce"

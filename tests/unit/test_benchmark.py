@@ -7,11 +7,12 @@ from unittest import mock
 import pytest
 from PIL import Image
 
-from adt_core import Lantern, Sampling, cli
+from adt_core import Lantern, cli
 from adt_core.app import jobs
 from adt_core.app.images import read_settings
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.policies import POLICIES
+from adt_core.policies.recipe import Recipe
 from adt_lab import benchmark
 from adt_lab.report import COLUMNS
 
@@ -180,6 +181,6 @@ def test_a_picture_is_made_again_from_its_png(run, tmp_path):
 
 def test_a_policy_that_is_added_can_be_compared(monkeypatch):
     monkeypatch.setitem(POLICIES, "mine", POLICIES["eagle2"])
-    compared = benchmark.Benchmark(["a cat"], ["mine", "mine+lantern"], Sampling(), Lantern())
+    compared = benchmark.Benchmark(["a cat"], ["mine", "mine+lantern"], Recipe(lantern=Lantern()))
     assert list(compared.presets) == ["autoregressive", "mine", "mine+lantern"]
     assert compared.presets["mine"].drafting.method == "mine" and compared.presets["mine+lantern"].lantern == Lantern()

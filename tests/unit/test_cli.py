@@ -15,6 +15,7 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.policies import POLICIES, DraftSettings, Policy
+from adt_core.policies.recipe import Recipe
 from adt_core.rules.settings import setting
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -211,7 +212,7 @@ def test_a_png_names_everything_that_made_it(generate):
     assert generate(seed=3, prompt="a café", method="adt-tree")[0] == 0
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
-    assert cli.remade().keys() <= set(saved), "what --from-png reads back"
+    assert set(Recipe.options()) <= set(saved), "what --from-png reads back"
     assert (
         saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
     )
@@ -297,7 +298,8 @@ def test_a_policy_that_is_added_brings_its_options(monkeypatch):
 
     monkeypatch.setitem(POLICIES, "winding", Winding)
     command = ["generate", "--prompt", "a house", "--output", "a.png", "--method", "winding", "--turns", "5"]
-    assert cli.parse(command).turns == 5 and cli.parse(command[:-2]).turns is None and "turns" in cli.remade()
+    assert [cli.parse(line)[1]["turns"] for line in (command, command[:-2])] == [5, None]
+    assert "turns" in Recipe.options()
     with pytest.raises(SystemExit):
         cli.parse(["generate", "--help"])
 
@@ -319,19 +321,19 @@ def assert_refused(result, *named, code=1):
     [
         ({"prompt": ""}, ["prompt", "empty"]),
         ({"prompt": " \t"}, ["prompt", "empty"]),
-        ({"cfg": "nan"}, ["guidance", "nan"]),
-        ({"cfg": "inf"}, ["guidance", "inf"]),
+        ({"cfg": "nan"}, ["--cfg", "nan"]),
+        ({"cfg": "inf"}, ["--cfg", "inf"]),
         ({"cfg": "strong"}, ["--cfg", "strong"]),
-        ({"temperature": "nan"}, ["temperature", "nan"]),
-        ({"temperature": "-1"}, ["temperature", "-1"]),
-        ({"top_p": 0}, ["top_p"]),
-        ({"top_k": -2}, ["top_k", "-2"]),
+        ({"temperature": "nan"}, ["--temperature", "nan"]),
+        ({"temperature": "-1"}, ["--temperature", "-1"]),
+        ({"top_p": 0}, ["--top-p"]),
+        ({"top_k": -2}, ["--top-k", "-2"]),
         ({"batch_size": 0}, ["--batch-size", "0"]),
         ({"batch_size": -1}, ["--batch-size", "-1"]),
-        ({"seed": -1}, ["seed", "-1"]),
-        ({"seed": 2**64}, ["seed", 2**64]),
-        ({"method": "adt-tree", "depth": 0}, ["depth", "0"]),
-        ({"method": "adt-tree", "beta": "nan"}, ["beta", "nan"]),
+        ({"seed": -1}, ["--seed", "-1"]),
+        ({"seed": 2**64}, ["--seed", 2**64]),
+        ({"method": "adt-tree", "depth": 0}, ["--depth", "0"]),
+        ({"method": "adt-tree", "beta": "nan"}, ["--beta", "nan"]),
         ({"depth_max": 3}, ["--depth-max", "'auto'", "--method"]),
         ({"method": "eagle2", "beta": 0.3}, ["--beta", "'eagle2'"]),
         ({"method": "magic"}, ["--method", "magic", "adt-tree"]),
@@ -347,16 +349,16 @@ def assert_refused(result, *named, code=1):
         ({"promt": "x"}, ["--promt"]),
         ({"method": "static:wide"}, ["--method", "static:wide", "naive_extend_57"]),
         ({"drafter": "bundled+jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
-        ({"lantern_k": 0, "lantern_delta": 0.1}, ["lantern_k", "0"]),
-        ({"lantern_delta": 1.5}, ["lantern_delta", "1.5"]),
-        ({"lantern_lambda": "nan"}, ["lantern_lambda", "nan"]),
+        ({"lantern_k": 0, "lantern_delta": 0.1}, ["--lantern-k", "0"]),
+        ({"lantern_delta": 1.5}, ["--lantern-delta", "1.5"]),
+        ({"lantern_lambda": "nan"}, ["--lantern-lambda", "nan"]),
         ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
-        ({"lantern_delta": 0.1, "max_substitution": 2}, ["max_substitution", "2"]),
+        ({"lantern_delta": 0.1, "max_substitution": 2}, ["--max-substitution", "2"]),
         ({"keep": 0.5}, ["--keep", "--continue-from"]),
         ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
         ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "picture"]),
-        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep": "nan"}, ["keep", "nan"]),
-        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep_left": 1.5}, ["keep_left", "1.5"]),
+        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep": "nan"}, ["--keep", "nan"]),
+        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep_left": 1.5}, ["--keep-left", "1.5"]),
     ],
 )
 def test_wrong_arguments(generate, options, named):

@@ -16,6 +16,7 @@ from adt_core.engine import measuring, pool, profiles
 from adt_core.engine.room import MEMORY_SHARE
 from adt_core.policies import CostProfile
 from adt_core.policies.costs import built_in, rounded
+from adt_core.policies.recipe import Recipe
 from tests.drafted import run
 
 PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
@@ -195,7 +196,7 @@ def test_nothing_is_measured(models, cache, why):
 
 
 def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(models, cache):
-    job = Job(models[0], drafting=Drafting("auto"), drafter=models[1])
+    job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
     warm_up(job.decoding(["a cat"]), count=1)
     assert decode(job.decoding(["a cat"])).profile != built_in("cpu", 1)
 
@@ -205,12 +206,12 @@ def test_a_warm_up_that_draws_the_whole_image_measures_once(models, cache, monke
     learn = mock.Mock()
     monkeypatch.setattr(Decoding, "learn_costs", learn)
     monkeypatch.setattr(Decoding, "is_replayed", True)
-    warm_up(Job(models[0], drafting=Drafting("auto"), drafter=models[1]).decoding(["a cat"]))
+    warm_up(Job(models[0], Recipe(drafting=Drafting("auto")), models[1]).decoding(["a cat"]))
     assert learn.call_count == 1
 
 
 def test_a_decoding_that_is_left_measures_nothing(models, cache):
-    job = Job(models[0], drafting=Drafting("auto"), drafter=models[1])
+    job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
     with closing(rounds(job.decoding(["a cat"]))) as running:
         next(running)
     assert not cache.exists()

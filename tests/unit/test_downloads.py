@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adt_core import AdtError, cli, load_target
 from adt_core.app.checkpoints import published
 from adt_core.app.inspect import inspect
-from adt_core.app.options import default_drafter
+from adt_core.app.loading import default_drafter
 from adt_core.models import load
 from adt_core.models.checkpoint import Checkpoint
 from adt_core.models.rotary import rope_tables

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from adt_core import Sampling
 from adt_core.app.fitting import CUT, SKIP, STOP, WAYS, fit
 from adt_core.app.jobs import Job
 from adt_core.errors import AdtError, TooLong
@@ -14,7 +13,7 @@ LONG = "a red house behind a blue lake, " * 60
 
 @pytest.fixture
 def job(models):
-    return Job(models[0], Sampling())
+    return Job(models[0])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -55,5 +54,5 @@ def test_a_prompt_is_left_out(job, prompt, way, reason):
 
 
 def test_what_no_beginning_of_it_would_fit_is_left_out(job):
-    crowded = replace(job, suffix=LONG)
+    crowded = replace(job, recipe=replace(job.recipe, suffix=LONG))
     assert fit(crowded, "a red house", CUT).text is None

@@ -11,13 +11,14 @@ import pytest
 from adt_tree_pack.nodes import contact_sheet
 from PIL import Image
 
-from adt_core import Sampling, cli
+from adt_core import cli
 from adt_core.app.batch import Batch
 from adt_core.app.checkpoints import load_drafter
 from adt_core.app.jobs import Job, rounds
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from adt_core.policies import Drafting
+from adt_core.policies.recipe import Recipe
 from tests.crash.cases import check_whole
 from tests.crash.faults import at, full_disk
 
@@ -71,7 +72,7 @@ def test_each_write_of_a_command(run, name, monkeypatch):
 
 def test_the_batch_sampler_keeps_what_is_finished(models, tmp_path, monkeypatch):
     target, _ = models
-    job = Job(target, Sampling(), Drafting.of(drafter_defaults("jacobi", "cpu")), load_drafter("jacobi", target))
+    job = Job(target, Recipe(drafting=Drafting.of(drafter_defaults("jacobi", "cpu"))), load_drafter("jacobi", target))
     batch, prompts = Batch(job, tmp_path / "folder"), ["a cat", "a dog", "a cow"]
 
     def make() -> None:

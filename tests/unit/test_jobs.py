@@ -1,12 +1,14 @@
 """Jobs: the one loop over a decoding, prompts in stretches, and what a PNG says."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
 
 from adt_core import AdtError, Drafting, Lantern, Sampling
 from adt_core.app.jobs import Job, decode, rounds, stretches
+from adt_core.policies.recipe import Recipe
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 
@@ -14,7 +16,7 @@ PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 @pytest.fixture
 def job(models):
     target, drafter = models
-    return Job(target, Sampling(seed=3), Drafting("adt-tree"), drafter)
+    return Job(target, Recipe(Sampling(seed=3), Drafting("adt-tree")), drafter)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -42,7 +44,7 @@ def test_a_loop_that_is_left_frees_the_caches(job):
 
 def test_what_is_kept_begins_every_image(job):
     whole = decode(job.decoding(PROMPTS[:1])).codes
-    kept = Job(job.target, job.sampling, job.drafting, job.drafter, prefix=(7, 8, 9))
+    kept = replace(job, recipe=replace(job.recipe, kept=(7, 8, 9)))
     codes = decode(kept.decoding(PROMPTS, image_indices=[0, 0, 1, 2])).codes
     assert (codes[:, :3] == torch.tensor([7, 8, 9])).all() and not torch.equal(codes[:1], whole)
 
@@ -71,7 +73,7 @@ def test_a_prompt_that_is_too_long_is_found_at_once(job):
     ],
 )
 def test_a_png_says_what_the_options_were(job, lantern, options):
-    said = Job(job.target, job.sampling, job.drafting, lantern=lantern, negative=" fog ").settings("a cat", 2)
+    said = Job(job.target, replace(job.recipe, lantern=lantern, negative=" fog ")).settings("a cat", 2)
     names = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
     assert tuple(said[name] for name in names) == options
     assert (said["prompt"], said["image_index"], said["negative"], said["size"]) == ("a cat", 2, "fog", None)

@@ -16,6 +16,7 @@ from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job
 from adt_core.engine import profiles
 from adt_core.policies import CostProfile
+from adt_core.policies.recipe import Recipe
 from adt_lab.benchmark import RUNS, Benchmark
 from adt_lab.records import open_records
 
@@ -45,9 +46,9 @@ def test_a_picture_is_made_again_by_the_settings_in_it(work, name):
 @pytest.mark.parametrize("name, more", [("", {}), ("cats", {"negative": "fog", "suffix": ", at noon"})])
 def test_the_images_of_a_batch_are_found(work, name, more):
     target = load_target("target")
-    how = Sampling(seed=4, top_p=0.9), Drafting("adt-tree"), load_drafter("drafter", target)
     lantern = Lantern(8, factor=2.0) if more else None
-    job = Job(target, *how, lantern, drafter_path="drafter", model_path="target", **more)
+    recipe = Recipe(Sampling(seed=4, top_p=0.9), Drafting("adt-tree"), lantern, drafter="drafter", **more)
+    job = Job(target, recipe, load_drafter("drafter", target))
     shutil.copytree(OLD / "batches", "batches")
     batch = Batch(job, home(work / "batches", job, name))
     assert [batch.find("a cat", seed).seed for seed in (None, 5)] == [4, 5]
@@ -59,7 +60,8 @@ def test_a_benchmark_goes_on(work):
     before = json.loads((work / "benchmark" / RUNS).read_text().splitlines()[0])["settings"]
     target = load_target("target")
     sampling = Sampling(**before["sampling"])
-    benchmark = Benchmark(before["prompts"], list(before["methods"])[1:], sampling, Lantern(delta=0.2), "drafter")
+    recipe = Recipe(sampling, lantern=Lantern(delta=0.2), drafter="drafter")
+    benchmark = Benchmark(before["prompts"], list(before["methods"])[1:], recipe)
     now = benchmark.settings(target)
     machine = {name: before[name] for name in ("engine", "commit", "torch", "python", "device", "threads")}
     assert now | machine == before

@@ -13,9 +13,11 @@ from adt_core.app.batch import key
 from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job
+from adt_core.app.orders import Comparison, DrafterFiles, Engines, Lessons, Training
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
+from adt_core.policies.recipe import Recipe
 from adt_lab import benchmark
 from adt_lab.training import drafter
 from tests import model_tables
@@ -122,21 +124,24 @@ def test_a_blank_prompt_stays_blank():
 
 def test_a_batch_with_a_suffix_has_a_folder_of_its_own(emu3):
     target = load_target(emu3).sized(32, 32)
-    keys = {key(Job(target)), key(Job(target, suffix=SUFFIX)), key(Job(target, suffix=" x"))}
+    keys = {key(Job(target, Recipe(suffix=suffix))) for suffix in ("", SUFFIX, " x")}
     assert len(keys) == 3
 
 
 def test_a_negative_prompt_gets_no_suffix(emu3):
     target = load_target(emu3, dtype=torch.float64).sized(32, 32)
-    rows = Job(target, drafting=Drafting(PLAIN), negative="fog", suffix=SUFFIX).decoding(["a cat"])._task.prompts
+    recipe = Recipe(drafting=Drafting(PLAIN), negative="fog", suffix=SUFFIX)
+    rows = Job(target, recipe).decoding(["a cat"])._task.prompts
     assert rows == [target.encode_prompt(f"a cat{SUFFIX}"), target.encode_prompt("fog")]
 
 
 def test_a_benchmark_takes_them(tiny, tmp_path):
     (tmp_path / "p.txt").write_text("a cat\n")
     given = ["--model", tiny / "target", "--drafter", "jacobi", "--prompts", tmp_path / "p.txt", "--methods", "jacobi"]
-    options = cli.parse(["benchmark", *map(str, given), "--device", "cpu", "--output", str(tmp_path), "--top-k", "7"])
-    facts = benchmark.load(benchmark.plan(options), options).facts
+    _, options = cli.parse(["benchmark", *map(str, given), "--output", str(tmp_path), "--top-k", "7"])
+    given = {name: options[name] for name in ("model", "drafter", "top_k")}
+    plan = benchmark.plan(Comparison.of(options), Engines(), given, "cpu")
+    facts = benchmark.load(plan, given, "cpu").facts
     assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance": 3.0}
     assert facts["suffix"] == ""
 
@@ -145,9 +150,10 @@ def test_a_drafter_is_trained_on_them(emu3, tmp_path):
     """The same settings and prompts that it will draft for."""
     (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)))
     given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out", "held-out": 2, "batch": 2}
-    options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
-    plan = drafter.plan(options)
-    assert plan.sampling == Sampling(top_k=2048) and plan.settings["top_k"] == 2048
+    _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
+    given = {"model": options["model"]}
+    plan = drafter.plan(Lessons.of(options), Training.of(options), DrafterFiles.of(options), given, "cpu")
+    assert plan.recipe.sampling == Sampling(top_k=2048) and plan.settings["top_k"] == 2048
     assert all(prompt.endswith(SUFFIX) for prompt in plan.prompts)
 
 

@@ -24,6 +24,7 @@ from adt_core.engine import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write, write_in
 from adt_core.policies import CostProfile
+from adt_core.policies.recipe import Recipe
 from adt_lab import quality
 from adt_lab.records import RUNS, open_records
 from adt_lab.training.features import Features
@@ -141,7 +142,7 @@ def test_a_junction_is_a_link(ours, monkeypatch):
 @pytest.fixture
 def batch(models, ours):
     target, _ = models
-    return Batch(Job(target, Sampling(seed=3), Drafting("autoregressive")), ours)
+    return Batch(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), ours)
 
 
 def draw(batch: Batch, prompt: str):
@@ -236,8 +237,8 @@ def test_what_is_no_regular_file_is_refused_at_once(ours, kind):
             read(path)
     with pytest.raises(AdtError, match="can't be read as a PNG"):
         read_settings(path)
-    with pytest.raises(AdtError, match="--continue-from: .*can't be read as a picture"):
-        open_picture(path, "--continue-from")
+    with pytest.raises(AdtError, match="continue_from: .*can't be read as a picture"):
+        open_picture(path, "continue_from")
     assert read_pixels(path, (8, 8)) is None
 
 
@@ -270,11 +271,11 @@ def test_weights_that_measure_quality_are_files(ours, monkeypatch):
     os.mkfifo(ours / "pytorch_model.bin")
     (ours / "config.json").write_text("{}")
     with pytest.raises(AdtError, match="pytorch_model.bin' is no regular file"):
-        quality.clip_metric(ours, "--clip", "CLIP score", torch.device("cpu"))
+        quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
     (ours / "deeper").mkdir()
     (ours / "pytorch_model.bin").rename(ours / "deeper" / "template.jinja")  # which transformers looks for, too
     with pytest.raises(AdtError, match="deeper/template.jinja' is no regular file"):
-        quality.clip_metric(ours, "--clip", "CLIP score", torch.device("cpu"))
+        quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
     (ours / "deeper" / "template.jinja").rename(ours / "pytorch_model.bin")
     with pytest.raises(AdtError, match="no regular file"):
         quality.inception_metric(ours / "pytorch_model.bin", None, 2, torch.device("cpu"))
@@ -299,7 +300,7 @@ def test_a_picture_starts_no_other_program(ours, monkeypatch):
     photo = (ours / "photo.eps").rename(ours / "photo.png")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     with pytest.raises(AdtError, match="none of PNG, JPEG, WEBP, BMP, GIF, TIFF"):
-        open_picture(photo, "--continue-from")
+        open_picture(photo, "continue_from")
     with pytest.raises(AdtError, match="of another format"):
         read_settings(photo)
 

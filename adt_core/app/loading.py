@@ -1,0 +1,72 @@
+"""From a recipe to loaded models: which drafter suits a model, what holds where nothing is asked for, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_network
+from ..errors import AdtError, Check
+from ..models.target import PublishedSampling, Target
+from ..policies import check_fit
+from ..policies.recipe import BUNDLED, Loading, Recipe
+from ..rules.settings import Settings
+from .checkpoints import find_drafter, load_target, parts_of
+
+
+def complete(
+    given: Mapping[str, Any],
+    device: str = "auto",
+    published: PublishedSampling = PublishedSampling(),
+    strict: bool = False,
+) -> Recipe:
+    """The recipe of what is given, by the names of its settings: else what suits model, drafter and device holds.
+
+    device: ``auto``, ``cpu`` or ``cuda``. published: how the authors of the model draw. strict: AdtError for an option
+    that the method does not have. A PNG may bring such, because its method was another. Raises AdtError for values out
+    of bounds, and if they don't go together.
+    """
+    drafter = given.get("drafter") or default_drafter(given.get("model", BUNDLED))
+    kind = choose_device("auto").type if device == "auto" else device
+    usual = {**published._asdict(), **drafter_defaults(drafter, kind)}
+    recipe = Recipe.of({**given, "drafter": drafter}, usual)
+    if strict:
+        recipe.drafting.check_options(given)
+    check_fit(recipe.drafting.method, is_network(drafter))
+    return recipe
+
+
+def default_drafter(model: str) -> str:
+    """The drafter where none is named: the bundled model has one; others may have a published one beside them, else it
+    is the one that needs no network."""
+    return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
+
+
+def open_target(loading: Loading, device: torch.device, check: Check | None = None) -> Target:
+    """The target of a recipe, with its weights on ``device``. Raises AdtError if it can't be read."""
+    dtype = getattr(torch, loading.dtype)
+    target = load_target(loading.model, device, dtype, check, loading.weights, loading.exact == "on")
+    return target.sized(*loading.size) if loading.size else target
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto``, ``cpu`` or ``cuda`` as a device of this machine."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise AdtError("`device` cuda: this PyTorch finds no CUDA device; use `device` cpu.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def named(settings: Settings, *names: str) -> list[tuple[str, Path]]:
+    """For ``check_outputs``: settings of these names that were given, and the paths that they name."""
+    given = ((name, getattr(settings, name)) for name in names)
+    return [(name, Path(path)) for name, path in given if path]
+
+
+def models_of(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
+    """For ``check_outputs``: the files of a target, and of a drafter if it has any. option: that names the drafter."""
+    network = [] if drafter in DRAFTERS else parts_of(drafter.removesuffix(WITH_WINDOW), "drafter")
+    return [*(("model", file) for file in parts_of(model, "target")), *((option, file) for file in network)]
