@@ -72,7 +72,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
     other = replace(changed(make, drafter="jacobi"), drafter=load_drafter("jacobi", make.target))
-    other = replace(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
+    other = changed(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
     assert key(other) == key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image was lost or made twice"
@@ -236,12 +236,12 @@ def test_a_picture_that_would_fill_the_memory_is_made_anew(make, tmp_path, monke
 
 
 def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_path):
-    make = replace(
+    make = changed(
         make,
         lantern=Lantern(neighbours=5, delta=0.3),
         negative="a dog",
-        model_path=str(tiny / "target"),
-        drafter_path=str(tiny / "drafter"),
+        loading=Loading(model=str(tiny / "target")),
+        drafter=str(tiny / "drafter"),
     )
     run(make, PROMPTS[:1], tmp_path, chunk=1, texts={"workflow": '{"nodes": []}'})
     picture = Batch(make, tmp_path).find(PROMPTS[0])
@@ -257,7 +257,7 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
 def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
     loading = Loading(model=str(tiny / "target"))
     plain = replace(changed(make, drafting=Drafting(method="autoregressive"), loading=loading), drafter=None)
-    run(replace(plain, drafter_path=None), PROMPTS[:1], tmp_path, chunk=1)
+    run(changed(plain, drafter=None), PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
     options = ["--from-png", str(path), "--model", str(tiny / "target"), "--output", str(tmp_path / "again.png")]
     assert cli.main(["generate", *options]) == 0

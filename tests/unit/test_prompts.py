@@ -86,7 +86,7 @@ def test_only_ends_of_lines_end_lines(tmp_path, inside, end):
 )
 def test_what_is_not_a_prompt_file_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(AdtError, match=f"--prompts: .*{name}"):
+    with pytest.raises(AdtError, match=f"prompts: .*{name}"):
         read_prompts(tmp_path / name)
 
 
@@ -159,7 +159,7 @@ def test_seeds_of_a_list(tmp_path):
 @pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
 def test_a_seed_that_is_none_is_named(tmp_path, seed):
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n')
-    with pytest.raises(AdtError, match="--prompts: .*p.jsonl"):
+    with pytest.raises(AdtError, match="prompts: .*p.jsonl"):
         read_list(tmp_path / "p.jsonl")
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
 from adt_core import cli
+from adt_core.app.orders import Scores
 from adt_core.errors import AdtError
 from adt_lab import quality
 from adt_lab.report import summary
@@ -63,7 +64,7 @@ def noise(seed: int, size=(48, 40)) -> Image.Image:
 def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
     from transformers import CLIPModel, CLIPProcessor
 
-    metric = quality.clip_metric(clip, "--clip", "CLIP score", CPU, predictor)
+    metric = quality.clip_metric(clip, "clip", "CLIP score", CPU, predictor)
     model, processor = CLIPModel.from_pretrained(clip).eval(), CLIPProcessor.from_pretrained(clip)
     layers = {name: value.double() for name, value in quality._read(predictor, "").items()}
     for seed in range(6):
@@ -151,7 +152,7 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
     assert all(row["IS"] == 2 for row in results["summary"])
     assert (
         "| CLIP score | aesthetic | IS |" in table
-        and "Not measured: HPSv2 (needs --hps), FID (needs torch-fidelity, " in table
+        and "Not measured: HPSv2 (needs `hps`), FID (needs torch-fidelity, " in table
     )
     assert str(clip) in results["settings"]["metrics"][0]
     assert sorted(
@@ -165,25 +166,25 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
 @pytest.mark.parametrize(
     "given, named",
     [
-        ({"aesthetic": "p"}, "--aesthetic"),
-        ({"real_images": "p"}, "--real-images"),
-        ({"clip": "nowhere"}, "--clip"),
-        ({"hps": "nowhere"}, "--hps"),
-        ({"inception": "nowhere"}, "--inception"),
+        ({"aesthetic": "p"}, "aesthetic"),
+        ({"real_images": "p"}, "real_images"),
+        ({"clip": "nowhere"}, "clip"),
+        ({"hps": "nowhere"}, "hps"),
+        ({"inception": "nowhere"}, "inception"),
     ],
 )
 def test_what_is_missing_is_named(given, named, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with pytest.raises(AdtError, match=named):
-        quality.choose(**{flag.name: given.get(flag.name) for flag in cli.QUALITY}, count=1, device=CPU)
+        quality.choose(**{name: given.get(name) for name in Scores.fields()}, count=1, device=CPU)
 
 
 def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):
     save_file({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "damaged.pth").write_bytes(b"no tensors")
     for name, said in (("other.safetensors", "8 numbers"), ("damaged.pth", "file of tensors")):
-        with pytest.raises(AdtError, match=f"--aesthetic.*{said}"):
-            quality.clip_metric(clip, "--clip", "CLIP score", CPU, tmp_path / name)
+        with pytest.raises(AdtError, match=f"aesthetic.*{said}"):
+            quality.clip_metric(clip, "clip", "CLIP score", CPU, tmp_path / name)
 
 
 class PanicException(BaseException):
@@ -202,14 +203,14 @@ def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said)
         raise PanicException("attempt to divide by zero")
 
     monkeypatch.setattr(CLIPProcessor, at, panic)
-    with pytest.raises(AdtError, match=f"--clip: .* {said}.*attempt to divide by zero"):
-        quality.clip_metric(clip, "--clip", "CLIP score", CPU)(Image.new("RGB", (8, 8)), "a cat")
+    with pytest.raises(AdtError, match=f"clip: .* {said}.*attempt to divide by zero"):
+        quality.clip_metric(clip, "clip", "CLIP score", CPU)(Image.new("RGB", (8, 8)), "a cat")
 
 
 def test_a_damaged_clip(clip, tmp_path):
     (tmp_path / "config.json").write_text((clip / "config.json").read_text())
-    with pytest.raises(AdtError, match="--clip: .* is not a whole CLIP model"):
-        quality.clip_metric(tmp_path, "--clip", "CLIP score", CPU)
+    with pytest.raises(AdtError, match="clip: .* is not a whole CLIP model"):
+        quality.clip_metric(tmp_path, "clip", "CLIP score", CPU)
 
 
 def test_inception_score_and_fid(tmp_path):
@@ -239,7 +240,7 @@ def test_inception_score_and_fid(tmp_path):
     assert abs(found["same"]["FID"]) < 1e-3 * found["other"]["FID"]
     noise(9, (90, 50)).save(real / "odd.jpg")
     assert np.isfinite(quality.inception_metric(tmp_path / "inception.pth", real, 3, CPU)(files)["other"]["FID"])
-    with pytest.raises(AdtError, match="--real-images"):
+    with pytest.raises(AdtError, match="real_images"):
         quality.inception_metric(tmp_path / "inception.pth", real, 1, CPU)
 
 

@@ -281,8 +281,8 @@ def test_kept_features_change_nothing(train, tmp_path):
     "given, said",
     [
         ({"batch": 0}, "--batch is 0; it must be 1 or more."),
-        ({"steps": -1}, "--steps is -1; it must be a number above 0."),
-        ({"features_gb": -1}, "--features-gb is -1.0; it must be 0 (keep none) or a number above it."),
+        ({"steps": -1}, "--steps is -1; it must be 1 or more."),
+        ({"features_gb": -1}, "--features-gb is -1.0; it must be 0 or more."),
         ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
         (
             {"held_out": 24},

@@ -26,7 +26,7 @@ CODES = {
 def test_codes_of_pictures(tmp_path, name):
     path = tmp_path / "codes.npy"
     np.save(path, CODES[name])
-    with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or name another --output"):
+    with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or name another output"):
         Pictures(path, ["a cat", "a dog"], SHAPE[1], KINDS)
     np.save(path, np.full(SHAPE, KINDS - 1, np.int32))
     assert (Pictures(path, ["a cat", "a dog"], SHAPE[1], KINDS).codes([0, 1]) == KINDS - 1).all()
