@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -27,8 +27,8 @@ class Session:
     """What a proposer works for.
 
     rows: of the images at work. noise: the very noise that the target is sampled with; None at temperature 0. settings:
-    of the method. largest: the largest shape that it will be asked for. fixed: rounds are of fixed sizes, so that a GPU
-    can replay them.
+    of the method. largest: the largest shape that it will be asked for. replayed: a GPU replays rounds, see
+    :meth:`size`.
     """
 
     target: Target
@@ -37,7 +37,15 @@ class Session:
     sampling: Sampling
     settings: DraftSettings
     largest: Shape
-    fixed: bool = False
+    replayed: bool = False
+
+    def size(self, numbers: Callable[[], Tensor], most: int) -> int:
+        """A size that is enough for every image, where the images need ``numbers()``, and none more than ``most``.
+
+        It is the largest of the numbers if the host may read them. The sizes of a round that is replayed can't depend
+        on what the device holds. There it is ``most``, and the numbers are not made.
+        """
+        return most if self.replayed else min(int(numbers().max()), most)
 
 
 @dataclass
@@ -60,34 +68,25 @@ class Shapes:
     """The shapes of a round, one for each image, and the largest depth, width and number of nodes among them.
 
     tree, source: as in :class:`Shape`. branches: number of drafts outside the longest path, in the image that has most
-    of them. fixed: tensors have the largest sizes that are possible. Tensors such as ``depths`` then say which part an
-    image uses.
+    of them. alike: all images have the largest sizes.
     """
 
-    def __init__(self, shapes: Sequence[Shape], limits: Tensor, fixed: bool = False):
-        """limits: depth, width and nodes of every image, [B, 3] int64, which may be less than its shape says."""
-        self._limits, self.fixed = limits, fixed
+    def __init__(self, shapes: Sequence[Shape], limits: Tensor, less: bool = False):
+        """limits: depth, width and nodes of every image, [B, 3] int64. less: they may be less than its shape says."""
+        self._limits = limits
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
+        self.branches = max(shape.nodes - min(shape.depth, shape.nodes) for shape in shapes)
         # Policies that set these have one shape for all images, but for those that have no room left for drafts.
         largest = max(shapes, key=lambda shape: shape.depth)
         self.tree, self.source = largest.tree, largest.source
-        self.mixed = fixed or len(set(shapes)) > 1
-        branches = {shape.nodes - min(shape.depth, shape.nodes) for shape in shapes}
-        self.branches = max(branches)
-        together = fixed and len(shapes) > 1
-        self._budgeted = together or len(branches) > 1 or any(shape.nodes < self.nodes for shape in shapes)
+        self.alike = not less and len(set(shapes)) == 1
 
     @property
     def key(self) -> Hashable:
         """Rounds with the same key launch the same work."""
         return self.depth, self.width, self.nodes, self.branches, self.tree, self.source
-
-    @property
-    def depths(self) -> Tensor:
-        """Of every image, [B, 1]."""
-        return self._limits[:, :1]
 
     @property
     def widths(self) -> Tensor:
@@ -97,12 +96,12 @@ class Shapes:
     @property
     def lengths(self) -> Tensor:
         """Drafts of every image's longest path, within its depth and its nodes, [B, 1]."""
-        return torch.minimum(self.depths, self._limits[:, 2:])
+        return torch.minimum(self._limits[:, :1], self._limits[:, 2:])
 
     @property
     def budgets(self) -> Tensor | None:
         """``nodes`` of every image, [B, 1]; None where all have the same."""
-        return self._limits[:, 2:] if self._budgeted else None
+        return None if self.alike else self._limits[:, 2:]
 
 
 @dataclass
@@ -110,8 +109,7 @@ class Verified:
     """What one target forward over a tree found.
 
     features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the
-    target emits there). roots: of the tree. longest: drafts on the longest accepted path, or the tree's height where
-    nobody has read it yet.
+    target emits there). roots: of the tree. substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
     """
 
     tree: DraftTree
@@ -119,13 +117,13 @@ class Verified:
     perturbed: Tensor
     verdict: Verdict
     roots: Roots
-    longest: int
+    substitutes: Tensor | None = None
 
     @cached_property
     def following(self) -> Tensor:
-        """Codes [B, longest + 1] after the nodes of every accepted path, the new root at last; padding behind it."""
+        """Codes [B, D + 1] after the nodes of the accepted paths, the new root at last; padding behind it."""
         verdict = self.verdict
-        drafts = self.tree.tokens.gather(1, verdict.path[:, 1 : self.longest + 1])
+        drafts = self.tree.tokens.gather(1, verdict.path[:, 1:])
         codes = torch.cat([drafts, verdict.next_root[:, None]], 1)
         return codes.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
 
@@ -134,12 +132,12 @@ class Proposer:
     """Drafts for the images at work. ``forwards`` counts the calls of the drafter's own network.
 
     A subclass names the attributes of its state that have an entry for every image (``by_image``) or for every row
-    (``by_row``): tensors, lists, KV caches, other proposers, or what else can ``select``, ``admit`` and tell its
-    ``state``. They follow the images as these enter and leave. Nothing is shared between images, so that each has the
-    trees that it would have alone.
+    (``by_row``): tensors, KV caches, other proposers, or what else can ``select``, ``admit`` and tell its ``state``.
+    They follow the images as these enter and leave. Nothing is shared between images, so that each has the trees that
+    it would have alone.
 
-    Where ``session.fixed`` is set, a GPU replays rounds. Then ``propose`` and ``observe`` must launch work whose sizes
-    depend on nothing but the shapes, must not wait for the device, and must change the tensors of their state in place.
+    A GPU replays rounds. So ``propose`` and ``observe`` keep three rules. Sizes depend on the shapes and on
+    ``session.size`` alone. Nothing waits for the device. Tensors of the state are changed in place.
     """
 
     by_image: ClassVar[tuple[str, ...]] = ()
@@ -171,8 +169,14 @@ class Proposer:
 
     def select(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
         """Go on with the images of these lanes alone. rows, noise: theirs."""
-        for name, index in self._state(lanes, self.rows):
-            setattr(self, name, _selected(getattr(self, name), index, rows, noise))
+        for name, index in self._places(lanes, self.rows):
+            part = getattr(self, name)
+            if isinstance(part, Tensor):
+                setattr(self, name, part[index])
+            elif isinstance(part, Proposer):
+                part.select(index, rows, noise)
+            else:
+                part.select(index)
         self.sees(rows, noise)
 
     def admit(self, lanes: Tensor, others: Any, rows: Rows) -> None:
@@ -180,45 +184,32 @@ class Proposer:
 
         rows: of all lanes. They and the noise have been changed in their places.
         """
-        for name, index in self._state(lanes, rows):
-            setattr(self, name, _admitted(getattr(self, name), index, getattr(others, name), rows))
+        for name, index in self._places(lanes, rows):
+            part, new = getattr(self, name), getattr(others, name)
+            if isinstance(part, Tensor):
+                place: tuple[Any, ...] = (index, *map(slice, new.shape[1:]))  # others may have fewer columns
+                part[place] = new
+            elif isinstance(part, Proposer):
+                part.admit(index, new, rows)
+            else:
+                part.admit(index, new)
         self.sees(rows, self.noise)
 
     def state(self) -> list[Tensor]:
         """All tensors that a round changes and the next one reads, but for KV caches."""
-        named = [getattr(self, name) for name in self.by_image + self.by_row]
-        found = [value for value in named if isinstance(value, Tensor)]
-        return found + [tensor for value in named if hasattr(value, "state") for tensor in value.state()]
+        tensors: list[Tensor] = []
+        for name in self.by_image + self.by_row:
+            part = getattr(self, name)
+            if isinstance(part, Tensor):
+                tensors.append(part)
+            elif hasattr(part, "state"):
+                tensors += part.state()
+        return tensors
 
-    def _state(self, lanes: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
+    def _places(self, lanes: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
         """The names of the state, each with the places of these lanes in it."""
         numbers = rows.of(lanes)
         return [(name, lanes) for name in self.by_image] + [(name, numbers) for name in self.by_row]
-
-
-def _selected(value: Any, index: Tensor, rows: Rows, noise: Noise | None) -> Any:
-    """A part of a proposer's state for some images alone."""
-    if isinstance(value, Tensor):
-        return value[index]
-    if isinstance(value, list):
-        return [value[i] for i in index.tolist()]
-    if value is None:
-        return None
-    value.select(index, rows, noise) if isinstance(value, Proposer) else value.select(index)
-    return value
-
-
-def _admitted(value: Any, index: Tensor, others: Any, rows: Rows) -> Any:
-    """A part of a proposer's state with that of ``others``, which may be shorter behind the first axis, in places."""
-    if isinstance(value, Tensor):
-        value = value if value.is_contiguous() else value.clone()
-        value[(index, *map(slice, others.shape[1:]))] = others
-    elif isinstance(value, list):
-        new = dict(zip(index.tolist(), others))
-        value = [new.get(i, old) for i, old in enumerate(value)]
-    elif value is not None:
-        value.admit(index, others, rows) if isinstance(value, Proposer) else value.admit(index, others)
-    return value
 
 
 class Drafter:

@@ -98,15 +98,11 @@ def draft_logits(decoder: Decoder, out: Tensor, sampling: Sampling, plus: Tensor
 class EagleProposer(Proposer):
     """Grows one draft tree per round and image: EAGLE-2's expansion (arXiv 2406.16858) over keyed noise.
 
-    The first ``_waiting`` columns of ``_features`` [R, D + 1, h] and ``_ids`` [R, D + 1], where D is the depth of the
-    deepest tree, are pairs that the network has not read yet, if ``waits``: of the tokens that were accepted since it
-    last drafted. They begin at the raster positions ``_at`` [B, 1], on the host ``_positions``. ``_last`` [B, 1] is the
-    index of each image's last pair; what stands behind it means nothing.
+    ``root_feature`` [R, 1, h] is the feature that the network expects of the next root. It has read all pairs before.
     """
 
-    by_image = ("_at", "_positions", "_last")
-    by_row = ("_features", "_ids", "_cache")
-    waits = True
+    by_row = ("root_feature", "_cache")
+    root_feature: Tensor
 
     def __init__(self, drafter: EagleDrafter, session: Session):
         self._drafter, self._decoder = drafter, session.target.decoder
@@ -116,13 +112,6 @@ class EagleProposer(Proposer):
         self._grammar, self._length = session.target.grammar(like), session.target.length
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
-        pairs = self.rows.count, session.largest.depth + 1
-        self._features = like.new_zeros(*pairs, drafter.config.hidden_size)
-        self._ids = torch.zeros(pairs, dtype=torch.long, device=like.device)
-        self._at = self._ids.new_zeros(self.rows.images, 1)
-        self._last = torch.zeros_like(self._at)
-        self._positions: list[int] | None = None
-        self._waiting = 1
 
     def sees(self, rows: Rows, noise: Noise | None) -> None:
         coupled = self.session.settings.proposal == "coupled"
@@ -131,40 +120,58 @@ class EagleProposer(Proposer):
     # ---- what the target has read -----------------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
-        """Pair the feature of every token that was read with the token after it, and feed all pairs but the last."""
+        """Pair the feature of every token that was read with the token after it."""
         step = self.rows.prefill() if self._sees_padding else prefill.step
         ids = torch.cat([self.rows.ids[:, :1], prefill.ids], 1)
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
-        last = ids.shape[1] - 1
-        if last > 0:
-            self._run(ids[:, :last], prefill.features[:, :last], step.part(0, last))
-        self._features[:, :1], self._ids[:, :1] = prefill.features[:, last:], ids[:, last:]
-        self._at.fill_(prefill.position - 1)
-        self._positions = [prefill.position - 1] * self.rows.images
+        self.root_feature = self._run(ids, prefill.features, step)[:, -1:].clone()
 
     def observe(self, verified: Verified) -> None:
-        """Pair the features of the accepted path with the tokens that follow them, behind the pairs that wait."""
-        features, path = verified.features, verified.verdict.path[:, : verified.longest + 1]
-        count, following = path.shape[1], verified.following
-        if self.waits and self._needed(verified.roots, count) > self._ids.shape[1]:
-            self.catch_up()
-        if not self.waits:
-            self._at.copy_(verified.roots.at)
-            self._positions, self.waits = verified.roots.positions, True
-        first = verified.roots.at - self._at
-        index = self.rows.spread(first + torch.arange(count, device=first.device))
-        ids = self._fed(following, torch.cat([verified.tree.tokens[:, :1], following[:, :-1]], 1))
-        pairs = self.rows.gather(features, path).to(self._features.dtype)
-        self._ids.scatter_(1, index, ids)
-        self._features.scatter_(1, index[..., None].expand_as(pairs), pairs)
-        self._last.copy_(first + verified.verdict.accepted[:, None])
-        self._waiting = self._needed(verified.roots, count)
+        """Pair the features of the accepted path with the tokens that follow them."""
+        tokens = torch.cat([verified.tree.tokens[:, :1], verified.following], 1)
+        features = self.rows.gather(verified.features, verified.verdict.path)
+        out = self.read_ahead(tokens, features, verified.roots)
+        self.root_feature.copy_(self.rows.gather(out, verified.verdict.accepted[:, None]))
 
-    def _needed(self, roots: Roots, count: int) -> int:
-        """Columns of pairs that wait, with ``count`` more from the roots on."""
-        if self._positions is None or roots.positions is None:  # sizes are fixed, and the network drafts in every round
-            return count
-        return max(at - first for at, first in zip(roots.positions, self._positions)) + count
+    def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
+        """Read pairs that are late, ``counts`` [B, 1] of each image. tokens, features: as for :meth:`read_ahead`.
+
+        first: where the first pairs are.
+        """
+        out = self.rows.gather(self.read_ahead(tokens, features, first), (counts - 1).clamp_min(0))
+        late = self.rows.spread(counts > 0)[..., None]
+        self.root_feature.copy_(torch.where(late, out, self.root_feature))
+
+    def read_ahead(self, tokens: Tensor, features: Tensor, roots: Roots) -> Tensor:
+        """Feed features [R, m, h] of successive tokens from the roots on. Returns outputs [R, m, h].
+
+        tokens: [B, m + 1], these tokens and the one behind the last.
+        """
+        step = self.rows.causal_step(roots, tokens.shape[1] - 1)
+        return self._run(self._fed(tokens[:, 1:], tokens[:, :-1]), features, step)
+
+    def read_tree(self, verified: Verified) -> Tensor:
+        """Feed the pairs of all drafts of a verified tree, and that of the new root; keep those of the accepted paths.
+
+        Returns the features [R, N + 1, h] that the network expected of the tree's nodes.
+        """
+        tree, verdict, before = verified.tree, verified.verdict, self.root_feature
+        accepted, last = verdict.accepted[:, None], verdict.last[:, None]
+        parents = torch.cat([tree.parents[:, 1:], last], 1)
+        lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
+        own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
+        own[:, -1, -1] = True
+        offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
+        following = torch.cat([tree.tokens[:, 1:], verdict.next_root[:, None]], 1)
+        ids = self._fed(following, tree.tokens.gather(1, parents))
+        pairs = self.rows.gather(verified.features, parents)
+        out = self._run(ids, pairs, self.rows.step(verified.roots, 0, offsets, own))
+        path = F.pad((verdict.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
+        starts = self.rows.spread(verified.roots.at) + self.rows.first_slot
+        self._cache.compact(starts, self.rows.spread(path))
+        expected = torch.cat([before, out[:, :-1]], 1)
+        self.root_feature.copy_(out[:, -1:])
+        return expected
 
     def _fed(self, codes: Tensor, before: Tensor) -> Tensor:
         """Ids [R, n] that features are fed with: the ``codes`` [B, n] after them, or their own, those ``before``."""
@@ -174,17 +181,6 @@ class EagleProposer(Proposer):
     def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
         self.forwards += 1
         return self._drafter(ids, features, step, self._cache, self._rope)
-
-    def catch_up(self, columns: int = 0) -> Tensor:
-        """Feed the pairs that are waiting. Returns the output of each image's last pair, [R, 1, h].
-
-        columns: of the KV cache to be read, where sizes are fixed; else 0.
-        """
-        count, positions = (self._ids.shape[1], None) if columns else (self._waiting, self._positions)
-        self.waits = False
-        step = self.rows.causal_step(Roots(self._at, self._at, positions, columns), count)
-        out = self._run(self._ids[:, :count], self._features[:, :count], step)
-        return self.rows.gather(out, self._last)
 
     # ---- growing a tree ---------------------------------------------------------------------
 
@@ -207,38 +203,35 @@ class EagleProposer(Proposer):
         return noise if self._grammar is None else noise + self._grammar[at % len(self._grammar)]
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        if shapes.depth == 0:
+            return chain(roots.codes[:, None], self.root_feature.new_zeros(len(roots.codes), 0))
         noise = self.noise_ahead(roots, shapes.depth)
         by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
-        out = self.catch_up(roots.columns)
-        if shapes.depth == 0:
-            return chain(roots.codes[:, None], out.new_zeros(len(roots.codes), 0))
         if shapes.tree:
-            return self._grow_tree(roots, by_level, out, PublishedTree(shapes, out.device), shapes)
-        limits = Limits(shapes, self.session.settings)
-        if shapes.width == 1 and shapes.budgets is None:
-            return self._grow_chain(roots, by_level[: shapes.nodes], out, limits)
-        return self._grow_tree(roots, by_level, out, limits, shapes)
+            return self._grow_tree(roots, by_level, PublishedTree(shapes, self.session), shapes)
+        limits = Limits(shapes, self.session)
+        if shapes.width == 1:
+            return self._grow_chain(roots, by_level[: shapes.nodes], limits)
+        return self._grow_tree(roots, by_level, limits, shapes)
 
-    def _grow_chain(self, roots: Roots, noise: list[Tensor | None], out: Tensor, limits: Limits) -> DraftTree:
+    def _grow_chain(self, roots: Roots, noise: list[Tensor | None], limits: Limits) -> DraftTree:
         """Width 1: no beam, no candidates to rank, no mask to build."""
-        tokens, scores = [roots.codes[:, None]], []
+        out, tokens, scores = self.root_feature, [roots.codes[:, None]], []
         total: Tensor | None = None
         for level, perturbation in enumerate(noise, start=1):
             score, token = self.children(out, perturbation, 1)
             total = limits.candidates(score if total is None else score + total, level)
             tokens.append(token[:, 0])
             scores.append(total[:, 0])
-            if level == len(noise) or limits.hopeless(total):
+            if level == len(noise) or limits.end(total):
                 break
             step = self.rows.step(roots, level - 1, level - 1, None)
             out = self._run(self._fed(tokens[-1], tokens[-2]), out, step)
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
-    def _grow_tree(
-        self, roots: Roots, noise: list[Tensor | None], out: Tensor, limits: Limits, shapes: Shapes
-    ) -> DraftTree:
+    def _grow_tree(self, roots: Roots, noise: list[Tensor | None], limits: Limits, shapes: Shapes) -> DraftTree:
         """Level by level: the nodes of a beam get ``width`` children each. Then the best nodes of all are kept."""
-        pool, fed = CandidatePool(), roots.codes[:, None]
+        pool, fed, out = CandidatePool(), roots.codes[:, None], self.root_feature
         parents, beam_scores = torch.zeros_like(fed), None
         batch = torch.arange(len(fed), device=fed.device)[:, None]
         seen = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)  # uncommitted slots that each node sees
@@ -258,36 +251,5 @@ class EagleProposer(Proposer):
             step = self.rows.step(roots, seen.shape[-1] - count, level - 1, seen)
             before, fed = fed.gather(1, parent), tokens.flatten(1).gather(1, beam)
             out = self._run(self._fed(fed, before), self.rows.gather(out, parent), step)
-        return pool.rerank(roots.codes, shapes.nodes, shapes.budgets, cut=not shapes.fixed)
-
-    # ---- reading a whole window or tree, for network and window in one tree -----------------
-
-    def read_ahead(self, tokens: Tensor, features: Tensor, roots: Roots) -> Tensor:
-        """Feed features [R, m, h] of successive tokens, without keeping the pairs. Returns outputs [R, m, h].
-
-        tokens: [B, m + 1], these tokens and the one behind the last.
-        """
-        step = self.rows.causal_step(roots, tokens.shape[1] - 1)
-        return self._run(self._fed(tokens[:, 1:], tokens[:, :-1]), features, step)
-
-    def read_tree(self, verified: Verified) -> Tensor:
-        """Feed the pairs of all drafts of a verified tree, and that of the new root; keep those of the accepted paths.
-
-        Returns outputs [R, N + 1, h] of the drafts and, at last, of the new root.
-        """
-        tree, verdict, longest = verified.tree, verified.verdict, verified.longest
-        accepted, last = verdict.accepted[:, None], verdict.last[:, None]
-        parents = torch.cat([tree.parents[:, 1:], last], 1)
-        lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
-        own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
-        own[:, -1, -1] = True
-        offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
-        following = torch.cat([tree.tokens[:, 1:], verdict.next_root[:, None]], 1)
-        ids = self._fed(following, tree.tokens.gather(1, parents))
-        pairs = self.rows.gather(verified.features, parents)
-        out = self._run(ids, pairs, self.rows.step(verified.roots, 0, offsets, own))
-        kept = (verdict.path[:, 1 : longest + 2] - 1).clamp_min(0)
-        kept = F.pad(kept, (0, longest + 1 - kept.shape[1])).scatter(1, accepted, tree.size - 1)
-        starts = self.rows.spread(verified.roots.at) + self.rows.first_slot
-        self._cache.compact(starts, self.rows.spread(kept))
-        return out
+        nodes = self.session.size(pool.usable, min(shapes.nodes, pool.count))
+        return pool.rerank(roots.codes, nodes, shapes.budgets)

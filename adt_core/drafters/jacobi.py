@@ -115,7 +115,8 @@ class JacobiProposer(Proposer):
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Enter the decided tokens, and refresh every later position from the node that has the best context for it.
 
-        Returns the raster positions (the spare column for what is not refreshed) and the node of each, [B, m].
+        Returns the raster positions that the nodes speak of (the spare column for those that no node reaches), decided
+        ones included, and the node that speaks of each, [B, m].
         """
         tree, accepted = verified.tree, verified.verdict.accepted[:, None]
         root = verified.roots.at
@@ -130,14 +131,18 @@ class JacobiProposer(Proposer):
         worst = tree.size**2
         rank = torch.where(tree.valid, last_change * tree.size + torch.arange(tree.size, device=root.device), worst)
         best = torch.full_like(at, worst).scatter_reduce_(1, tree.depths + 1, rank, "amin")
-        refreshed = (best < worst) & (steps > accepted + 1)
-        at_or_spare = torch.where(refreshed & (at < self.length), at, self.length)
+        spoken_of = torch.where((best < worst) & (at < self.length), at, self.length)
+        at_or_spare = torch.where(steps > accepted + 1, spoken_of, self.length)  # what is decided stays
         best = best % tree.size
         scores, candidates = self._best(verified.perturbed, root + tree.depths + 1)
         self._write(at_or_spare, best, scores, candidates)
         distance = steps - self._last_change(tree, at).gather(1, best)
         self._distance.scatter_(1, at_or_spare, torch.where(distance == steps, 0, distance))
-        return at_or_spare, best
+        return spoken_of, best
+
+    def codes(self, at: Tensor) -> Tensor:
+        """The tokens at the raster positions ``at`` [B, m], decided or guessed."""
+        return self._codes.gather(1, at.clamp_max(self.length))
 
     def _write(self, at: Tensor, best: Tensor, scores: Tensor, candidates: Tensor) -> None:
         """Put the candidates and scores [B, n, K] of the nodes ``best`` [B, m] to the positions ``at`` [B, m]."""
@@ -151,12 +156,13 @@ class JacobiProposer(Proposer):
     def _decide(self, verified: Verified) -> None:
         """Write the emitted tokens over the guesses, and remember their logits for the row below."""
         emitted, root = verified.following, verified.roots.at
+        self._codes.scatter_(1, root, verified.roots.codes[:, None])
         steps = torch.arange(1, emitted.shape[1] + 1, device=root.device)
         decided = steps <= verified.verdict.accepted[:, None] + 1
         at = torch.where(decided, root + steps, self.length).clamp_max(self.length)
         self._codes.scatter_(1, at, emitted)
-        index = verified.verdict.path[:, : emitted.shape[1], None]
-        perturbed = verified.perturbed.gather(1, index.expand(-1, -1, verified.perturbed.shape[-1]))
+        index = verified.verdict.path[..., None].expand(-1, -1, verified.perturbed.shape[-1])
+        perturbed = verified.perturbed.gather(1, index)
         # Where more than a raster row was decided, only the lowest of a column is written: which of two stays is open.
         lowest = steps > verified.verdict.accepted[:, None] + 1 - self._columns
         column = torch.where(lowest & (at < self.length), at % self._columns, self._columns)
@@ -167,9 +173,7 @@ class JacobiProposer(Proposer):
 
         0 if all are. at: [B, m] raster positions from the root on.
         """
-        current = self._codes.gather(1, at.clamp_max(self.length)).gather(1, tree.depths)
-        changed = tree.depths * (tree.tokens != current)
-        changed[:, 0] = 0
+        changed = tree.depths * (tree.tokens != self.codes(at).gather(1, tree.depths))
         return (tree.ancestors * changed[:, None]).amax(-1)
 
     # ---- drafting ----------------------------------------------------------------------------
@@ -179,11 +183,7 @@ class JacobiProposer(Proposer):
 
     def open(self, roots: Roots, shapes: Shapes) -> Window:
         """The positions that the trees of this round may reach."""
-        depth = min(shapes.depth, shapes.nodes)
-        return self._window(roots, depth, shapes.lengths.clamp_max(depth))
-
-    def _window(self, roots: Roots, depth: int, lengths: Tensor) -> Window:
-        """The next ``depth`` positions of every image, as far as the ``lengths`` [B, 1] of its own window."""
+        depth, lengths = min(shapes.depth, shapes.nodes), shapes.lengths
         self._fill(roots, lengths, depth)
         steps = torch.arange(depth, device=roots.at.device)
         at = (roots.at + 1 + steps).clamp_max(self.length)
@@ -216,13 +216,13 @@ class JacobiProposer(Proposer):
         """Take over a spine that somebody else has changed."""
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
 
-    def _fill(self, roots: Roots, depths: Tensor, most: int) -> None:
+    def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
         """Guess the positions that have come into the windows: the cell above's distribution, with their own noise.
 
-        depths: of the windows, [B, 1]. most: of all.
+        lengths: of the windows, [B, 1]. longest: of all.
         """
-        ends, firsts = roots.at + depths, torch.maximum(self._filled, roots.at) + 1
-        count = most if self.session.fixed else int((ends - firsts).max()) + 1
+        ends, firsts = roots.at + lengths, torch.maximum(self._filled, roots.at) + 1
+        count = self.session.size(lambda: ends - firsts + 1, longest)
         if count <= 0:
             return
         at = firsts + torch.arange(count, device=firsts.device)

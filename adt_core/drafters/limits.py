@@ -8,67 +8,66 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..policies import DraftSettings
 from ..policies.fixed import STATIC_TREES
 from ..rules.tree import CandidatePool
-from .base import Shapes
+from .base import Session, Shapes
 
 
 class Limits:
-    """The shape of each image's tree, and confidence pruning.
+    """The shape of each image's tree, and confidence pruning."""
 
-    A tree is cut where nothing can come of it, unless its size is fixed.
-    """
-
-    def __init__(self, shapes: Shapes, settings: DraftSettings):
-        self._shapes = shapes
-        above = settings.keep_above, settings.expand_above
-        self._keep, self._expand = (math.log(p) if p > 0 else -math.inf for p in above)
+    def __init__(self, shapes: Shapes, session: Session):
+        self._shapes, self._session = shapes, session
+        self._keep = _log(session.settings.keep_above)
+        self._expand = _log(session.settings.expand_above)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         """scores [B, m, k] of one level, with -inf where a candidate may not be used."""
-        if self._shapes.mixed:
+        if not self._shapes.alike:
             rank = torch.arange(scores.shape[-1], device=scores.device)
-            beyond = (rank >= self._shapes.widths[..., None]) | (level > self._shapes.depths[..., None])
+            beyond = (rank >= self._shapes.widths[..., None]) | (level > self._shapes.lengths[..., None])
             scores = scores.masked_fill(beyond, -math.inf)
         return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
 
-    def hopeless(self, scores: Tensor) -> bool:
-        """Can drafting stop, because no chain of the batch goes on below ``scores``? False where sizes are fixed."""
-        pruned = self._keep > -math.inf or self._expand > -math.inf or self._shapes.mixed
-        return pruned and not self._shapes.fixed and not bool((scores > self._expand).any())
+    def end(self, scores: Tensor) -> bool:
+        """Do all chains end with the candidates that have these scores?"""
+        can_end = self._keep > -math.inf or self._expand > -math.inf
+        return can_end and self._session.size(lambda: scores > self._expand, 1) == 0
 
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
-        """The candidates of a level, flattened to [B, n], that get children: their scores and indices, [B, m] each."""
+        """The candidates of a level, flattened to [B, n], that get children: their scores and indices, [B, m] each.
+
+        What can no longer change the tree may be left out: its children would all be below the last node that is kept.
+        """
         best, beam = scores.topk(min(self._shapes.width, scores.shape[1]), 1)
-        if self._shapes.mixed:
+        if not self._shapes.alike:
             rank = torch.arange(best.shape[1], device=scores.device)
             best = best.masked_fill(rank >= self._shapes.widths, -math.inf)
         if self._expand > -math.inf:
             best = best.masked_fill(best < self._expand, -math.inf)
-        if self._shapes.fixed:
-            return best, beam
-        # Leave out what can no longer change the tree: its children would all be below the last one that is kept.
         nodes = self._shapes.nodes
-        useful = best > (pool.nth_best(nodes) if pool.count >= nodes else -math.inf)
-        count = int(useful.sum(1).max())
+        count = self._session.size(lambda: (best > pool.threshold(nodes)).sum(1), best.shape[1])
         return best[:, :count], beam[:, :count]
 
 
 class PublishedTree(Limits):
     """A published tree: the places of its nodes are known beforehand, and nothing is pruned."""
 
-    def __init__(self, shapes: Shapes, device: torch.device):
-        super().__init__(shapes, DraftSettings())
-        self._levels = _levels(shapes.tree, device)
+    def __init__(self, shapes: Shapes, session: Session):
+        super().__init__(shapes, session)
+        self._levels = _levels(shapes.tree, session.rows.device)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         absent, _ = self._levels[level - 1]
-        return scores.masked_fill(absent | (level > self._shapes.depths[..., None]), -math.inf)
+        return scores.masked_fill(absent | (level > self._shapes.lengths[..., None]), -math.inf)
 
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         _, parents = self._levels[level - 1]
         return scores[:, parents], parents.expand(len(scores), -1)
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf
 
 
 @cache

@@ -11,6 +11,7 @@ branches, verification) is the window's.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -60,18 +61,21 @@ class MergedProposer(Proposer):
     """Opens the window, lets the network refine it, closes it.
 
     For every position, ``_read`` [R, T + 1, h] holds the target's feature from which it was computed, and ``_drafted``
-    [R, T + 1, h] the feature that the network had expected there. ``_root`` [R, 1, h]: what it expects at the root.
+    [R, T + 1, h] the feature that the network had expected there. From the raster position ``_late`` [B, 1] on, the
+    network has not read the decided tokens yet.
     """
 
-    by_image = ("_window", "_network")
-    by_row = ("_root", "_read", "_drafted")
-    _asked = True  # the network, in this round
+    by_image = ("_window", "_network", "_late")
+    by_row = ("_read", "_drafted")
 
     def __init__(self, eagle: EagleDrafter, session: Session):
         super().__init__(session)
         self._window = JacobiProposer(session, max(session.largest.width, LEAST_CANDIDATES))
         self._network = eagle.proposer(session)
-        self._root: Tensor
+        self._room = session.largest.nodes + 1  # for tokens that are late
+        self._is_late = False  # are there any?
+        self._asks = False  # is the network asked in this round?
+        self._late: Tensor
         self._read: Tensor
         self._drafted: Tensor
 
@@ -83,21 +87,22 @@ class MergedProposer(Proposer):
         self._window.begin(prefill)
         self._network.begin(prefill)
         features = prefill.features
-        self._root = self._network.catch_up().to(features.dtype)
+        self._late = torch.full_like(prefill.ids[: self.rows.images, :1], prefill.position)
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         window = self._window.open(roots, shapes)
-        self._asked = window.depth > 0 and shapes.source in ("", BOTH.name, BOTH_CHAIN.name)
-        if not self._asked:
+        self._asks = window.depth > 0 and shapes.source in ("", BOTH.name, BOTH_CHAIN.name)
+        if not self._asks:
             return self._window.close(window, shapes)
-        if self._network.waits:
-            self._root.copy_(self._network.catch_up())
+        if self._is_late:
+            self._catch_up(roots)
+        root = self._network.root_feature
         noise = self._network.noise_ahead(roots, window.depth)
-        forecasts = self._refine(window, 0, self._root, noise)
+        forecasts = self._refine(window, 0, root, noise)
         if window.depth > 1:
-            before = torch.cat([self._root, self.rows.gather(self._read, window.at[:, 1:-1])], 1)
+            before = torch.cat([root, self.rows.gather(self._read, window.at[:, 1:-1])], 1)
             out = self._network.read_ahead(window.tokens[:, :-1], before, roots)
             behind = self._refine(window, 1, out, noise)
             forecasts = [Forecast(*(torch.cat(pair, 1) for pair in zip(*both))) for both in zip(forecasts, behind)]
@@ -105,6 +110,18 @@ class MergedProposer(Proposer):
         tree = self._window.close(window, shapes)
         self._window.forecasts = forecasts
         return tree
+
+    def _catch_up(self, roots: Roots) -> None:
+        """Let the network read the decided tokens before these roots."""
+        counts = roots.at - self._late
+        size = self.session.size(lambda: counts, self._room)
+        self._is_late = False
+        if size == 0:  # of the images that were behind, none is at work any more
+            return
+        at = self._late + torch.arange(size + 1, device=counts.device)
+        features = self.rows.gather(self._read, at[:, 1:].clamp_max(self._window.length))
+        self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._late), counts)
+        self._late.copy_(roots.at)
 
     def _refine(self, window: Window, first: int, out: Tensor, noise: Tensor | None) -> list[Forecast]:
         """Let the network's features [R, m, h] speak of the positions from ``first`` on.
@@ -123,13 +140,18 @@ class MergedProposer(Proposer):
         return [by_window, by_network]
 
     def observe(self, verified: Verified) -> None:
-        drafted = verified.features  # as if the network had known them, where it was not asked
-        if self._asked or self.session.fixed:  # where sizes are fixed, as many must be read in every round
-            drafted = torch.cat([self._root, self._network.read_tree(verified).to(self._root.dtype)], 1)
-            self._root.copy_(drafted[:, -1:])
-        else:
-            self._network.observe(verified)
+        roots, steps = verified.roots, verified.verdict.accepted[:, None] + 1
+        expected = verified.features  # as if the network had known them, where it was not asked
+        if self._asks:
+            expected = self._network.read_tree(verified).to(self._drafted.dtype)
+            self._late.copy_(roots.at + steps)
         at, node = (self.rows.spread(values) for values in self._window.refresh(verified))
-        for table, features in ((self._read, verified.features), (self._drafted, drafted)):
+        for table, features in ((self._read, verified.features), (self._drafted, expected)):
             index = node[..., None].expand(-1, -1, features.shape[-1])
             table.scatter_(1, at[..., None].expand_as(index), features.gather(1, index))
+        if not self._asks:
+            self._is_late = True
+            roots = replace(roots, codes=verified.verdict.next_root, at=roots.at + steps)
+            longest = min(self.session.largest.depth, self.session.largest.nodes) + 1  # tokens of a round
+            if self.session.size(lambda: roots.at - self._late, self._room) + longest > self._room:
+                self._catch_up(roots)

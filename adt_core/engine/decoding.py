@@ -21,7 +21,7 @@ from .costs import Costs
 from .lanes import Lanes
 from .queue import ImageQueue
 from .room import check_room
-from .round import Result, run_round
+from .round import Outcome, run_round
 from .task import Task, prefix_tokens, rows_of
 from .threads import at_most
 
@@ -104,7 +104,7 @@ class Decoding:
     @property
     def is_replayed(self) -> bool:
         """Do rounds have fixed sizes, so that a GPU can replay them?"""
-        return self._task.fixed
+        return self._task.replayed
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
@@ -196,7 +196,7 @@ class Decoding:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
         began, drafting, attempts = time.perf_counter(), lanes.proposer is not None, lanes.graphs.attempts
         outcome = run_round(lanes, self._shapes(lanes), self._budget.allowed(lanes))
-        shares = self._enter_codes(outcome.results)  # last, when no memory is asked for: a round counts as a whole
+        shares = self._enter_codes(outcome)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
         steps = self._policy.steps if drafting else 1.0
         prepared = lanes.graphs.attempts > attempts
@@ -209,13 +209,13 @@ class Decoding:
                 lanes.stop_drafting()
         return round
 
-    def _enter_codes(self, results: list[Result]) -> tuple[ImageRound, ...]:
+    def _enter_codes(self, outcome: Outcome) -> tuple[ImageRound, ...]:
         """Write down the codes that a round has emitted."""
-        for share, codes in results:
+        for share, codes in outcome.images:
             first = share.position + 1
             self.codes[share.image, first : first + len(codes)] = torch.tensor(codes)
             self._budget.spend(share)
-        return tuple(result.share for result in results)
+        return tuple(share for share, _ in outcome.images)
 
     def _shapes(self, lanes: Lanes) -> list[Shape]:
         """The policy's choice."""

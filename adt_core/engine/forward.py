@@ -18,7 +18,7 @@ def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
         step = rows.windowed(step, rows.spread(lanes.roots.at) + rows.first_slot, task.near)
-    check = None if task.fixed else task.check  # nothing may be raised in the middle of a capture
+    check = None if task.replayed else task.check  # nothing may be raised in the middle of a capture
     return decoder(ids, step, lanes.cache, lanes.tables.rope, check)
 
 

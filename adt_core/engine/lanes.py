@@ -17,7 +17,7 @@ from .graphs import Graphs
 from .task import Tables, Task
 
 COLUMNS = 512
-"""In rounds of fixed sizes, columns of the KV cache are read in multiples of this, so that such rounds stay few."""
+"""Rounds that are replayed read columns of the KV cache in multiples of this, so that they repeat."""
 
 
 @dataclass
@@ -109,13 +109,9 @@ class Lanes:
 
     # ---- a round ----------------------------------------------------------------------------
 
-    def begin_round(self) -> None:
-        """Tell the roots what the host knows of them."""
-        self.roots.positions = None if self.task.fixed else list(self.positions)
-        self.roots.columns = self._columns() if self.task.fixed else 0
-
     def order(self, shapes: Sequence[Shape], moves: Sequence[int], allowed: Sequence[int]) -> None:
         """Say what the host has decided, in one copy: shapes of the trees, steps of plain images, LANTERN's limits."""
+        self.roots.columns = self._columns() if self.task.replayed else 0
         orders = [[*shape[:3], move, most] for shape, move, most in zip(shapes, moves, allowed, strict=True)]
         if orders != self._orders:
             words, on_gpu = torch.tensor(orders), self.orders.is_cuda
@@ -132,7 +128,7 @@ class Lanes:
         return [self.roots.codes, self.roots.at, *(self.proposer.state() if self.proposer is not None else [])]
 
     def _columns(self) -> int:
-        """Columns of the KV cache that a round of fixed size reads."""
+        """Columns of the KV cache that a round reads which is to be replayed."""
         used = max(self.positions) + self.rows.first_slot + self.task.uncommitted
         return min(-(-used // COLUMNS) * COLUMNS, len(self.rows.columns))
 

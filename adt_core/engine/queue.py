@@ -57,7 +57,7 @@ class ImageQueue:
                 lanes.admit(free, self._enter(len(free)))
             elif everyone:  # plain images go best in step, so nobody enters before all have left
                 self.lanes = self._enter_all()
-            elif self._task.fixed:
+            elif self._task.replayed:
                 lanes.retire(finished)
             else:
                 lanes.select([lane for lane in range(len(lanes)) if lane not in finished])
@@ -69,7 +69,7 @@ class ImageQueue:
         self._drafter = task.active_drafter if self._policy.begin() else None
         plan = task.plan(count, self._drafter)
         before = self.lanes
-        if task.fixed and (before is None or before.plan != plan):
+        if task.replayed and (before is None or before.plan != plan):
             self.leave()
             before = self.lanes = pool.take(task.target.decoder, plan)
         if before is not None and before.plan == plan:
@@ -83,7 +83,7 @@ class ImageQueue:
     def leave(self) -> None:
         """Leave the lanes to the next decoding, where they stay in a GPU's memory."""
         lanes, self.lanes = self.lanes, None
-        if lanes is not None and lanes.plan is not None and self._task.fixed:
+        if lanes is not None and lanes.plan is not None and self._task.replayed:
             pool.put(self._task.target.decoder, lanes)
 
     def _enter(self, count: int, slots: int | None = None) -> Lanes:
@@ -104,7 +104,7 @@ class ImageQueue:
         lanes.roots, lanes.positions = Roots.all_at(first, start), [start] * count
         if self._drafter is not None:
             drafting = task.drafting.settings
-            session = Session(task.target, rows, lanes.noise, task.sampling, drafting, task.largest, task.fixed)
+            session = Session(task.target, rows, lanes.noise, task.sampling, drafting, task.largest, task.replayed)
             lanes.proposer = self._drafter.proposer(session)
             ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[first[:, None]])], 1)
             lanes.proposer.begin(Prefill(features, ids, step, z, start))
@@ -125,7 +125,9 @@ class ImageQueue:
             noise = Noise(keys, length, tokens, ahead, like, task.check)
             noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
-        graphs = Graphs(recorder_for(rows.device) if task.fixed and slots else None)  # none for lanes to be copied from
+        graphs = Graphs(
+            recorder_for(rows.device) if task.replayed and slots else None
+        )  # none for lanes to be copied from
         return Lanes(task, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
     def _tables(self) -> Tables:

@@ -9,21 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..rules.tree import DraftTree
-from ..rules.verify import Verdict
-
-
-class Checked(NamedTuple):
-    """A tree that the target has read. features: [R, N + 1, h]. perturbed: z + g after every node, [B, N + 1, V].
-
-    substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
-    """
-
-    tree: DraftTree
-    features: Tensor
-    perturbed: Tensor
-    verdict: Verdict
-    substitutes: Tensor | None
+from ..drafters import Verified
 
 
 class Report(NamedTuple):
@@ -42,13 +28,14 @@ class Report(NamedTuple):
     substituted: Any
 
     @classmethod
-    def of(cls, checked: Checked) -> Report:
-        """Of a tree that was checked, and not settled yet: settling changes the roots, which the tree may show."""
-        tree, path, substitutes = checked.tree, checked.verdict.path, checked.substitutes
+    def of(cls, verified: Verified) -> Report:
+        """Of a tree that was checked."""
+        tree, verdict, substitutes = verified.tree, verified.verdict, verified.substitutes
+        path = verdict.path
         return cls(
-            accepted=checked.verdict.accepted[:, None],
+            accepted=verdict.accepted[:, None],
             depth=tree.realised_depth()[:, None],
-            root=checked.verdict.next_root[:, None],
+            root=verdict.next_root[:, None],
             levels=tree.levels(),
             codes=tree.tokens.gather(1, path),
             ranks=tree.ranks.gather(1, path),

@@ -5,15 +5,16 @@ draws behind each node, so checking is comparing. The longest path that passes i
 together in the cache, the drafter learns, and the token behind the path is the next root. The report is all that the
 host reads, once a round.
 
-A device says only how a round is launched. A CPU reads a number in the middle for nothing, so what follows the check is
-cut to the longest accepted path. A GPU would run dry meanwhile: there all sizes are the largest that the shapes allow,
-and the round is replayed as a CUDA graph when it comes again (:mod:`.graphs`).
+A device only says how this is launched: piece by piece on a CPU, and on a GPU as a CUDA graph that is replayed when a
+round of the same sizes comes again (:mod:`.graphs`). Nobody asks which it is. A size that depends on what was computed
+is asked of ``Session.size``, which cuts it down where the host may read numbers in the middle of a round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,24 +27,21 @@ from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from .forward import forward, logits, perturbed
 from .lanes import Lanes
-from .report import Checked, Report
+from .report import Report
 
 WAIT_SHARE = 0.05
 """A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
 at one position are cheaper by about as much."""
 
 
-class Result(NamedTuple):
-    """What a round brought an image. codes: emitted, the new root at last."""
-
-    share: ImageRound
-    codes: list[int]
-
-
 class Outcome(NamedTuple):
-    """What a round brought. drafting: seconds of the drafter, where the host can tell. forwards: the drafter's."""
+    """What a round brought.
 
-    results: list[Result]
+    images: share and emitted codes of every image that took part; the last code is the new root's. drafting: seconds of
+    the drafter, where the host can tell. forwards: the drafter's.
+    """
+
+    images: list[tuple[ImageRound, list[int]]]
     drafting: float = 0.0
     forwards: int = 0
 
@@ -54,27 +52,24 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> 
     Trees are cut so that the last draft of an image still leaves one token to emit.
     """
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
-    cut = [_within(shape, room) for shape, room in zip(shapes, rooms)]
-    proposer, most = lanes.proposer, max(shape.nodes for shape in cut)
-    drafts = proposer is not None and (most > 0 or (max(rooms) > 0 and not proposer.idles))
-    moves = list(map(int, lanes.at_work)) if drafts else _plain_moves(lanes)
-    lanes.begin_round()
-    lanes.order(cut, moves, allowed)
-    sizes = None
-    if drafts:  # sizes that are asked for repeat, so a GPU takes these; what is cut is then in the limits of each image
-        sizes = Shapes(shapes if lanes.task.fixed else cut, lanes.limits, lanes.task.fixed)
-
-    def launch() -> tuple[Tensor, _Launched]:
-        return _drafted(lanes, sizes) if sizes else _plain(lanes)
-
-    # A plain round with a drafter is another one than without: its graph reads memory that is freed with the drafter.
-    key = sizes.key if sizes else ("plain", proposer is not None)
+    fitting = [_within(shape, room) for shape, room in zip(shapes, rooms)]
+    launch: Callable[[], tuple[Tensor, _Launched]]
+    key: Hashable
+    if _drafts(lanes, fitting, max(rooms)):
+        moves = [int(at_work) for at_work in lanes.at_work]
+        # The sizes that are asked for repeat, so these are replayed. The limits of the images say what fits.
+        sizes = Shapes(shapes if lanes.task.replayed else fitting, lanes.limits, less=lanes.task.replayed)
+        key, launch = sizes.key, partial(_drafted, lanes, sizes)
+    else:
+        moves = _plain_moves(lanes)
+        # With a drafter it is another round than without: its graph reads memory that is freed with the drafter.
+        key, launch = ("plain", lanes.proposer is not None), partial(_plain, lanes)
+    lanes.order(fitting, moves, allowed)
     packed, launched = lanes.graphs((key, lanes.roots.columns), launch, lanes.state)
     lanes.prepare_noise()
     reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]
-    every = enumerate(zip(reports, cut, moves, strict=True))
-    results = [_result(lanes, lane, report, shape) for lane, (report, shape, moved) in every if moved]
-    return Outcome(results, launched.drafting, launched.forwards)
+    images = [_read(lanes, lane, reports[lane], fitting[lane]) for lane, moved in enumerate(moves) if moved]
+    return Outcome(images, launched.drafting, launched.forwards)
 
 
 # ---- what is launched -------------------------------------------------------------------------
@@ -97,10 +92,10 @@ def _drafted(lanes: Lanes, shapes: Shapes) -> tuple[Tensor, _Launched]:
     assert proposer is not None
     started, before = time.perf_counter(), proposer.forwards
     tree = proposer.propose(lanes.roots, shapes)
-    drafting = 0.0 if shapes.fixed else time.perf_counter() - started
-    checked = check(lanes, tree, shapes.width)
-    report = Report.of(checked)
-    settle(lanes, checked, tree.height if shapes.fixed else int(checked.verdict.accepted.max()))
+    drafting = 0.0 if lanes.task.replayed else time.perf_counter() - started
+    verified = check(lanes, tree, shapes.width)
+    report = Report.of(verified)  # before the roots change, which the tree may show
+    settle(lanes, verified)
     packed, widths = report.packed()
     return packed, _Launched(widths, drafting, proposer.forwards - before)
 
@@ -117,9 +112,10 @@ def _plain(lanes: Lanes) -> tuple[Tensor, _Launched]:
     return packed, _Launched(widths)
 
 
-def check(lanes: Lanes, tree: DraftTree, width: int) -> Checked:
+def check(lanes: Lanes, tree: DraftTree, width: int) -> Verified:
     """Read a whole tree in one forward and find the longest path that passes. width: most children of a node."""
-    task, neighbours = lanes.task, lanes.tables.neighbours
+    task, neighbours, proposer = lanes.task, lanes.tables.neighbours, lanes.proposer
+    assert proposer is not None
     features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors))
     z = logits(lanes, features, tree.depths)
     scores = perturbed(lanes, z, tree.depths)
@@ -131,39 +127,45 @@ def check(lanes: Lanes, tree: DraftTree, width: int) -> Checked:
         agrees, substitutes = relaxed_agreement(
             tree, emitted, z, neighbours, task.lantern, greedy=greedy, width=width, allowed=lanes.allowed
         )
-    return Checked(tree, features, scores, longest_path(tree, agrees, emitted), substitutes)
+    verdict = longest_path(tree, agrees, emitted)
+    verdict = verdict.cut(proposer.session.size(lambda: verdict.accepted, tree.height))
+    return Verified(tree, features, scores, verdict, lanes.roots, substitutes)
 
 
-def settle(lanes: Lanes, checked: Checked, longest: int) -> None:
-    """Move the accepted paths together in the cache, let the drafter learn, and go on to the new roots.
-
-    longest: drafts on the longest accepted path, or a bound on them.
-    """
-    tree, features, scores, verdict, _ = checked
-    if lanes.task.fixed or not verdict.is_in_place(longest):
-        starts = lanes.rows.spread(lanes.roots.at) + lanes.rows.first_slot
-        lanes.cache.compact(starts, lanes.rows.spread(verdict.path[:, : longest + 1]))
-    if lanes.proposer is not None:
-        lanes.proposer.observe(Verified(tree, features, scores, verdict, lanes.roots, longest))
-    moves = lanes.moves
-    following = torch.where(moves[:, 0] > 0, verdict.next_root, lanes.roots.codes)
-    lanes.roots.advance(following, (verdict.accepted[:, None] + 1) * moves)
+def settle(lanes: Lanes, verified: Verified) -> None:
+    """Move the accepted paths together in the cache, let the drafter learn, and go on to the new roots."""
+    verdict, roots, moves, proposer = verified.verdict, lanes.roots, lanes.moves, lanes.proposer
+    assert proposer is not None
+    if proposer.session.size(verdict.is_scattered, 1):
+        starts = lanes.rows.spread(roots.at) + lanes.rows.first_slot
+        lanes.cache.compact(starts, lanes.rows.spread(verdict.path))
+    proposer.observe(verified)
+    following = torch.where(moves[:, 0] > 0, verdict.next_root, roots.codes)
+    roots.advance(following, (verdict.accepted[:, None] + 1) * moves)
 
 
 # ---- what is read -----------------------------------------------------------------------------
 
 
-def _result(lanes: Lanes, lane: int, report: Report, shape: Shape) -> Result:
-    """What an image's part of a report says, and the image's next position."""
+def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
+    """An image's share of a round, and its codes. Its position goes on."""
     (accepted,), (depth,) = report.accepted, report.depth
-    levels, ranks = tuple(report.levels[1 : depth + 1]), tuple(report.ranks[1 : accepted + 1])
-    substituted = sum(report.substituted[: accepted + 1])
-    asked = lanes.images[lane], lanes.positions[lane], shape.depth, shape.width
+    levels = tuple(report.levels[1 : depth + 1])
     share = ImageRound(
-        *asked, depth, sum(levels), accepted, ranks, substituted, width=max(levels, default=0), levels=levels
+        image=lanes.images[lane],
+        position=lanes.positions[lane],
+        depth_asked=shape.depth,
+        width_asked=shape.width,
+        depth=depth,
+        nodes=sum(levels),
+        accepted=accepted,
+        ranks=tuple(report.ranks[1 : accepted + 1]),
+        substituted=sum(report.substituted[: accepted + 1]),
+        width=max(levels, default=0),
+        levels=levels,
     )
     lanes.positions[lane] += accepted + 1
-    return Result(share, [*report.codes[1 : accepted + 1], *report.root])
+    return share, [*report.codes[1 : accepted + 1], *report.root]
 
 
 # ---- what the host decides --------------------------------------------------------------------
@@ -175,6 +177,13 @@ def _within(shape: Shape, room: int) -> Shape:
         return NO_DRAFTS
     depth, branches = min(shape.depth, room), max(shape.nodes - shape.depth, 0)
     return shape._replace(depth=depth, nodes=shape.nodes if shape.tree else min(shape.nodes, depth + branches))
+
+
+def _drafts(lanes: Lanes, shapes: Sequence[Shape], room: int) -> bool:
+    """Are there drafts in this round, or may the drafter learn from a lone root? room: for drafts, in any image."""
+    if lanes.proposer is None:
+        return False
+    return any(shape.nodes > 0 for shape in shapes) or (room > 0 and not lanes.proposer.idles)
 
 
 def _plain_moves(lanes: Lanes) -> list[int]:

@@ -23,7 +23,7 @@ from ..rules.settings import Lantern, Sampling
 from ..rules.verify import Neighbours
 
 PROMPT_STEP = 128
-"""Where sizes are fixed, prompts are padded to a multiple of this, so that the next decoding has the same sizes.
+"""Where rounds are replayed, prompts are padded to a multiple of this, so that the next decoding has the same sizes.
 
 A GPU's kernel adds up 64 or 128 keys at a time. A multiple of 128 keeps an image's keys together in the same way,
 however long the prompts beside it are."""
@@ -91,8 +91,8 @@ class Task:
         return self.prefix.shape[1]
 
     @property
-    def fixed(self) -> bool:
-        """Do all rounds have one size? A GPU can only replay such rounds. On a CPU they vary."""
+    def replayed(self) -> bool:
+        """Are rounds replayed, as on a GPU? On a CPU they are launched piece by piece."""
         return self.target.decoder.embedding.device.type != "cpu"
 
     @property
@@ -120,7 +120,7 @@ class Task:
     @property
     def padded(self) -> int:
         """Tokens that all prompts are padded to: the slot of raster position 0."""
-        return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.fixed else self.longest
+        return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.replayed else self.longest
 
     @cached_property
     def active_drafter(self) -> Drafter | None:
@@ -197,8 +197,8 @@ class Task:
     def lanes_bytes(self, at_once: int, device: torch.device | None = None) -> int:
         """The same without the codec's work: what lanes and their forwards take."""
         target, decoder = self.target, self.target.decoder
-        replayed = self.fixed if device is None else device.type != "cpu"
-        slots = self.slots + (0 if self.fixed == replayed else PROMPT_STEP)
+        replayed = self.replayed if device is None else device.type != "cpu"
+        slots = self.slots + (0 if self.replayed == replayed else PROMPT_STEP)
         config, itemsize = decoder.config, decoder.embedding.element_size()
         wide = decoder.wide_dtype.itemsize
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave

@@ -45,28 +45,19 @@ class Step:
 class Roots:
     """The last decided token of every image: the root of its next tree, which the target has not read yet.
 
-    codes: [B] int64. at: [B, 1] int64 raster positions, on the same device.
-
-    positions: the same on the host. With them a forward reads only the filled part of the KV cache. None where a GPU
-    replays its launches: these can't depend on positions, and always read the same ``columns`` of the KV cache.
+    codes: [B] int64. at: [B, 1] int64 raster positions, on the same device. columns: of the KV cache, that a forward
+    reads in a round which is replayed. Where it is 0, the host asks where the roots are, and a forward reads the filled
+    part alone.
     """
 
     codes: Tensor
     at: Tensor
-    positions: list[int] | None = None
     columns: int = 0
 
     @classmethod
     def all_at(cls, codes: Tensor, position: int) -> Roots:
         """All images at the same position. codes: [B]."""
-        return cls(codes, torch.full_like(codes, position)[:, None], [position] * len(codes))
-
-    @property
-    def common_position(self) -> int | None:
-        """Where all images are; None if they are not at one position, or if the host may not know."""
-        if self.positions is None or min(self.positions) != max(self.positions):
-            return None
-        return self.positions[0]
+        return cls(codes, torch.full_like(codes, position)[:, None])
 
     def advance(self, codes: Tensor, steps: Tensor) -> None:
         """Go on to roots with the codes [B], ``steps`` [B, 1] tokens further on, in the same memory."""
@@ -163,9 +154,10 @@ class Rows:
         root, [B, n], or one number for all. own: [B, n, w] bool, which of the w uncommitted slots each token sees,
         itself included; None for a single token that sees them all.
         """
-        if roots.common_position is None:
-            return self._ragged_step(roots, first, offsets, own)
-        start, n = self.first_slot + roots.common_position, 1 if own is None else own.shape[1]
+        positions = [] if roots.columns else roots.at[:, 0].tolist()
+        if len(set(positions)) != 1:
+            return self._ragged_step(roots, max(positions, default=0), first, offsets, own)
+        start, n = self.first_slot + positions[0], 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         slots = slice(start + first, start + first + n)
         if own is None:
@@ -201,18 +193,17 @@ class Rows:
         far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
         return replace(step, mask=aligned(far), window=Window(columns, mask.double()))
 
-    def _ragged_step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
+    def _ragged_step(self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """The same where the device alone knows where its images are, or where these have advanced unequally.
 
-        It takes three times as long to make, 0.1 ms on a CPU.
+        last: position of the root that is furthest. It takes three times as long to make, 0.1 ms on a CPU.
         """
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
         start = self.spread(roots.at) + self.first_slot  # [R, 1]
         positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self.pads[:, None]
-        read = roots.columns if roots.positions is None else max(roots.positions) + self.first_slot + width
-        columns = self.columns[:read]
+        columns = self.columns[: roots.columns or last + self.first_slot + width]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._blind[:, None])
         index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)

@@ -115,23 +115,27 @@ class CandidatePool:
         self.count += m * k
         return self.count - m * k + 1
 
-    def nth_best(self, n: int) -> Tensor:
-        """Score of each image's n-th best candidate so far, [B, 1]; there must be n of them."""
-        return torch.cat([scores for _, scores, _ in self._levels], 1).topk(n, 1).values[:, -1:]
+    def threshold(self, n: int) -> Tensor | float:
+        """Score of each image's n-th best candidate so far, [B, 1]; -inf while there are fewer."""
+        return self._scores().topk(n, 1).values[:, -1:] if self.count >= n else -torch.inf
 
-    def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None, cut: bool = True) -> DraftTree:
+    def usable(self) -> Tensor:
+        """Candidates of each image that may be used, [B]."""
+        return self._scores().isfinite().sum(1)
+
+    def _scores(self) -> Tensor:
+        return torch.cat([scores for _, scores, _ in self._levels], 1)
+
+    def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
         """Keep the ``nodes`` best candidates of each image, ties to the earlier one.
 
-        root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. cut: the tree may be smaller if
-        fewer candidates can be used; to count them waits for the device. A child never scores above its parent and
-        stands behind it, so the kept nodes have all their ancestors.
+        root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. A child never scores above its
+        parent and stands behind it, so the kept nodes have all their ancestors.
         """
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
         depth, rank = _depths_and_ranks(self._sizes, root.device)
         scores = best_only(scores, budgets)
         nodes = min(nodes, self.count)
-        if cut:
-            nodes = min(nodes, int(scores.isfinite().sum(1).max()))
         if nodes < self.count:
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
             node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)  # candidate -> node

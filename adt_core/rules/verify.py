@@ -10,7 +10,7 @@ codebook neighbours of x as far as a bound on their probability reaches. What fo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,11 +34,14 @@ class Verdict:
     last: Tensor
     next_root: Tensor
 
-    def is_in_place(self, longest: int) -> bool:
-        """Is every accepted path 0, 1, 2, ..., as far as ``longest`` drafts? To know it waits for the device."""
-        path = self.path[:, : longest + 1]
-        steps = torch.arange(path.shape[1], device=path.device)
-        return bool(((path == steps) | (steps > self.accepted[:, None])).all())
+    def cut(self, drafts: int) -> Verdict:
+        """The same with paths of so many drafts, which is enough for ``accepted``."""
+        return replace(self, path=self.path[:, : drafts + 1])
+
+    def is_scattered(self) -> Tensor:
+        """Images whose accepted path is not 0, 1, 2, ..., bool [B]."""
+        steps = torch.arange(self.path.shape[1], device=self.path.device)
+        return ((self.path != steps) & (steps <= self.accepted[:, None])).any(1)
 
 
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def test_drafter(path, target, tmp_path):
     proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))
     features, z = torch.stack([state[:120] for state in states]), torch.zeros(2, 1, layout.CODES)
     proposer.begin(Prefill(features, ids[:, :120].repeat(2, 1), rows.prefill(), z, 0))
-    first = proposer.catch_up()
+    first = proposer.root_feature
     further = torch.stack([state[120:122] for state in states])
     ahead = proposer.read_ahead(codes, further, Roots.all_at(codes[:, 0], 0))
     for row in range(4):

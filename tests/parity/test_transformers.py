@@ -15,7 +15,7 @@ from tests.tiny import write_tiny_checkpoint
 
 def roots(*positions: int) -> Roots:
     """Of images that have come to these raster positions."""
-    return Roots(torch.zeros(len(positions), dtype=torch.long), torch.tensor(positions)[:, None], [*positions])
+    return Roots(torch.zeros(len(positions), dtype=torch.long), torch.tensor(positions)[:, None])
 
 
 TOLERANCE = 1e-4

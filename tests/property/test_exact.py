@@ -86,7 +86,7 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
         before = context.cache.data.clone()
         parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
         codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
-        roots = Roots(codes[:, 0], torch.tensor(decided)[:, None], list(decided))
+        roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
         seen = context.read(roots, codes, ancestor_matrix(parents, NEAR), depths)
         for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
             path, at = [node], node
@@ -95,7 +95,7 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
                 path.insert(0, at)
             context.cache.data.copy_(before)
             for step, at in enumerate(path):
-                alone = Roots(codes[:, at], torch.tensor(decided)[:, None] + step, [d + step for d in decided])
+                alone = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
                 feature = context.read(alone, codes[:, at : at + 1])
             for row in (image, image + 2):
                 assert seen[row, node].equal(feature[row, 0])

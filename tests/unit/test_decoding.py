@@ -66,7 +66,7 @@ class StubProposer(Proposer):
         true = self.truth.gather(1, at)
         wrong = torch.tensor([[not self.right(position) for position in row] for row in at.tolist()])
         drafts = (true + wrong) % self.session.target.num_codes
-        allowed = torch.arange(shapes.depth) < shapes.depths
+        allowed = torch.arange(shapes.depth) < shapes.lengths
         return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(allowed, 0.0, -torch.inf))
 
 

@@ -37,7 +37,7 @@ def by_blocks(q, keys, values, mask):
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(Task, "fixed", True)
+    monkeypatch.setattr(Task, "replayed", True)
     monkeypatch.setattr("adt_core.engine.task.near_on", lambda *model: exact.NEAR)
     monkeypatch.setattr(layers, "far_attention", by_blocks)
 

@@ -48,7 +48,7 @@ def as_on_a_gpu(monkeypatch, target):
     """A function: let rounds be of fixed sizes, and be captured by this recorder."""
 
     def begin(recorder):
-        monkeypatch.setattr(Task, "fixed", True)
+        monkeypatch.setattr(Task, "replayed", True)
         monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
         return recorder
 

@@ -182,7 +182,7 @@ def verified(target, tokens, parents, depths):
     emitted = torch.where(depths == 3, 20 + torch.arange(n), GUESS)
     perturbed = torch.zeros(1, n, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
     verdict = Verdict(torch.tensor([1]), torch.tensor([[0, 1, 0, 0]]), torch.tensor([1]), torch.tensor([2]))
-    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT), 1)
+    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
     """Decided are code 1 at position 6 and code 2 at position 7. Positions 8 and 9 get what the target emits behind the
     node that has the best context for them."""
     at, node = window.refresh(verified(target, tokens, parents, depths))
-    assert at.tolist() == [[target.length] * 3 + [8, 9]] and tuple(node[0, 3:].tolist()) == nodes
+    assert at.tolist() == [[target.length, 6, 7, 8, 9]] and tuple(node[0, 3:].tolist()) == nodes
     opened = window.open(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
     assert opened.distance[0, :2].tolist() == staleness

@@ -7,6 +7,7 @@ import torch
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter
 from adt_core.drafters import with_window
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
+from adt_core.drafters.merged import MergedProposer
 from adt_core.drafters.window import NEVER, STALE_AFTER, Window, staleness_after
 from adt_core.policies import POLICIES, Shape
 from tests.drafted import costs
@@ -93,27 +94,28 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch, ever
         def begin(self, prefill):
             super().begin(prefill)
             self.twin.begin(prefill)
-            self.expected = self.twin.catch_up()
+            self.expected = self.twin.root_feature
 
         def follow(self, verified):
             self.twin.observe(verified)
-            self.expected = self.twin.catch_up()
+            self.expected = self.twin.root_feature
             checked.append(len(set(verified.verdict.accepted.tolist())))
 
-        def observe(self, verified):
-            super().observe(verified)
-            self.follow(verified)
-
-        def catch_up(self, columns=0):
-            features = super().catch_up(columns)
-            assert features.shape == self.expected.shape and torch.allclose(features, self.expected, atol=1e-9)
-            return features
+        def catch_up(self, *pairs):
+            super().catch_up(*pairs)
+            assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
 
         def read_tree(self, verified):
             features = super().read_tree(verified)
-            self.follow(verified)
-            assert torch.allclose(features[:, -1:], self.expected, atol=1e-9)
+            assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
             return features
+
+    def observe_and_follow(proposer, verified):
+        proposer._network.follow(verified)
+        observe(proposer, verified)
+
+    observe = MergedProposer.observe
+    monkeypatch.setattr(MergedProposer, "observe", observe_and_follow)
 
     monkeypatch.setattr(EagleDrafter, "proposer", lambda drafter, session: Watched(drafter, session))
     monkeypatch.setitem(POLICIES, "in turns", InTurns)
