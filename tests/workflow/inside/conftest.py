@@ -48,12 +48,9 @@ class Pack:
         from comfy.cli_args import args
 
         args.cpu, args.base_directory = True, str(base)
-        import execution
-        import server
-
-        import nodes
-
-        self.base, self._loop, self._execution = base, asyncio.new_event_loop(), execution
+        in_order = "utils.install_util", "execution", "nodes", "server"  # as main.py has it: there are two ``utils``
+        _, self._execution, nodes, server = map(importlib.import_module, in_order)
+        self.base, self._loop = base, asyncio.new_event_loop()
         for folder in ("input", "output"):
             (base / folder).mkdir(exist_ok=True)
         server.PromptServer(self._loop)

@@ -1,7 +1,8 @@
-"""What other nodes make of the same images: Compare, Map to Image, and lists of prompts."""
+"""What the other nodes make: Compare, Map to Image, lists of prompts, batches and benchmarks."""
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,3 +101,61 @@ def test_prompt_lists(pack, listed):
     file.write_text('["a cat"]')
     assert pack.nodes["ADTTreePrompts"].fingerprint_inputs(file=file.name) != before
     assert listed() == [("1", "a cat")]
+
+
+UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+
+
+def test_prompts_of_unknown_words_are_told(pack, model, encoded, small, caplog):
+    """Of the bundled model alone, by every node that draws; also of images that were made before."""
+
+    def said(kind: str, **inputs) -> list[str]:
+        caplog.clear()
+        pack.run(kind, **inputs)
+        return [message for message in caplog.messages if UNKNOWN in message]
+
+    cat = {"positive": encoded("a cat")}
+    assert said("ADTTreeSampler", model=model, batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    assert said("ADTTreeCompare", model=model, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    assert said("ADTTreeSampler", model=small.model, positive=small.text("a cat"), batch_size=1) == []
+    batch = {"model": [model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
+    for _ in range(2):
+        (last,) = said("ADTTreeBatchSampler", **batch)
+        assert last.startswith("ADT-Tree: The images are in output/adt_tree_batches/")
+        assert last.endswith(f". {UNKNOWN}2 of 3 prompts: 'a cat', '房子'.")
+    assert said("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
+
+
+def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_counts(pack, small):
+    """With no more than links every node runs."""
+    bare = {"model": small.model, "positive": small.text(small.PROMPT)}
+    numbers = {"seed": 0, "guidance": 2.0, "temperature": 0.6, "top_k": 0, "top_p": 1.0}
+    given = {}, {**numbers, "preset": "model's own"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0}
+    latents = [pack.run("ADTTreeSampler", **bare, **more) for more in given]
+    nothing, own, guided, custom = (latent["samples"] for latent, _ in latents)
+    assert torch.equal(nothing, own) and torch.equal(guided, custom) and not torch.equal(own, guided)
+    (settings,), (lantern,) = pack.run("ADTTreeSettings"), pack.run("ADTTreeLantern")
+    assert pack.run("ADTTreeCompare", **bare, settings_a=settings)
+    assert pack.run("ADTTreeMapImage", trace=latents[0][1]) and pack.run("ADTTreeFigures", trace=latents[0][1])
+    *_, results = pack.run("ADTTreeBatchSampler", model=[small.model], prompts=["a cat"], lantern=[lantern])
+    assert pack.run("ADTTreeCollector", results=results)
+    prompts, *_ = pack.run("ADTTreePrompts", count=1)
+    model, clip, _ = pack.run("ADTTreeModelLoader")
+    (drafter,) = pack.run("ADTTreeDrafterLoader", model=model)
+    (positive,) = pack.run("CLIPTextEncode", clip=clip, text=prompts[0])
+    assert model.target.name == "bundled"
+    assert pack.run("ADTTreeSampler", model=model, positive=positive, drafter=drafter)
+
+
+def test_the_benchmark_compares_and_writes_its_results(pack, small):
+    texts = [small.PROMPT, "A red car on a street."]
+    asked = {"prompts": "\n".join(texts), "count": 4, "methods": "eagle2, jacobi", "seed": 3}
+    (table,) = small.run("ADTTreeBenchmark", drafter=small.drafters["small"], **asked)
+    (folder,) = pack.base.glob("output/adt_tree_benchmark/small-*")
+    assert (folder / "results.md").read_text(encoding="utf-8") == table
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
+    assert all(row["identical"] == 2 and row["tau"] >= 1 for row in results["summary"])
+    assert Path(results["settings"]["drafter"]).name == "small"
+    assert sorted(results["settings"]["prompts"]) == sorted(texts)
+    assert len(list(folder.glob("images/autoregressive/*.png"))) == 2

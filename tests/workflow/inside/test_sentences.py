@@ -50,6 +50,9 @@ def test_our_prompt_where_embeddings_belong(pack, encoded, stranger):
     k_sampler |= {"sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
     assert "text, not an embedding" in pack.fails("KSampler", positive=encoded("a cat"), **k_sampler)
     assert pack.run("KSampler", positive=theirs, **k_sampler), "their own prompt works"
+    ours = {"samples": torch.ones(1, 6, 16, 16)}
+    with pytest.raises(RuntimeError, match="channels"):
+        pack.run("KSampler", positive=theirs, **k_sampler | {"latent_image": ours})
 
 
 def test_stock_nodes_for_other_models(pack, loaded):
