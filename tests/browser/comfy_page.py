@@ -50,6 +50,12 @@ window.adtTest = {
   },
 };
 """
+_SETTLED = """async () => {
+  for (let i = 0; i < 5; i++) await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+  await new Promise((resolve) => requestIdleCallback(resolve));
+}"""
+_DRAFTED = """(text) =>
+  Object.entries(localStorage).some(([key, value]) => key.startsWith('Comfy.Workflow.Draft') && value.includes(text))"""
 
 
 def launch(playwright: Playwright) -> Browser:
@@ -142,6 +148,19 @@ class ComfyPage:
                 self.page.keyboard.press("Escape")
         raise TimeoutError(f"the template browser shows no {name}")
 
+    def settle(self) -> None:
+        """Until the page has done what it was about to do: some frames have been drawn, and it has an idle moment."""
+        self.page.evaluate(_SETTLED)
+
+    def drafted(self, text: str) -> None:
+        """Until ComfyUI's own draft of the open workflow, which a reload opens, has a text in it."""
+        self.page.wait_for_function(_DRAFTED, arg=text)
+
+    def command(self, name: str) -> None:
+        """Run one of ComfyUI's commands."""
+        self.page.evaluate("(name) => app.extensionManager.command.execute(name)", name)
+        self.settle()
+
     def run(self) -> None:
         """Press Run."""
         self.page.evaluate("app.queuePrompt(0)")
@@ -169,7 +188,7 @@ class ComfyPage:
         return self.canvas(node).locator("xpath=ancestor::*[contains(@class, 'adt-map ') or @class='adt-map']")
 
     def screenshot(self, name: str) -> None:
-        self.page.wait_for_timeout(300)
+        self.settle()
         self.page.screenshot(path=self.artefacts / f"{name}-{'nodes2' if self.vue else 'canvas'}.png")
 
 

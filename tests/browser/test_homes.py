@@ -16,7 +16,7 @@ def command(tab, name: str) -> str:
     before = tab.page.evaluate(f"{WORKFLOWS}.activeWorkflow.path")
     tab.page.evaluate("(name) => app.extensionManager.command.execute(name)", name)
     tab.page.wait_for_function(f"(before) => {WORKFLOWS}.activeWorkflow.path !== before", arg=before)
-    tab.page.wait_for_timeout(500)
+    tab.settle()
     return tab.page.evaluate(OPEN)
 
 
@@ -35,7 +35,6 @@ def small(workflow):
     return workflow
 
 
-@pytest.mark.both_modes
 def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
     sampler = done(tab, small)
     first, own = tab.page.evaluate(OPEN), tab.map(sampler, "run.id")
@@ -49,7 +48,6 @@ def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
     assert tab.map(sampler, "run.id") == theirs
 
 
-@pytest.mark.both_modes
 def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
     tab.load(small.data)
     first = tab.page.evaluate(OPEN)
@@ -57,11 +55,9 @@ def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
     theirs = run_again(tab, small.sampler, SEED.format(78))
     for workflow, shown in ((first, None), (twin, theirs), (first, None)):
         go_to(tab, workflow)
-        tab.page.wait_for_timeout(500)
         assert tab.map(small.sampler, "run?.id ?? null") == shown
 
 
-@pytest.mark.both_modes
 def test_a_run_that_ends_behind_another_workflow_is_there_when_its_own_is_opened(tab, small):
     sampler = small.batch(48).sampler
     tab.load(small.data)
@@ -90,15 +86,14 @@ def test_results_from_the_cache_go_to_the_workflow_that_was_queued(tab, comfy, s
     twin = copy.deepcopy(small.data) | {"id": "another"}
     tab.load(twin)
     assert idle(comfy)
-    tab.page.wait_for_timeout(1000)
+    tab.settle()
     assert tab.map(sampler, "run") is None
     go_to(tab, own)
     tab.finished(sampler)
 
 
 def test_the_copies_that_a_loop_makes_of_a_sampler_are_shown_on_it(tab, small):
-    loop = small.add("ProbeLoop", [("samples", "LATENT")], [], [900, 900], [4242])
-    small.link(small.sampler, 0, loop, 0, "LATENT")
+    small.add("ProbeLoop", (900, 900), [4242], samples=(small.sampler, 0))
     tab.load(small.data)
     tab.run()
     tab.wait(small.sampler, "run?.state === 'done' && run.seed === '4242'")
@@ -112,18 +107,17 @@ def test_a_run_is_nothing_to_undo(tab, small):
     steps = tab.page.evaluate(f"{tracker}.undoQueue.length")
     tab.run()
     tab.finished(small.sampler)
-    tab.page.wait_for_timeout(500)
+    tab.settle()
     tab.page.evaluate(f"{tracker}.captureCanvasState()")
     assert tab.page.evaluate(f"{tracker}.undoQueue.length") == steps
     width = "map.node.size[0]"
     before = tab.map(small.sampler, width)
     tab.map(small.sampler, "map.node.setSize([700, map.node.size[1]])")
-    tab.page.wait_for_timeout(300)
+    tab.settle()
     tab.page.evaluate(f"{tracker}.captureCanvasState()")
     for step, expected in (("undo", before), ("redo", 700)):
         tab.page.evaluate(f"{tracker}.{step}()")
-        tab.page.wait_for_timeout(300)
-        assert tab.map(small.sampler, width) == expected
+        tab.wait(small.sampler, f"{width} === {expected}")
 
 
 @pytest.mark.both_modes
@@ -139,7 +133,7 @@ def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
     data = tab.saved()
     for _ in range(2):
         tab.load(data)
-    tab.page.wait_for_timeout(300)
+    tab.settle()
     assert tab.page.evaluate(known) == 1
 
 

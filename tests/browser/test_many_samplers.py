@@ -39,7 +39,7 @@ def crowd(browser, comfy, tmp_path):
     TaskDuration: seconds of processor time for a frame.
     """
     page = ComfyPage(browser, comfy.address, tmp_path, vue=True)
-    page.page.wait_for_timeout(2000)
+    page.settle()
     tools = page.context.new_cdp_session(page.page)
     layers: list[int] = []
     tools.on("LayerTree.layerTreeDidChange", lambda event: layers.append(len(event.get("layers") or [])))
@@ -55,7 +55,7 @@ def crowd(browser, comfy, tmp_path):
         before = numbers()
         page.page.evaluate(PAN, FRAMES)
         after = numbers()
-        page.page.wait_for_timeout(500)
+        page.settle()
         found = {name: (after[name] - before[name]) / FRAMES for name in ("TaskDuration", "LayoutCount")}
         return {**found, "layers": layers[-1]}  # once nothing moves
 

@@ -75,7 +75,6 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
     )
 
 
-@pytest.mark.both_modes
 def test_the_canvas_shows_what_is_chosen(tab, workflow):
     """All four figures; each image of the batch; the map alone, half over the picture, or not at all."""
     sampler = done(tab, workflow.batch(2))
@@ -130,7 +129,7 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     ), "the tip hides what it explains"
     tab.page.mouse.move(5, 5)
     tab.widget(sampler).locator("summary").press("Enter")
-    tab.page.wait_for_timeout(500)  # the map makes room for the table
+    tab.settle()  # the map makes room for the table
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "panel.table.textContent.includes('alpha')")
     told = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
@@ -197,7 +196,7 @@ def test_a_reloaded_page_shows_the_last_map_again(tab, workflow):
     tab.widget(sampler).locator("button[data-figure=depth]").click()
     tab.wait(sampler, "map.node.properties.adt_tree_map.figure === 'depth'")
     before = values(tab, sampler)
-    tab.page.wait_for_timeout(1500)  # ComfyUI keeps its draft of the workflow a moment later
+    tab.drafted(tab.map(sampler, "run.id"))
     tab.open()
     tab.wait(sampler, "run?.state === 'done'", timeout=30)
     assert values(tab, sampler) == before

@@ -64,28 +64,31 @@ def test_the_slider_shows_every_moment_of_the_run(tab, workflow):
     assert same_colours(painted(tab, sampler), whole)
 
 
+WATCHED = """(async ({ replay }) => {
+  const seen = [];
+  do {
+    seen.push([replay.slider.value, replay.button.getAttribute('aria-label')]);
+    await new Promise(requestAnimationFrame);
+  } while (replay.round !== null);
+  return [...seen, [replay.slider.value, replay.button.getAttribute('aria-label')]];
+})(panel)"""
+"""Where the slider is and what the button does, frame by frame until the replay ends."""
+
+
 def test_play_lets_the_image_grow_to_its_end(tab, workflow):
     sampler = done(tab, workflow)
     button = tab.widget(sampler).get_by_role("button", name="Play")
     button.click()
-    seen = []
-    for _ in range(100):
-        shown = tab.map(
-            sampler, "[panel.replay.round, panel.replay.slider.value, panel.replay.button.getAttribute('aria-label')]"
-        )
-        seen.append(shown)
-        if shown[0] is None and len(seen) > 1:
-            break
-        tab.page.wait_for_timeout(100)
-    steps = [int(value) for _, value, _ in seen]
+    seen = tab.map(sampler, WATCHED)
+    steps = [int(value) for value, _ in seen]
     assert steps == sorted(steps) and len(set(steps)) > 5
-    assert seen[1][2] == "Pause" and seen[-1][2] == "Play"
+    assert seen[0][1] == "Pause" and seen[-1][1] == "Play"
     assert steps[-1] == len(tab.map(sampler, "run.roundsOf(0)"))
     button.click()
-    tab.page.wait_for_timeout(300)
+    tab.wait(sampler, "panel.replay.round > 2")
     tab.widget(sampler).get_by_role("button", name="Pause").click()
     stopped = tab.map(sampler, "panel.replay.round")
-    tab.page.wait_for_timeout(300)
+    tab.settle()
     assert tab.map(sampler, "panel.replay.round") == stopped is not None
 
 
@@ -182,7 +185,6 @@ def test_plain_decoding_shows_when_each_token_came(tab, workflow):
     tab.screenshot("plain")
 
 
-@pytest.mark.both_modes
 def test_the_speed_stands_once_and_is_no_estimate(tab, workflow):
     """A run that was never compared tells tokens per pass and a second; what plain decoding takes is not guessed."""
     sampler = done(tab, workflow.batch(3))  # of which no run of plain decoding was seen

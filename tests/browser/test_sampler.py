@@ -208,7 +208,7 @@ def test_preferences(tab, own, prefer):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_sockets_of_our_types_have_colours(tab, theme):
     tab.page.evaluate("(theme) => app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
-    tab.page.wait_for_timeout(500)
+    tab.settle()
     colours = tab.page.evaluate(
         """() => ['ADT_MODEL', 'ADT_DRAFTER', 'ADT_SETTINGS', 'ADT_LANTERN', 'ADT_TRACE', 'ADT_RESULTS'].map((type) => [
           app.canvas.default_connection_color_byType[type],
@@ -241,16 +241,16 @@ FOUND = (
 )
 
 
-def test_saved_workflows_find_every_value_and_every_link_in_its_place(tab):
+def test_saved_workflows_find_every_value_and_every_link_in_its_place(tab, own):
     """Values are saved by their places, which are those of the inputs: required ones first, then optional ones."""
-    for path in (ROOT / "tests" / "workflow" / "every_socket.json", *sorted(ROOT.glob("workflows/*.json"))):
-        saved = json.loads(path.read_text(encoding="utf-8"))
+    templates = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("workflows/*.json")}
+    for name, saved in {"all sockets": own, **templates}.items():
         origins = {link[0]: [str(link[1]), link[2]] for link in saved["links"]}
         tab.load(saved)
         found = tab.page.evaluate(FOUND)
         for node in saved["nodes"]:
             if node["type"].startswith("ADTTree"):
                 here, values = found[str(node["id"])], node.get("widgets_values", [])
-                assert here["values"][: len(values)] == values, (path.name, node["type"])
-                linked = {one["name"]: origins[one["link"]] for one in node["inputs"] if one["link"] is not None}
-                assert here["links"] == linked, (path.name, node["type"])
+                assert here["values"][: len(values)] == values, (name, node["type"])
+                links = {one["name"]: origins[one["link"]] for one in node["inputs"] if one["link"] is not None}
+                assert here["links"] == links, (name, node["type"])

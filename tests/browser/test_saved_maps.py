@@ -66,7 +66,7 @@ def test_a_png_dropped_on_a_fresh_server_brings_its_map_prompt_and_seed(tab, com
         other.screenshot("dropped")
         graph = json.dumps(other.page.evaluate("app.graph.serialize()"))
         assert "adt_tree_maps" not in graph and len(graph) < 60_000, "the page keeps maps out of what can be undone"
-        other.page.wait_for_timeout(1500)  # ComfyUI keeps its draft of the workflow a moment later
+        other.drafted(other.map(node, "run.id"))
         other.open()
         other.finished(node)
         assert values(other, node) == wanted[0]
@@ -92,7 +92,7 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
     for maps in ({}, damaged):  # as in an image that has no map, and in one of somebody else
         saved["extra"]["adt_tree_maps"] = maps
         tab.load(saved)
-        tab.page.wait_for_timeout(500)
+        tab.settle()
         assert tab.map(sampler, "run") is None
         assert "Run the workflow" in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
 
@@ -120,7 +120,7 @@ def test_a_reference_with_the_name_of_a_method_is_no_run(tab, workflow):
     reference = {"id": "toString", "prompt": "toString", "node": "toString"}
     workflow.node("ADTTreeSampler")["properties"] = {"adt_tree_map": {"tag": "of its own", "runs": [reference]}}
     tab.load(workflow.data)
-    tab.page.wait_for_timeout(500)
+    tab.settle()
     assert tab.map(workflow.sampler, "(panel.draw(), run)") is None
 
 
@@ -149,11 +149,10 @@ def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
         picture.save(file := io.BytesIO(), "PNG", pnginfo=info)
         node = drop(tab, file.getvalue())
         tab.finished(node)
-        tab.page.wait_for_timeout(500)
+        tab.settle()
         assert tab.map(node, "panel.image") == image
 
 
-@pytest.mark.both_modes
 def test_undoing_something_else_keeps_the_map(tab, workflow):
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
@@ -176,11 +175,10 @@ def test_undoing_something_else_keeps_the_map(tab, workflow):
 
 def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab, workflow):
     sampler = done(tab, workflow)
-    tab.page.wait_for_timeout(1500)
+    tab.drafted(tab.map(sampler, "run.id"))
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     shown = tab.map(sampler, "run.id")
-    tab.page.wait_for_timeout(1500)
     tab.open()
     tab.finished(sampler)
     assert tab.map(sampler, "run.id") == shown
@@ -207,7 +205,7 @@ def test_the_map_says_that_the_prompt_is_another_now_and_gives_it_back(tab, work
     before = tab.map(sampler, f"{text}.value")
     tab.map(sampler, f"({text}.value = '{{a red|a blue}} house', 0)")
     noticed(tab)
-    tab.page.wait_for_timeout(300)
+    tab.settle()
     assert tab.map(sampler, "panel.caption.element.textContent") == says, "what is drawn from it may be the same"
     tab.map(sampler, f"({text}.value = 'another house', 0)")
     noticed(tab)
@@ -231,7 +229,7 @@ def test_another_prompt_is_noticed_while_it_is_typed(tab, workflow):
     """Before anybody clicks elsewhere, such as on Run."""
     sampler = done(tab, workflow)
     text = tab.map(sampler, LOOK_AT_PROMPT)
-    tab.page.wait_for_timeout(500)
+    tab.settle()
     (field,) = (one for one in tab.page.locator("textarea:visible").all() if one.input_value() == text)
     field.press_sequentially("!")
     tab.wait(sampler, "panel.caption.element.textContent.includes('another prompt')", timeout=5)
@@ -256,7 +254,7 @@ def test_the_map_says_that_the_prompt_comes_from_another_node_now(tab, workflow)
     text = tab.map(sampler, "Object.values(run.texts)[0].text")
     second = tab.map(sampler, SECOND_PROMPT, text)
     noticed(tab)
-    tab.page.wait_for_timeout(300)
+    tab.settle()
     assert tab.map(sampler, "panel.caption.element.textContent") == says, "it says the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
     noticed(tab)
@@ -291,10 +289,7 @@ def test_a_page_that_is_loaded_again_during_a_run_knows_its_messages(tab, workfl
     tab.frames.clear()
     tab.open()
     tab.page.wait_for_function("app.graph.nodes.length > 0")
-    for _ in range(40):
-        tab.page.wait_for_timeout(500)
-        if len(tab.frames) > 3:
-            break
+    tab.wait(sampler, "run && run.done > 2")
     assert tab.frames, "the run was over before the page was there"
     assert not [said for said in tab.said if "Unknown message" in said or "Unhandled message" in said]
     tab.page.evaluate("app.api.interrupt()")

@@ -77,7 +77,7 @@ def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
         tab.wait(sampler, OWN_PREVIEW)
     prefer("ADTTree.Map.Show", True)
     tab.wait(sampler, "panel.stage.clientHeight > 0")
-    tab.page.wait_for_timeout(500)
+    tab.settle()
     tab.screenshot("shown_again")
     assert not tab.map(sampler, OWN_PREVIEW) and not own.and_(tab.page.locator(":visible")).count()
     assert place(tab, sampler)[3:] == size

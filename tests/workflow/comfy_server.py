@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock  # torch and transformers bring it
-from websocket_client import WebSocket
+from websocket_client import Message, WebSocket
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_TEST_CACHE") or ROOT / ".cache") / "comfyui"
@@ -321,6 +321,13 @@ class Comfy:
 
     def run(self, prompt: dict, **kwargs) -> dict:
         return self.wait(self.queue(prompt, **kwargs))
+
+    def watch(self, prompt: dict, **extra) -> tuple[dict, list[Message]]:
+        """Run a prompt while a browser watches: its outputs, and all that the browser was told."""
+        with self.socket() as browser:
+            outputs = self.run(prompt, client=browser.id, **extra)
+            browser.wait_for(lambda message: message.type == "execution_success")
+            return outputs, list(browser.messages)
 
     def free(self) -> None:
         """Have it unload all models and forget all results, and wait until it has."""

@@ -1,28 +1,26 @@
-"""One running ComfyUI per supported end of the version range, shared by all tests of this folder.
+"""One running ComfyUI per supported end of the version range, shared by all tests of this folder, and for the tests
+that ask for it one with every model that templates name.
 
 The newest runs every test. The oldest runs those marked ``contract``: what touches what differs between versions of
 ComfyUI. The others run there with ``dev.py test --all``.
 """
 
-import json
+import shutil
 import sys
-import uuid
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from comfy_server import FLOOR, NEWEST, PACKS, Comfy  # noqa: E402
-from convert import Graph, to_prompt  # noqa: E402
-from reference import draw  # noqa: E402
-from small import SMALL, with_small_models, write_small  # noqa: E402
+from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
+from convert import text_to_image  # noqa: E402
+from small import with_small_models, write_small, write_upscaler  # noqa: E402
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "small_models: graph and reference are of the small models, see small.py")
+    config.addinivalue_line("markers", "small_models: the graph is of the small models, see small.py")
     config.addinivalue_line("markers", "contract: rests on what differs between versions of ComfyUI")
 
 
@@ -42,50 +40,57 @@ def comfy(release, tmp_path_factory):
     """A server that sends previews. The test fails, and is not skipped, if there cannot be one."""
     base = tmp_path_factory.mktemp(f"comfyui-{release.version}")
     write_small(base / "models")
+    write_upscaler(base / "models" / "upscale_models")
     with Comfy(release, base, PACKS, ("--preview-method", "auto")) as server:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def stocked(release, tmp_path_factory):
+    """A server with a model and a drafter wherever users have them: small random ones of every published model, under
+    its name, and the bundled one in the user's own folders.
+
+    Its weights move as they do where there is a GPU, and it writes no metadata into images.
+    """
+    from adt_core import load_target
+    from tests.drafted import write_drafter
+    from tests.layouts.llamagen import write_upstream
+    from tests.layouts.published import LUMINA, write_published
+
+    base, extra = (tmp_path_factory.mktemp(f"{name}-{release.version}") for name in ("stocked", "extra"))
+    models, bundled = base / "models", ROOT / "adt_core" / "bundled"
+    write_published(models / "ar_image")
+    write_upstream(models / "ar_image")
+    write_drafter(models / "ar_image_drafters" / f"LANTERN-{LUMINA}", load_target(models / "ar_image" / LUMINA))
+    write_small(models)
+    write_upscaler(models / "upscale_models")
+    shutil.copytree(bundled / "target", models / "ar_image" / "someone" / "copy")
+    (models / "LLM" / "llama").mkdir(parents=True)
+    (models / "LLM" / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    shutil.copytree(bundled / "drafter", extra / "drafters" / "mine")
+    shutil.copytree(bundled / "target", extra / "targets" / "deep" / "er" / "elsewhere")
+    listed = f"tests:\n  ar_image_models: {extra / 'targets'}\n  ar_image_drafters: {extra / 'drafters'}\n"
+    (extra / "paths.yaml").write_text(listed)
+    options = "--preview-method", "auto", "--disable-metadata", "--extra-model-paths-config", str(extra / "paths.yaml")
+    with Comfy(release, base, {**PACKS, "moving": HERE / "moving_nodes"}, options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def object_info(comfy):
     return comfy.get("/object_info")
 
 
 @pytest.fixture
-def workflow():
-    return json.loads((HERE / "every_socket.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def graph(request, workflow, object_info):
-    """The shipped workflow as a prompt whose nodes can be reached by type. Tests may set its sampling's numbers.
-
-    It saves under a new name, because the older version does not name the files of an output that it has cached.
-    """
-    prompt = Graph(to_prompt(workflow, object_info)).set("ADTTreeSampler", preset="custom")
-    prompt.set("SaveImage", filename_prefix=uuid.uuid4().hex)
-    return with_small_models(prompt) if request.node.get_closest_marker("small_models") else prompt
+def graph(request):
+    """A prompt whose nodes can be reached by type. Tests may set its sampling's numbers."""
+    small = request.node.get_closest_marker("small_models")
+    return with_small_models(text_to_image()) if small else text_to_image()
 
 
 @pytest.fixture(scope="session")
-def drawn():
-    """What the engine alone gives for a request (see reference.py), each request worked out once."""
-    known = {}
+def template(object_info):
+    """A function: a shipped workflow as a prompt."""
+    from test_workflows import prompt_of
 
-    def ask(**request) -> dict[str, np.ndarray]:
-        key = json.dumps(request, sort_keys=True)
-        if key not in known:
-            known[key] = draw(**request)
-        return known[key]
-
-    return ask
-
-
-@pytest.fixture
-def reference(request, drawn, comfy):
-    """The same for the models of the graph."""
-    if not request.node.get_closest_marker("small_models"):
-        return drawn
-    folders = {"model": "ar_image", "network": "ar_image_drafters"}
-    places = {name: str(comfy.base / "models" / folder / SMALL) for name, folder in folders.items()}
-    return lambda **asked: drawn(**places, **asked)
+    return lambda name: prompt_of(name, object_info)

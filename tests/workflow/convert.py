@@ -1,5 +1,5 @@
 """Turns a workflow as the browser saves it into the prompt that the server runs, and checks it on the way;
-and short ways to change such a prompt.
+short ways to change such a prompt, and the prompt that most tests begin with.
 
 The browser does this with the node definitions of ``/object_info``. Here every assumption is an assertion: a
 workflow that the browser would quietly repair, or run with shifted widget values, fails.
@@ -7,6 +7,7 @@ workflow that the browser would quietly repair, or run with shifted widget value
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 _WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
@@ -119,3 +120,21 @@ class Graph:
 
     def link(self, class_type: str, output: int = 0) -> list:
         return [self.id(class_type), output]
+
+
+def text_to_image() -> Graph:
+    """A prompt in which everything that drafts is connected to the sampler. It saves under a new name: older versions
+    do not name the files of an output that they have cached."""
+    graph = Graph({"1": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled", "dtype": "auto"}}})
+    model, clip, vae = (graph.link("ADTTreeModelLoader", output) for output in range(3))
+    sockets = {
+        "positive": graph.add("CLIPTextEncode", clip=clip, text="A red house on the left of a grassy field."),
+        "negative": graph.add("CLIPTextEncode", clip=clip, text=""),
+        "drafter": graph.add("ADTTreeDrafterLoader", model=model, drafter="bundled"),
+        "settings": graph.add("ADTTreeSettings", method="auto"),
+    }
+    numbers = {"seed": 0, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "preset": "custom"}
+    samples = graph.add("ADTTreeSampler", model=model, **sockets, **numbers, batch_size=1)
+    images = graph.add("VAEDecode", samples=samples, vae=vae)
+    graph.add("SaveImage", images=images, filename_prefix=uuid.uuid4().hex)
+    return graph

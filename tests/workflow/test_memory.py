@@ -1,23 +1,17 @@
 """What a server keeps: nothing of ours when it is told to free its memory, and no more after many runs than after a
 few."""
 
-import io
 import os
 from statistics import median
 
-import numpy as np
 import pytest
-from PIL import Image
+from convert import Graph
+from images import images
 
 RUNS = int(os.environ.get("ADT_TREE_RUNS", 12))
 """Queued runs that must not grow the server, and half as many beside another model; a thorough check takes 50."""
 SETTLED = 4
 """Runs before and after them whose median counts: the allocator's moods pass."""
-
-
-def decode_png(data: bytes) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image)
 
 
 def memory(comfy) -> dict:
@@ -29,35 +23,9 @@ def memory(comfy) -> dict:
 def everything(graph):
     """The shipped workflow and a batch of one, with a weak reference to everything that they make."""
     model, drafter = graph.link("ADTTreeModelLoader"), graph.link("ADTTreeDrafterLoader")
-    values = {
-        "file": "(the text below)",
-        "text": "a red car",
-        "caption": "first",
-        "filter": "",
-        "start": 0,
-        "count": 1,
-        "shuffle": 0,
-    }
-    sampling = {
-        "seed": 0,
-        "guidance": 3.0,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "negative": "",
-        "chunk_size": 1,
-    }
-    results = [
-        graph.add(
-            "ADTTreeBatchSampler",
-            model=model,
-            drafter=drafter,
-            prompts=graph.add("ADTTreePrompts", **values),
-            **sampling,
-        )[0],
-        2,
-    ]
-    sheet = graph.add("ADTTreeCollector", results=results, name="memory", columns=0, thumbnail=192, label="id")
+    batch, _ = graph.add("ADTTreeBatchSampler", model=model, drafter=drafter, prompts="a red car", seed=0)
+    results = [batch, 2]
+    sheet = graph.add("ADTTreeCollector", results=results, name="memory")
     graph.add(
         "ProbeWatch",
         model=model,
@@ -84,16 +52,18 @@ def short(graph):
     return graph.set("ADTTreeSampler", latent_image=latent, keep=0.95)
 
 
-CONSTANTS = {"Drafting", "Family", "Lantern", "Option", "Pairing", "Preset", "Published", "Sampling", "Shape"}
-CONSTANTS |= {
-    "DraftSettings",
-    "Source",
-    "FixedSettings",
-    "AdtTreeSettings",
-    "Download",
-    "PublishedSampling",
-    "Remedy",
-    "_Least",
+CONSTANTS = {
+    *("Drafting", "Family", "Lantern", "Option", "Pairing", "Preset", "Published", "Sampling", "Shape"),
+    *(
+        "DraftSettings",
+        "Source",
+        "FixedSettings",
+        "AdtTreeSettings",
+        "Download",
+        "PublishedSampling",
+        "Remedy",
+        "_Least",
+    ),
 }
 """Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""
 
@@ -121,35 +91,21 @@ def what_stays(comfy) -> set[str]:
 
 def test_other_models_come_and_go_between_our_runs(comfy, short):
     """A stock sampler's model pushes ours out every time, and ours comes back: the same image, no error, no growth."""
+    stock = Graph({"1": {"class_type": "ProbeDiffusionModel", "inputs": {}}})
+    theirs = stock.add("ProbeEmbedding")
     sampler = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-    stock = {
-        "1": {"class_type": "ProbeDiffusionModel", "inputs": {}},
-        "2": {"class_type": "ProbeEmbedding", "inputs": {}},
-        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "4": {"class_type": "ProbePressure", "inputs": {"model": ["1", 0], "run": 0}},
-        "5": {
-            "class_type": "KSampler",
-            "inputs": {
-                "model": ["4", 0],
-                "positive": ["2", 0],
-                "negative": ["2", 0],
-                "latent_image": ["3", 0],
-                **sampler,
-            },
-        },
-        "6": {"class_type": "SaveLatent", "inputs": {"samples": ["5", 0], "filename_prefix": "stock"}},
-    }
+    sampler |= {"latent_image": stock.add("EmptyLatentImage", width=64, height=64, batch_size=1)}
+    pressed = stock.add("ProbePressure", model=["1", 0], run=0)
+    samples = stock.add("KSampler", model=pressed, positive=theirs, negative=theirs, **sampler)
+    stock.add("SaveLatent", samples=samples, filename_prefix="stock")
     sizes, first = [], None
     for run in range(1, 2 + RUNS // 2 + SETTLED):
-        (image,) = comfy.files(
-            comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto")
-        )
-        pixels = decode_png(image)
+        outputs = comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto")
+        (pixels,) = images(comfy, outputs)
         if run % 2:
             first = pixels if first is None else first
             assert (pixels == first).all()
-        stock["4"]["inputs"]["run"] = run
-        assert comfy.run(stock)
+        assert comfy.run(stock.set("ProbePressure", run=run).prompt)
         sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
     before, after = median(sizes[1 : 1 + SETTLED]), median(sizes[-SETTLED:])
     assert after - before < RUNS, f"more than 2 MB a run: {[round(size) for size in sizes]} MB"

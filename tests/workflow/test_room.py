@@ -1,17 +1,14 @@
-"""Models and the memory that there is: one that does not fit is refused in a sentence, one that takes another's place
-does not need room for both, and what is kept beside the weights goes with them."""
+"""Models and the memory that there is: one that takes another's place does not need room for both, and what is kept
+beside the weights goes with them."""
 
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from convert import Graph
+from images import images
 from test_errors import failed
-from test_run import images
-from test_unload import wait_until
 
-GB = 2**30
 LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
 """The shape of a model of some 220 MB, enough to be seen in a server's memory."""
 
@@ -43,17 +40,6 @@ def plain(graph):
     return graph.set("ADTTreeSettings", method="autoregressive").drop("ADTTreeSampler", "drafter")
 
 
-@contextmanager
-def card(comfy, size: int):
-    """A card of so many bytes, for which all models are that are loaded meanwhile: with a dtype that no other test has,
-    since ComfyUI may keep them for the next prompt."""
-    comfy.get("/probe/card", bytes=size)
-    try:
-        yield
-    finally:
-        comfy.get("/probe/card", bytes=0)
-
-
 @pytest.mark.small_models
 def test_switching_models_takes_the_memory_of_one(comfy, plain, large, checkpoints):
     size = (checkpoints[0] / "model.safetensors").stat().st_size
@@ -72,51 +58,26 @@ def test_models_of_one_graph_are_all_there(comfy, plain, large):
     both = Graph({key: {**node, "inputs": dict(node["inputs"])} for key, node in plain.prompt.items()})
     both.set("ADTTreeSampler", seed=both.inputs("ADTTreeSampler")["seed"] + 1)
     first = second_branch(both, large[0], plain.inputs("ADTTreeSampler")["seed"])
-    outputs = comfy.run(both.prompt)
-    np.testing.assert_array_equal(images(comfy, {first: outputs[first]})[0], alone[0])
-    assert (images(comfy, {both.id("SaveImage"): outputs[both.id("SaveImage")]})[0] != alone[1]).any()
+    same, other = images(comfy, comfy.run(both.prompt), first, both.id("SaveImage"))
+    np.testing.assert_array_equal(same, alone[0])
+    assert (other != alone[1]).any()
 
 
 def second_branch(graph: Graph, model: str, seed: int) -> str:
     """Another model with a sampler of its own, and the id of the node that saves its image."""
-    loader = graph.add("ADTTreeModelLoader", model=model, dtype="auto")
-    other = lambda output: [loader[0], output]  # noqa: E731
-    prompt = graph.add("CLIPTextEncode", clip=other(1), text=graph.inputs("CLIPTextEncode")["text"])
-    values = {**graph.inputs("ADTTreeSampler"), "model": loader, "positive": prompt, "seed": seed}
-    values.pop("negative", None)
-    samples = graph.add("ADTTreeSampler", **values)
-    return graph.add(
-        "SaveImage", images=graph.add("VAEDecode", samples=samples, vae=other(2)), filename_prefix="second"
-    )[0]
-
-
-def test_a_model_larger_than_the_card(comfy, plain, large):
-    """One sentence before anything is moved. How many images are asked for does not matter: one at least must fit."""
-    plain.set("ADTTreeModelLoader", model=large[0], dtype="float32")
-    sentence = "large-a needs 0.2 GB with its working memory, and meta has 0.1 GB; choose {}a smaller model."
-    with card(comfy, GB // 10):
-        for size in (1, 64):
-            message = failed(comfy, plain.set("ADTTreeSampler", batch_size=size), "ADTTreeSampler")
-            assert message == sentence.format("'int8 weights' in the Model Loader, or ")
-    with card(comfy, GB // 20):
-        message = failed(comfy, plain.set("ADTTreeModelLoader", dtype="int8 weights"), "ADTTreeSampler")
-        assert "int8" not in message and message.endswith("; choose a smaller model.")
-
-
-def test_a_picture_larger_than_the_card(comfy, plain):
-    image = plain.add("EmptyImage", width=1024, height=1024, batch_size=1, color=0)
-    samples = plain.add("VAEEncode", pixels=image, vae=plain.link("ADTTreeModelLoader", 2))
-    plain.set("VAEDecode", samples=samples).set("ADTTreeModelLoader", dtype="fp8 weights")
-    with card(comfy, GB // 4):
-        message = failed(comfy, plain, "VAEEncode")
-    assert message.startswith("bundled's image tokeniser needs ") and message.endswith("; use a smaller image.")
+    loader, _ = graph.add("ADTTreeModelLoader", model=model)
+    prompt = graph.add("CLIPTextEncode", clip=[loader, 1], text=graph.inputs("CLIPTextEncode")["text"])
+    values = {**graph.inputs("ADTTreeSampler"), "model": [loader, 0], "positive": prompt, "seed": seed}
+    values.pop("negative")
+    decoded = graph.add("VAEDecode", samples=graph.add("ADTTreeSampler", **values), vae=[loader, 2])
+    return graph.add("SaveImage", images=decoded, filename_prefix="second")[0]
 
 
 @pytest.mark.contract
 def test_memory_that_runs_out_while_sampling(comfy, plain):
     comfy.get("/probe/exhaust", on=1)
     try:
-        message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler")
+        message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").text
     finally:
         comfy.get("/probe/exhaust", on=0)
     assert message.startswith("bundled needs 0.1 GB with its working memory, and cpu ran out of its ")
@@ -145,5 +106,4 @@ def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
     plain.prompt[node]["inputs"]["squeeze"] = 0
     comfy.run(plain.prompt)
     assert comfy.get("/probe/kept")["kept"]
-    comfy.post("/free", {"unload_models": True})
-    assert wait_until(lambda: not comfy.get("/probe/kept")["kept"]), "it is still kept"
+    assert comfy.free_until(lambda: not comfy.get("/probe/kept")["kept"]), "it is still kept"

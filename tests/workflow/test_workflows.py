@@ -10,30 +10,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from comfy_server import ROOT, Failed
+from comfy_server import ROOT
 from convert import Graph, to_prompt
+from images import images
 from PIL import Image
-from safetensors.torch import save_file
-from test_run import images
+from small import UPSCALER
 
 from adt_core.app.checkpoints import find_published
 from adt_core.models.downloads import PLACE
 from adt_core.models.load import FAMILIES
 
 FOLDER = ROOT / "workflows"
+LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+FIRST = "ADT-Tree text to image (start here)"
+AT_DEFAULTS = {
+    FIRST: {"ADTTreeModelLoader", "ADTTreeSampler"},
+    "ADT-Tree batch of prompts with report": {
+        *("ADTTreeModelLoader", "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
+    },
+}
+"""The nodes of the workflows that everybody begins with."""
 TO_INSTALL = {
     "ADT-Tree Anole 7B text to image": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
     "ADT-Tree Lumina-mGPT text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
     "ADT-Tree LlamaGen text to image": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
     "ADT-Tree Janus-Pro text to image": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
     "ADT-Tree Emu3 text to image": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),
-    "ADT-Tree text to image and upscale with a model": (
-        "UpscaleModelLoader",
-        "model_name",
-        "RealESRGAN_x4plus.safetensors",
-    ),
+    "ADT-Tree text to image and upscale with a model": ("UpscaleModelLoader", "model_name", UPSCALER),
 }
 """Workflows that need a model which does not come with the pack: the node that loads it, its input, the value there."""
 
@@ -53,39 +57,45 @@ def installed(object_info: dict, name: str) -> dict:
     return info
 
 
-def write_upscaler(folder: Path) -> None:
-    """The smallest upscaler of a kind that stock nodes read (SRVGGNet, here of random weights), by its shipped name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(0)
-    sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
-    weights = {f"{name}.weight": 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
-    weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()}
-    weights |= {f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)}
-    save_file(weights, folder / TO_INSTALL["ADT-Tree text to image and upscale with a model"][2])
-
-
-@pytest.fixture
-def graph_of(object_info):
-    """A function: a workflow as a prompt that saves under a new name."""
-
-    def load(name: str) -> Graph:
-        graph = Graph(to_prompt(read(name), installed(object_info, name)))
-        for node in graph.prompt.values():
-            if node["class_type"] == "SaveImage":
-                node["inputs"]["filename_prefix"] = uuid.uuid4().hex
-        return graph
-
-    return load
+def prompt_of(name: str, object_info: dict) -> Graph:
+    """A workflow as a prompt that saves under a new name."""
+    graph = Graph(to_prompt(read(name), installed(object_info, name)))
+    for node in graph.prompt.values():
+        if node["class_type"] == "SaveImage":
+            node["inputs"]["filename_prefix"] = uuid.uuid4().hex
+    return graph
 
 
 @pytest.mark.contract
 @pytest.mark.parametrize("name", NAMES)
 def test_fits_the_nodes(name, object_info):
+    """Those that everybody begins with have the nodes' defaults, but for the seed, which is the thumbnail's."""
     prompt = to_prompt(read(name), installed(object_info, name))
-    assert any(node["class_type"].startswith("ADTTree") for node in prompt.values())
+    ours = {node["class_type"] for node in prompt.values() if node["class_type"].startswith("ADTTree")}
+    assert ours and ours == AT_DEFAULTS.get(name, ours)
     for node in prompt.values():
-        known = object_info[node["class_type"]]["input"]
-        assert set(node["inputs"]) <= {*known["required"], *known.get("optional", {})}, node
+        sections = object_info[node["class_type"]]["input"]
+        known = {**sections["required"], **sections.get("optional", {})}
+        assert set(node["inputs"]) <= set(known), node
+        if name in AT_DEFAULTS and node["class_type"] in ours:
+            for label, (_, options) in known.items():
+                if "default" in options and label != "seed":
+                    assert node["inputs"][label] == options["default"], (node["class_type"], label)
+
+
+@pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])
+def test_converter_notices_damage(object_info, damage):
+    """The checks in the converter are real: a damaged file does not pass."""
+    workflow = read(FIRST)
+    sampler = next(node for node in workflow["nodes"] if node["type"] == "ADTTreeSampler")
+    if damage == "shifted":
+        sampler["widgets_values"].remove("randomize")
+    elif damage == "extra":
+        sampler["widgets_values"].append(1)
+    else:
+        workflow["links"].pop()
+    with pytest.raises((AssertionError, KeyError)):
+        to_prompt(workflow, object_info)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in TO_INSTALL])
@@ -97,22 +107,26 @@ def test_what_it_needs_is_what_it_names(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
-def test_a_template_without_its_model_says_what_to_download(name, comfy, graph_of):
-    """When it is opened, in its note; when it is run, as its first node; and where the list's mark is chosen."""
+def test_the_note_of_a_template_says_what_to_download(name):
+    """What its loader says where the model is missing, ``inside/`` and the browser's tests have."""
     row = find_published(TO_INSTALL[name][2])
     (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
     assert all(f"\n{one.command(PLACE)}\n" in note for one in row.downloads)
     assert row.drafter is None or row.drafter.command(Path("models/ar_image_drafters")) in note
-    for chosen in (row.name, f"{row.name} (not installed)"):
-        with pytest.raises(Failed) as failed:
-            comfy.run(graph_of(name).set("ADTTreeModelLoader", model=chosen).prompt)
-        said = failed.value.message
-        assert failed.value.node_type == "ADTTreeModelLoader"
-        assert f"'{row.name}' is not installed" in said and "press R" in said
-        for one in row.downloads:
-            assert f"`{one.command(comfy.base / 'models' / 'ar_image')}`" in said
-            assert one.size in said and one.licence in said
-        assert not row.libraries or f" -m pip install {row.libraries}`" in said
+
+
+@pytest.mark.parametrize("language", LOCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_template_says_is_translated(language, name):
+    """Titles and notes, each beside its text; the commands of a note are the same."""
+    workflow = read(name)
+    for part in [*workflow["nodes"], *workflow["groups"]]:
+        words, note = part.get(language, {}), part.get("type") == "MarkdownNote"
+        assert set(words) == {*(["title"] if "title" in part else []), *(["note"] if note else [])}, part["title"]
+        if note:
+            own, other = part["widgets_values"][0], words["note"]
+            commands = re.compile("^(?:hf|.*pip) .*$", re.M)
+            assert commands.findall(own) == commands.findall(other) and own.count("\n- ") == other.count("\n- ")
 
 
 def test_every_family_has_a_template():
@@ -192,13 +206,20 @@ def test_is_legible_as_a_whole_on_a_small_screen(name):
             assert not block.strip() or zoom * HEADINGS[level] >= 10, block
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_is_a_template_with_a_picture(name, comfy):
-    assert name in comfy.get("/workflow_templates")["ADT-Tree"]
-    assert comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.json") == read(name)
-    data = comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.jpg")
-    with Image.open(io.BytesIO(data)) as picture:
-        assert picture.format == "JPEG" and min(picture.size) >= 256 and len(data) < 200_000
+@pytest.mark.contract
+def test_comfyui_serves_templates_pages_and_translations(comfy):
+    assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == set(NAMES)
+    for name in NAMES:
+        assert comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.json") == read(name)
+        data = comfy.get(f"/api/workflow_templates/ADT-Tree/{name}.jpg")
+        with Image.open(io.BytesIO(data)) as picture:
+            assert picture.format == "JPEG" and min(picture.size) >= 256 and len(data) < 200_000
+    for language in ("en", *LOCALES):
+        page = Path("docs") / "ADTTreeSampler" / f"{language}.md"
+        assert comfy.get(f"/extensions/ADT-Tree/{page.as_posix()}") == (ROOT / "js" / page).read_bytes()
+    for language in LOCALES:
+        translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+        assert comfy.get("/i18n")[language]["nodeDefs"].items() >= translated.items()
 
 
 def show(graph: Graph, kind: str, *outputs: int) -> list[str]:
@@ -206,31 +227,22 @@ def show(graph: Graph, kind: str, *outputs: int) -> list[str]:
     return [graph.add("PreviewImage", images=graph.link(kind, output))[0] for output in outputs]
 
 
-def previews(comfy, outputs, graph, which) -> np.ndarray:
-    """What the ``which``-th Preview Image node of the graph shows."""
-    key = graph.id("PreviewImage", which)
-    return images(comfy, {key: outputs[key]})[0]
-
-
-def test_compare_with_plain(comfy, graph_of):
-    graph = graph_of("ADT-Tree compared with plain decoding")
+def test_compare_with_plain(comfy, template):
+    graph = template("ADT-Tree compared with plain decoding")
     shown = show(graph, "ADTTreeCompare", 0, 1)
     outputs = comfy.run(graph.prompt)
-    a, b = (images(comfy, {key: outputs[key]})[0] for key in shown)
+    a, b, difference = images(comfy, outputs, *shown, graph.id("PreviewImage"))
     np.testing.assert_array_equal(a, b)
-    assert a.std() > 20 and not previews(comfy, outputs, graph, 0).any()
+    assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
-    verdict, first, second = report.splitlines()
-    assert "every token is the same" in verdict
-    assert first.startswith("A: auto, ") and second.startswith("B: autoregressive, ")
+    assert "every token is the same" in report and "\nA: auto, " in report and "\nB: autoregressive, " in report
 
 
-def test_lantern(comfy, graph_of):
-    graph = graph_of("ADT-Tree relaxed acceptance (LANTERN)")
+def test_lantern(comfy, template):
+    graph = template("ADT-Tree relaxed acceptance (LANTERN)")
     shown = show(graph, "ADTTreeCompare", 0, 1)
     outputs = comfy.run(graph.prompt)
-    relaxed, exact = (images(comfy, {key: outputs[key]})[0] for key in shown)
-    changed = previews(comfy, outputs, graph, 0)
+    relaxed, exact, changed = images(comfy, outputs, *shown, graph.id("PreviewImage"))
     np.testing.assert_allclose(np.abs(relaxed.astype(int) - exact), changed, atol=1)
     (report,) = outputs[graph.id("PreviewAny")]["text"]
     assert "replaced by LANTERN" in report
@@ -238,26 +250,25 @@ def test_lantern(comfy, graph_of):
     assert a > 1.3 * b, "a setting that saves nothing was chosen"
 
 
-def test_the_first_picture_is_as_large_as_its_map(comfy, graph_of):
-    """ComfyUI's canvas enlarges no image: one of 128 pixels stays as small as that."""
-    (image,) = images(comfy, comfy.run(graph_of("ADT-Tree text to image (start here)").prompt))
-    assert image.shape == (256, 256, 3) and image.std() > 20
+@pytest.mark.parametrize(
+    "name, side",
+    [
+        pytest.param(FIRST, 256, id="as large as its map: ComfyUI's canvas enlarges no image"),
+        pytest.param("ADT-Tree text to image and upscale with a model", 512, id="by stock nodes and a small upscaler"),
+    ],
+)
+def test_a_picture_is_enlarged(comfy, template, name, side):
+    (image,) = images(comfy, comfy.run(template(name).prompt))
+    assert image.shape == (side, side, 3) and image.std() > 20
 
 
-def test_upscale_with_model(comfy, graph_of):
-    """The chain of stock nodes, with a small model in place of a real one."""
-    write_upscaler(comfy.base / "models" / "upscale_models")
-    (image,) = images(comfy, comfy.run(graph_of("ADT-Tree text to image and upscale with a model").prompt))
-    assert image.shape == (512, 512, 3) and image.std() > 20
-
-
-def test_continue_image(comfy, graph_of):
-    graph = graph_of("ADT-Tree continue a picture")
+def test_continue_image(comfy, template):
+    graph = template("ADT-Tree continue a picture")
     decode = graph.add("VAEDecode", samples=graph.link("ADTTreeSampler"), vae=graph.link("ADTTreeModelLoader", 2))
     first = graph.add("PreviewImage", images=decode)[0]
-    outputs = comfy.run(graph.prompt)
-    start, saved = images(comfy, {first: outputs[first]})[0].astype(float), graph.id("SaveImage")
-    continued = [image.astype(float) for image in images(comfy, {saved: outputs[saved]})]
+    start, *continued = (
+        one.astype(float) for one in images(comfy, comfy.run(graph.prompt), first, graph.id("SaveImage"))
+    )
     assert len(continued) == 4
     for image in continued:
         assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, as close as tokens come to it"

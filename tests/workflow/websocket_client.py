@@ -24,6 +24,17 @@ class Message:
     data: dict | bytes
 
 
+PREVIEWS, TEXT = (1, 4), 3
+"""ComfyUI's numbers for a preview, and for a line of text under a node."""
+
+
+def lines_under(messages: list[Message], node: str) -> list[str]:
+    """The lines of text that were shown under a node; before each come the length of the node's id and the id."""
+    begins = len(node).to_bytes(4, "big") + node.encode()
+    said = (message.data for message in messages if message.type == TEXT)
+    return [line.removeprefix(begins).decode() for line in said if line.startswith(begins)]
+
+
 class WebSocket:
     """Listens in a thread and keeps every message with the ``time.monotonic()`` of its arrival."""
 

@@ -140,26 +140,6 @@ class Watch:
         return {}
 
 
-class AnyKind(str):
-    """A socket that fits every other."""
-
-    def __ne__(self, other):
-        return False
-
-
-class Values:
-    """A list of whatever JSON says, as from a list node whose filter left something else than was hoped for."""
-
-    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_IS_LIST = "probe", "read", (AnyKind("*"),), (True,)
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"text": ("STRING", {})}}
-
-    def read(self, text):
-        return (json.loads(text),)
-
-
 class Loop:
     """Runs another node again with another seed, as loops do: the copy is shown as the node that it is a copy of."""
 
@@ -225,7 +205,6 @@ NODE_CLASS_MAPPINGS = {
     "ProbeLoop": Loop,
     "ProbePressure": Pressure,
     "ProbeReadTrace": ReadTrace,
-    "ProbeValues": Values,
     "ProbeWatch": Watch,
     **device.NODES,
 }

@@ -1,4 +1,4 @@
-"""The memory of a device as the tests want it to be: a small card, one that is exhausted, and what is kept on it."""
+"""The memory of a device as the tests want it to be: exhausted, and what is kept on it."""
 
 import threading
 import time
@@ -11,22 +11,7 @@ from aiohttp import web
 from server import PromptServer
 
 routes = PromptServer.instance.routes
-own_device, own_total, own_norm, own_load = (
-    mm.get_torch_device,
-    mm.get_total_memory,
-    torch.nn.functional.rms_norm,
-    mm.load_models_gpu,
-)
-CARD = torch.device("meta")
-
-
-@routes.get("/probe/card")
-async def card(request):
-    """From now on models are for a card of so many ``bytes``, to which nothing can be moved; 0 takes it away again."""
-    size = int(request.query["bytes"])
-    mm.get_torch_device = (lambda: CARD) if size else own_device
-    mm.get_total_memory = (lambda device=None, *_: size if device == CARD else own_total(device)) if size else own_total
-    return web.json_response({})
+own_norm, own_load = torch.nn.functional.rms_norm, mm.load_models_gpu
 
 
 @routes.get("/probe/exhaust")

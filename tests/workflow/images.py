@@ -1,0 +1,13 @@
+"""Files that a server made, as arrays."""
+
+import io
+
+import numpy as np
+from comfy_server import Comfy
+from PIL import Image
+
+
+def images(comfy: Comfy, outputs: dict, *nodes: str) -> list[np.ndarray]:
+    """The pictures [H, W, 3] that a prompt's outputs name: those of these nodes, or all."""
+    chosen = {node: outputs[node] for node in nodes or outputs}
+    return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files(chosen)]

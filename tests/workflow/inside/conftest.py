@@ -1,0 +1,166 @@
+"""ComfyUI in this process, without a server: the pack's nodes as ComfyUI has loaded them, to be called directly.
+
+The tests of this folder run in ComfyUI's own Python; ``../test_inside.py`` starts them there for each release. By hand:
+
+    PYTHONPATH=.cache/comfyui/comfyui-0.30.0 .cache/comfyui/env/bin/python -m pytest tests/workflow/inside
+"""
+
+import asyncio
+import importlib
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import draw
+from small import SMALL, write_small
+
+ROOT = Path(__file__).resolve().parents[3]
+PROBE = Path(__file__).resolve().parents[1] / "probe_nodes"
+EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"
+"""Stock nodes that ComfyUI keeps beside its main ones, and that a test needs."""
+INSIDE = importlib.util.find_spec("comfy") is not None
+collect_ignore_glob = [] if INSIDE else ["test_*.py"]
+
+SOURCES = {
+    "loader": {"class_type": "ADTTreeModelLoader", "inputs": {}},
+    "theirs": {"class_type": "ProbeDiffusionModel", "inputs": {}},
+    "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["loader", 1], "text": "a cat"}},
+    "sampler": {"class_type": "ADTTreeSampler", "inputs": {"model": ["loader", 0], "positive": ["text", 0]}},
+    "batch": {"class_type": "ADTTreeBatchSampler", "inputs": {"model": ["loader", 0], "prompts": "a cat"}},
+}
+PLUGS = {
+    "ADT_MODEL": ["loader", 0],
+    "CONDITIONING": ["text", 0],
+    "MODEL": ["theirs", 0],
+    "LATENT": ["sampler", 0],
+    "ADT_TRACE": ["sampler", 1],
+    "ADT_RESULTS": ["batch", 2],
+    "STRING": "a cat",
+}
+"""What a prompt has at an input that it can't leave out, by the input's type."""
+
+
+class Pack:
+    """All nodes of a ComfyUI that has loaded this pack. base: an empty folder for its models, inputs and outputs."""
+
+    def __init__(self, base: Path):
+        from comfy.cli_args import args
+
+        args.cpu, args.base_directory = True, str(base)
+        in_order = "utils.install_util", "execution", "nodes", "server"  # as main.py has it: there are two ``utils``
+        _, self._execution, nodes, server = map(importlib.import_module, in_order)
+        self.base, self._loop = base, asyncio.new_event_loop()
+        for folder in ("input", "output"):
+            (base / folder).mkdir(exist_ok=True)
+        server.PromptServer(self._loop)
+        extras = Path(nodes.__file__).parent / "comfy_extras"
+        for place in (ROOT, PROBE, *(extras / name for name in EXTRAS)):
+            assert self._loop.run_until_complete(nodes.load_custom_node(str(place))), place
+        self.nodes = nodes.NODE_CLASS_MAPPINGS
+        package, _ = self.nodes["ADTTreeSampler"].__module__.rsplit(".nodes.", 1)
+        self.bundled = ROOT / "adt_core" / "bundled"
+        self.AdtError = importlib.import_module(f"{package}.adt_core.errors").AdtError
+
+    @property
+    def ours(self) -> dict[str, dict]:
+        """What ComfyUI tells of the pack's nodes, as ``/object_info`` has it."""
+        return {name: node.GET_NODE_INFO_V1() for name, node in self.nodes.items() if name.startswith("ADTTree")}
+
+    def run(self, kind: str, **inputs) -> tuple:
+        """The outputs of a node."""
+        node = self.nodes[kind]
+        if hasattr(node, "PREPARE_CLASS_CLONE"):
+            return node.PREPARE_CLASS_CLONE({"hidden_inputs": {}}).execute(**inputs).args
+        return getattr(node(), node.FUNCTION)(**inputs)
+
+    def fails(self, kind: str, **inputs) -> str:
+        """The sentence with which a node ends that can't do what it is asked for. It has written nothing then."""
+        before = set(self.base.rglob("*"))
+        with pytest.raises(self.AdtError) as error:
+            self.run(kind, **inputs)
+        assert set(self.base.rglob("*")) == before, "something was written"
+        return str(error.value)
+
+    def refused(self, kind: str, **inputs) -> list[str]:
+        """What ComfyUI says of the inputs of a node before it runs anything; empty if they will do.
+
+        Where nothing is given an input has its default, or a link to where it belongs. None takes it away.
+        """
+        needed = {name: type for name, (type, *_) in info_inputs(self.nodes[kind], "required").items()}
+        plugs = {name: PLUGS[type] for name, type in needed.items() if isinstance(type, str) and type in PLUGS}
+        own = {name: value for name, value in (plugs | inputs).items() if value is not None}
+        prompt = SOURCES | {"own": {"class_type": kind, "inputs": own}}
+        _, errors, _ = self._loop.run_until_complete(self._execution.validate_inputs("prompt", prompt, "own", {}))
+        return [error["details"] for error in errors]
+
+
+def info_inputs(node: type, *sections: str) -> dict[str, list]:
+    """The inputs of a node: name -> type and options."""
+    known = node.INPUT_TYPES()
+    return {name: one for section in sections for name, one in known.get(section, {}).items()}
+
+
+@pytest.fixture(scope="session")
+def pack(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["main.py"])
+        base = tmp_path_factory.mktemp("comfyui")
+        write_small(base / "models")
+        yield Pack(base)
+
+
+@pytest.fixture(scope="session")
+def loaded(pack):
+    """The bundled model, its CLIP and its VAE."""
+    return pack.run("ADTTreeModelLoader", model="bundled", dtype="auto")
+
+
+@pytest.fixture(scope="session")
+def model(loaded):
+    return loaded[0]
+
+
+@pytest.fixture(scope="session")
+def encoded(pack, loaded):
+    """A function: a text as CLIP Text Encode hands it on."""
+    return lambda text: pack.run("CLIPTextEncode", clip=loaded[1], text=text)[0]
+
+
+class Small:
+    """The small random model and its network, and what the engine alone draws with them."""
+
+    PROMPT = "A blue sailboat in the middle of a calm lake at sunset."
+    NUMBERS = {"seed": 5, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "preset": "custom"}
+
+    def __init__(self, pack: Pack):
+        self._pack = pack
+        self.model, self.clip, self.vae = pack.run("ADTTreeModelLoader", model=SMALL, dtype="auto")
+        self.drafters = {name: self.run("ADTTreeDrafterLoader", drafter=name)[0] for name in (SMALL, "jacobi")}
+        folders = {"model": "ar_image", "network": "ar_image_drafters"}
+        self._places = {name: str(pack.base / "models" / folder / SMALL) for name, folder in folders.items()}
+
+    def run(self, kind: str, **inputs) -> tuple:
+        """The outputs of a node that takes the model."""
+        return self._pack.run(kind, model=self.model, **inputs)
+
+    def text(self, text: str) -> list:
+        return self._pack.run("CLIPTextEncode", clip=self.clip, text=text)[0]
+
+    def sample(self, **inputs) -> tuple:
+        """Latent and trace of the sampler, which has a prompt and a drafter unless told otherwise."""
+        usual = {"positive": self.text(self.PROMPT), "drafter": self.drafters[SMALL], "batch_size": 1}
+        return self.run("ADTTreeSampler", **{**usual, **self.NUMBERS, **inputs})
+
+    def vectors(self, **inputs) -> np.ndarray:
+        """The codebook vectors [B, C, h, w] that the sampler gives."""
+        return self.sample(**inputs)[0]["samples"].numpy()
+
+    def drawn(self, **asked) -> dict[str, np.ndarray]:
+        """What the engine gives, see reference.py."""
+        return draw(**{"prompt": self.PROMPT, "sampling": {"seed": 5}} | asked, **self._places)
+
+
+@pytest.fixture(scope="session")
+def small(pack):
+    return Small(pack)

@@ -1,0 +1,161 @@
+"""What the other nodes make: Compare, Map to Image, lists of prompts, batches and benchmarks."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def compare(small):
+    """A function: images A, B and their difference, as numbers of 8 bits, and the report of the Compare node."""
+
+    def run(**inputs) -> tuple[list[np.ndarray], str]:
+        *images, report = small.run("ADTTreeCompare", positive=small.text(small.PROMPT), **small.NUMBERS, **inputs)
+        return [np.clip(image[0].numpy() * 255.0, 0, 255).astype(np.uint8) for image in images], report
+
+    return run
+
+
+@pytest.mark.parametrize("drafter", ["small", None], ids=["its drafter", "the model's own"])
+def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
+    (a, b, difference), report = compare(speed="Exact ADT-Tree", drafter=small.drafters.get(drafter))
+    np.testing.assert_array_equal(a, small.drawn()["images"][0])
+    np.testing.assert_array_equal(a, b)
+    assert not difference.any()
+    verdict, first, second = report.splitlines()
+    assert first.startswith("A: adt-tree, ") and second.startswith("B: autoregressive, ")
+    assert all(" s, " in line for line in (first, second))
+    assert "times as fast as B; every token is the same" in verdict
+
+
+def test_compare_shows_what_lantern_changes(compare, pack, small):
+    (lantern,) = pack.run("ADTTreeLantern", neighbours=10, delta=0.4)
+    ways = {"settings_a": {"method": "adt-tree"}, "settings_b": {"method": "eagle2"}}
+    (a, b, difference), report = compare(lantern=lantern, drafter=small.drafters["small"], **ways)
+    relaxed = {"drafting": ways["settings_a"], "lantern": {"neighbours": 10, "delta": 0.4}}
+    np.testing.assert_array_equal(a, small.drawn(**relaxed)["images"][0])
+    np.testing.assert_array_equal(b, small.drawn()["images"][0])
+    assert np.abs(difference.astype(int) - np.abs(a.astype(int) - b)).max() <= 1 and difference.any()
+    assert "B: eagle2, " in report and "tokens differ" in report
+    assert re.search(r"\nA: adt-tree, Relaxed \(\d+\.\d % of the tokens replaced by LANTERN\), ", report)
+
+
+@pytest.mark.parametrize("show", ["acceptance", "depth", "width", "time"])
+def test_the_map_as_image_and_mask(pack, small, show):
+    """The mask is the figure of each token on the scale, and over an image the colours let it shine through."""
+    latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
+    (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
+    maps, masks = pack.run("ADTTreeMapImage", trace=trace, show=show, opacity=0.6)
+    bare, covered = (
+        pack.run("ADTTreeMapImage", trace=trace, show=show, opacity=opacity, images=images)[0] for opacity in (0, 1)
+    )
+    torch.testing.assert_close(bare, images)
+    assert covered.shape == images.shape and not torch.equal(covered, images)
+    known = trace.to_json()
+    for image in range(2):
+        tokens = masks[image, 8::16, 8::16]
+        assert tuple(tokens.shape) == tuple(known["grid"])
+        if show == "acceptance":
+            values = np.array(known["acceptance"])
+            np.testing.assert_allclose(tokens, (values[image] - 1) / (values.max() - 1), atol=1e-5)
+        steps, pixels = (tokens * 255).round(), maps[image, 8::16, 8::16]
+        colours = {value.item(): pixels[steps == value].unique(dim=0) for value in steps.unique()}
+        assert len(colours) > 1 and all(len(found) == 1 for found in colours.values()), "one value, one colour"
+
+
+@pytest.fixture
+def listed(pack):
+    """A function: the ids and prompts that the Prompts node gives of ten captions in MS-COCO's layout."""
+    whole = json.loads((pack.bundled / "captions.json").read_text(encoding="utf-8"))
+    captions = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(whole["annotations"][:10])]
+    (pack.base / "input" / "captions_test2017.json").write_text(json.dumps({"images": [], "annotations": captions}))
+
+    def run(**values) -> list[tuple[str, str]]:
+        prompts, ids, *_ = pack.run("ADTTreePrompts", **{"file": "captions_test2017.json", **values})
+        return list(zip(ids, prompts))
+
+    return run
+
+
+def test_prompt_lists(pack, listed):
+    """Parts, filter and shuffle; a file in the input folder is offered, and read again when it has changed."""
+    captions = listed(count=0)
+    assert len(captions) == 10 and captions[1][0] == "103", "0 takes all"
+    _, options = pack.ours["ADTTreePrompts"]["input"]["optional"]["file"]
+    assert "captions_test2017.json" in options["options"]
+    assert listed(start=8) == captions[8:] and listed() == captions[:8]
+    shuffled = listed(shuffle=5, count=4)
+    assert len(set(shuffled)) == 4 and set(shuffled) < set(captions) and shuffled != captions[:4]
+    assert listed(filter="RED ", count=0) == [item for item in captions if "red " in item[1].lower()] != []
+    assert listed(caption="all", count=1)[0][0] == "7000"
+    typed = {"file": "(the text below)"}
+    assert listed(**typed, text="a cow\n\na dog") == [("1", "a cow"), ("3", "a dog")]
+    choices = {"text": "a {red|blue} cow\n{|a dog}", "choices": "all combinations"}
+    assert listed(**typed, **choices) == [("1.1", "a red cow"), ("1.2", "a blue cow"), ("2.2", "a dog")]
+    file = pack.base / "input" / "captions_test2017.json"
+    before = pack.nodes["ADTTreePrompts"].fingerprint_inputs(file=file.name)
+    file.write_text('["a cat"]')
+    assert pack.nodes["ADTTreePrompts"].fingerprint_inputs(file=file.name) != before
+    assert listed() == [("1", "a cat")]
+
+
+UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+
+
+def test_prompts_of_unknown_words_are_told(pack, model, encoded, small, caplog):
+    """Of the bundled model alone, by every node that draws; also of images that were made before."""
+
+    def said(kind: str, **inputs) -> list[str]:
+        caplog.clear()
+        pack.run(kind, **inputs)
+        return [message for message in caplog.messages if UNKNOWN in message]
+
+    cat = {"positive": encoded("a cat")}
+    assert said("ADTTreeSampler", model=model, batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    assert said("ADTTreeCompare", model=model, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    assert said("ADTTreeSampler", model=small.model, positive=small.text("a cat"), batch_size=1) == []
+    batch = {"model": [model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
+    for _ in range(2):
+        (last,) = said("ADTTreeBatchSampler", **batch)
+        assert last.startswith("ADT-Tree: The images are in output/adt_tree_batches/")
+        assert last.endswith(f". {UNKNOWN}2 of 3 prompts: 'a cat', '房子'.")
+    assert said("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
+
+
+def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_counts(pack, small):
+    """With no more than links every node runs."""
+    bare = {"model": small.model, "positive": small.text(small.PROMPT)}
+    numbers = {"seed": 0, "guidance": 2.0, "temperature": 0.6, "top_k": 0, "top_p": 1.0}
+    given = {}, {**numbers, "preset": "model's own"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0}
+    latents = [pack.run("ADTTreeSampler", **bare, **more) for more in given]
+    nothing, own, guided, custom = (latent["samples"] for latent, _ in latents)
+    assert torch.equal(nothing, own) and torch.equal(guided, custom) and not torch.equal(own, guided)
+    (settings,), (lantern,) = pack.run("ADTTreeSettings"), pack.run("ADTTreeLantern")
+    assert pack.run("ADTTreeCompare", **bare, settings_a=settings)
+    assert pack.run("ADTTreeMapImage", trace=latents[0][1]) and pack.run("ADTTreeFigures", trace=latents[0][1])
+    *_, results = pack.run("ADTTreeBatchSampler", model=[small.model], prompts=["a cat"], lantern=[lantern])
+    assert pack.run("ADTTreeCollector", results=results)
+    prompts, *_ = pack.run("ADTTreePrompts", count=1)
+    model, clip, _ = pack.run("ADTTreeModelLoader")
+    (drafter,) = pack.run("ADTTreeDrafterLoader", model=model)
+    (positive,) = pack.run("CLIPTextEncode", clip=clip, text=prompts[0])
+    assert model.target.name == "bundled"
+    assert pack.run("ADTTreeSampler", model=model, positive=positive, drafter=drafter)
+
+
+def test_the_benchmark_compares_and_writes_its_results(pack, small):
+    texts = [small.PROMPT, "A red car on a street."]
+    asked = {"prompts": "\n".join(texts), "count": 4, "methods": "eagle2, jacobi", "seed": 3}
+    (table,) = small.run("ADTTreeBenchmark", drafter=small.drafters["small"], **asked)
+    (folder,) = pack.base.glob("output/adt_tree_benchmark/small-*")
+    assert (folder / "results.md").read_text(encoding="utf-8") == table
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
+    assert all(row["identical"] == 2 and row["tau"] >= 1 for row in results["summary"])
+    assert Path(results["settings"]["drafter"]).name == "small"
+    assert sorted(results["settings"]["prompts"]) == sorted(texts)
+    assert len(list(folder.glob("images/autoregressive/*.png"))) == 2

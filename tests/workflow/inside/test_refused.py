@@ -1,0 +1,95 @@
+"""Wrong values are refused before anything runs, by their names."""
+
+import math
+
+import pytest
+
+from .conftest import info_inputs
+
+TYPED = "(the text below)"
+OUTSIDE = "is outside ComfyUI's input folder"
+K_SAMPLER = {"seed": 0, "steps": 1, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+REFUSED = [
+    ("ADTTreeSampler", {"temperature": -1.0}, "temperature"),
+    ("ADTTreeSampler", {"top_p": 0.0}, "top_p"),
+    ("ADTTreeSampler", {"top_k": -1}, "top_k"),
+    ("ADTTreeSampler", {"batch_size": 0}, "batch_size"),
+    ("ADTTreeSampler", {"seed": -1}, "seed"),
+    ("ADTTreeSampler", {"seed": 2**64}, "seed"),
+    ("ADTTreeSampler", {"keep": -0.5}, "keep"),
+    ("ADTTreeSampler", {"keep": 2.0}, "keep"),
+    ("ADTTreeSampler", {"keep_left": -0.5}, "keep_left"),
+    ("ADTTreeSampler", {"keep_left": 2.0}, "keep_left"),
+    ("ADTTreeSettings", {"depth_min": 300}, "depth_min"),
+    ("ADTTreeSettings", {"nodes": -1}, "nodes"),
+    ("ADTTreeSettings", {"method": "magic"}, "magic"),
+    ("ADTTreeSettings", {"depth_min": 200, "depth_max": 6}, "depth_min is 200, above depth_max 6"),
+    ("ADTTreeModelLoader", {"model": "no/such-model"}, "no/such-model"),
+    ("ADTTreeModelLoader", {"dtype": "int3"}, "int3"),
+    ("ADTTreeDrafterLoader", {"drafter": "nobody"}, "nobody"),
+    ("ADTTreeLantern", {"neighbours": 0}, "neighbours"),
+    ("ADTTreeLantern", {"factor": 0.5}, "factor"),
+    ("ADTTreeLantern", {"max_substitution": 2.0}, "max_substitution"),
+    ("ADTTreeLantern", {"rule": "magic"}, "rule"),
+    ("ADTTreeBenchmark", {"prompts": "a cat", "methods": "eagle2,magic"}, "methods: 'magic'"),
+    ("ADTTreeBenchmark", {"prompts": "nowhere.json", "methods": "jacobi"}, "prompts: "),
+    ("ADTTreeBenchmark", {"count": 0}, "count"),
+    ("ADTTreePrompts", {"file": "nowhere.json"}, "file: "),
+    ("ADTTreePrompts", {"file": TYPED, "text": "nowhere.tsv"}, "text: "),
+    ("ADTTreePrompts", {"file": "/etc/prompts.txt"}, f"file: '/etc/prompts.txt' {OUTSIDE}"),
+    ("ADTTreePrompts", {"file": "../outside.txt"}, OUTSIDE),
+    ("ADTTreePrompts", {"file": "C:\\prompts.txt"}, OUTSIDE),
+    ("ADTTreePrompts", {"file": "\\\\host\\share\\p.txt"}, OUTSIDE),
+    ("ADTTreePrompts", {"file": TYPED, "text": "a/../../outside.json"}, f"text: 'a/../../outside.json' {OUTSIDE}"),
+    ("ADTTreePrompts", {"file": TYPED, "text": "a\n" * 600_000}, "text has 1200000 characters"),
+    ("ADTTreePrompts", {"count": -1}, "count"),
+    ("ADTTreePrompts", {"caption": "shortest"}, "caption"),
+    ("ADTTreeBatchSampler", {"unfit_prompts": "guess"}, "unfit_prompts"),
+    ("ADTTreeBatchSampler", {"chunk_size": 0}, "chunk_size"),
+    *(
+        ("ADTTreeCollector", {"name": name}, f"name: '{name[:30]}")
+        for name in ("../report", "", "a/b", "a:b", "nul", "x" * 101)
+    ),
+    ("ADTTreeSampler", {"positive": None}, "positive"),
+    ("ADTTreeSampler", {"model": ["theirs", 0]}, "model"),
+    ("KSampler", {**K_SAMPLER, "model": ["loader", 0]}, "model"),
+]
+
+
+@pytest.mark.parametrize("kind, inputs, words", REFUSED)
+def test_wrong_inputs_are_refused_before_the_run(pack, kind, inputs, words):
+    """Once for each input that is checked together with the wrong one."""
+    errors = pack.refused(kind, **inputs)
+    assert errors and all(words in error for error in errors), errors
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "abc"])
+def test_a_wrong_number_names_its_one_input(pack, value):
+    """Every number of every node: what is wrong is said of that input, and of no other."""
+    found = [(kind, name) for kind in pack.ours for name, (type, *_) in inputs(pack, kind).items() if type == "FLOAT"]
+    assert len(found) > 15
+    for kind, name in found:
+        (error,) = pack.refused(kind, **{name: value})
+        assert error.startswith(name)
+
+
+def inputs(pack, kind: str) -> dict[str, list]:
+    return info_inputs(pack.nodes[kind], "required", "optional")
+
+
+def test_what_begins_at_its_defaults_is_not_refused(pack):
+    """So that the tests above fail for what they are about."""
+    for kind in pack.ours:
+        assert pack.refused(kind) == [], kind
+
+
+@pytest.mark.parametrize("kind, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
+def test_a_long_list_is_not_read_while_comfyui_validates(pack, model, kind, name):
+    """Nobody else is answered then. What is wrong in it is found when its node runs; in a short one, at once."""
+    said = "is not what its ending says"
+    for file, wrong in (("short.json", 3), ("long.json", 10**6)):
+        (pack.base / "input" / file).write_text("[" + "1, " * wrong + "1]")
+    assert any(f"short.json' {said}" in error for error in pack.refused(kind, **{name: "short.json"}))
+    assert pack.refused(kind, **{name: "long.json"}) == []
+    others = {"model": model, "methods": "jacobi"} if kind == "ADTTreeBenchmark" else {}
+    assert f"long.json' {said}" in pack.fails(kind, **others, **{name: "long.json"})

@@ -1,0 +1,97 @@
+"""What people read of the nodes: schemas, help pages and translations cover every input and output, and nothing that is
+gone.
+
+English needs no locale: it is what ComfyUI shows of the schema.
+"""
+
+import json
+import re
+
+import pytest
+
+from .conftest import ROOT, info_inputs
+
+NODES = {
+    *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLantern"),
+    *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeBenchmark"),
+    *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
+}
+PAGES = ROOT / "js" / "docs"
+LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
+
+
+@pytest.fixture
+def inputs(pack):
+    """Node -> input -> type and options."""
+    return {name: info_inputs(pack.nodes[name], "required", "optional") for name in NODES}
+
+
+def test_nodes_explain_themselves(pack, inputs):
+    assert set(pack.ours) == NODES
+    for name, node in pack.ours.items():
+        assert node["category"] == "ADT-Tree" and node["display_name"].startswith("ADT-Tree ")
+        assert len(node["description"]) > 40
+        for label, (_, options) in inputs[name].items():
+            assert len(options["tooltip"]) > 15, f"{name}.{label}"
+        assert len(node["output_tooltips"]) == len(node["output"])
+        assert all(len(tip or "") > 15 for tip in node["output_tooltips"]), name
+
+
+def test_search_finds_the_nodes_in_both_languages(pack):
+    """By what people look for who know other models of this kind."""
+    found = {name: node["search_aliases"] for name, node in pack.ours.items()}
+    for words in ("image tokens", "vqgan", "图像 token"):
+        assert {name for name in NODES if words in found[name]} == {"ADTTreeModelLoader", "ADTTreeSampler"}
+    for name in NODES:
+        assert any(word.isascii() for word in found[name]) and not all(word.isascii() for word in found[name]), name
+
+
+def test_seeds_and_lists_begin_as_they_should(inputs):
+    _, seed = inputs["ADTTreeSampler"]["seed"]
+    assert seed["max"] == 2**64 - 1 and seed["control_after_generate"] is True
+    _, models = inputs["ADTTreeModelLoader"]["model"]
+    _, drafters = inputs["ADTTreeDrafterLoader"]["drafter"]
+    assert models["options"][0] == models["default"] == "bundled"
+    assert drafters["options"][:4] == ["auto", "bundled", "jacobi", "repeat"] and drafters["default"] == "auto"
+
+
+def test_what_has_a_default_is_optional(pack):
+    """By the API it may be left out. The page makes the widgets of required inputs first: none may be left of them."""
+    for name in NODES:
+        needed = info_inputs(pack.nodes[name], "required")
+        assert [label for label, (_, *options) in needed.items() if options and "default" in options[0]] == [], name
+
+
+@pytest.mark.parametrize("language", LOCALES)
+def test_every_word_is_translated(pack, inputs, language):
+    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert set(translated) == NODES
+    for name, words in translated.items():
+        node = pack.ours[name]
+        assert set(words["inputs"]) == set(inputs[name]), name
+        assert set(words["outputs"]) == {str(i) for i in range(len(node["output"]))}, name
+        assert words["display_name"].startswith("ADT-Tree ") and words["description"] != node["description"]
+        for label, entry in {**words["inputs"], **words["outputs"]}.items():
+            assert set(entry) - {"options"} == {"name", "tooltip"} and all(entry.values()), (name, label)
+        for label, entry in words["inputs"].items():
+            kind, options = inputs[name][label]
+            choices = kind if isinstance(kind, list) else options.get("options", [])
+            assert set(entry.get("options", choices)) == set(choices), (name, label)
+
+
+@pytest.mark.parametrize("language", ["en", *LOCALES])
+def test_every_node_has_its_page(pack, inputs, language):
+    assert {folder.name for folder in PAGES.iterdir()} == NODES
+    for name, node in pack.ours.items():
+        page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
+        if language == "en":
+            assert page.startswith(f"# {node['display_name']}\n")
+            plain = page.replace("*", "")
+            for label, (_, options) in inputs[name].items():
+                assert f"| `{label}` | {options['tooltip']} |\n" in plain, (name, label)
+        ins, outs = (re.findall(r"^\| `([^`]+)`", table, re.M) for table in page.split("\n## ")[-2:])
+        assert sorted(ins) == sorted(inputs[name]) and outs == node["output_name"], name
+
+
+def test_simplified_chinese_is_there():
+    assert "zh" in LOCALES

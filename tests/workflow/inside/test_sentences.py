@@ -1,0 +1,187 @@
+"""What a node can't do is said in a sentence that names the input and what to do, and nothing is written."""
+
+import shutil
+
+import pytest
+import torch
+
+from adt_core.app.checkpoints import find_published
+
+LONG = "a red house " * 500
+NUMBERS = {"seed": 0, "guidance": 3.0, "temperature": 1.0}
+PUBLISHED = ["Anole-7b-v0.1-hf", "Lumina-mGPT-7B-768", "LlamaGen-T2I-2", "Janus-Pro-1B", "Emu3-Gen-hf"]
+
+
+@pytest.fixture
+def sampler_says(pack, model, encoded):
+    """A function: the sentence of the sampler for a prompt, and for these inputs beside it."""
+    return lambda text="a cat", **inputs: pack.fails(
+        "ADTTreeSampler", **{"model": model, "positive": encoded(text), "batch_size": 1, **inputs}
+    )
+
+
+@pytest.fixture(scope="session")
+def stranger():
+    """A prompt and a latent as diffusion models have them."""
+    return [[torch.zeros(1, 77, 16), {"pooled_output": torch.zeros(1, 16)}]], {"samples": torch.zeros(1, 4, 16, 16)}
+
+
+def test_prompts_that_are_empty_or_too_long(pack, sampler_says, encoded):
+    assert "prompt is empty" in sampler_says("  ")
+    assert "room for" in pack.fails("CLIPTextEncode", clip=pack.run("ADTTreeModelLoader")[1], text=LONG)
+
+
+def test_prompts_that_are_not_one_text_of_ours(pack, sampler_says, encoded, stranger):
+    said = sampler_says(positive=stranger[0])
+    assert said.startswith("positive: ") and "CLIP Text Encode" in said
+    assert sampler_says(negative=stranger[0]).startswith("negative: ")
+    prompt = encoded("a cat")
+    assert "2 prompts are combined" in sampler_says(positive=prompt + prompt)
+    area = pack.run("ConditioningSetArea", conditioning=prompt, width=64, height=64, x=0, y=0, strength=1.0)[0]
+    assert "area" in sampler_says(positive=area)
+
+
+def test_our_prompt_where_embeddings_belong(pack, encoded, stranger):
+    said = pack.fails("ConditioningZeroOut", conditioning=encoded("a cat"))
+    assert "text, not an embedding" in said and "negative empty" in said
+    theirs, latent = stranger
+    (diffusion,) = pack.run("ProbeDiffusionModel")
+    k_sampler = {"model": diffusion, "negative": theirs, "latent_image": latent, "seed": 0, "steps": 1, "cfg": 2.0}
+    k_sampler |= {"sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    assert "text, not an embedding" in pack.fails("KSampler", positive=encoded("a cat"), **k_sampler)
+    assert pack.run("KSampler", positive=theirs, **k_sampler), "their own prompt works"
+    ours = {"samples": torch.ones(1, 6, 16, 16)}
+    with pytest.raises(RuntimeError, match="channels"):
+        pack.run("KSampler", positive=theirs, **k_sampler | {"latent_image": ours})
+
+
+def test_stock_nodes_for_other_models(pack, loaded):
+    _, clip, vae = loaded
+    sizes = dict.fromkeys(("width", "height", "crop_w", "crop_h", "target_width", "target_height"), 64)
+    said = pack.fails("CLIPTextEncodeSDXL", clip=clip, text_g="a house", text_l="a house", **sizes)
+    assert "plain CLIP Text Encode" in said
+    with pytest.raises(AttributeError, match="works with the VAE Decode"):
+        pack.run("VAESave", vae=vae, filename_prefix="vae")
+
+
+def test_what_does_not_go_together(pack, model, sampler_says):
+    (lantern,) = pack.run("ADTTreeLantern")
+    assert sampler_says(speed="Exact ADT-Tree", lantern=lantern).startswith("speed: 'Exact ADT-Tree' is exact")
+    other = pack.run("ADTTreeModelLoader", model="bundled", dtype="bfloat16")[0]
+    (drafter,) = pack.run("ADTTreeDrafterLoader", model=other)
+    said = sampler_says(drafter=drafter)
+    assert "drafter" in said and "another model" in said
+    (window,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
+    asked = {"model": model, "drafter": window, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
+    assert "'adt-tree' needs a network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "shape, words",
+    [
+        ((1, 4, 16, 16), ("[1, 4, 16, 16]", "VAE Encode")),
+        ((1, None, 12, 8), ("12 rows and 8 columns", "128 by 128 pixels")),
+        ((1, None, 16, 16), ("noise mask",)),
+    ],
+)
+def test_latents_that_do_not_fit(pack, model, loaded, sampler_says, shape, words):
+    channels = model.target.codec.codebook.shape[1]
+    samples = torch.zeros([channels if side is None else side for side in shape])
+    said = sampler_says(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
+    assert said.startswith("latent_image: ") and all(word in said for word in words)
+    if None not in shape:
+        said = pack.fails("VAEDecode", vae=loaded[2], samples={"samples": samples})
+        assert said.startswith("samples: ") and "[1, 4, 16, 16]" in said
+
+
+def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):
+    said = pack.fails("ADTTreeImageSize", model=model, width=256, height=128)
+    assert "size is 256x128, which bundled can't draw: it draws a grid of 16 x 16 tokens only" in said
+    _, trace = pack.run("ADTTreeSampler", model=model, positive=encoded("a cat"), batch_size=1)
+    said = pack.fails("ADTTreeMapImage", trace=trace, show="depth", opacity=0.5, images=torch.zeros(3, 64, 64, 3))
+    assert said.startswith("images: 3 were given, but the trace is of 1")
+
+
+@pytest.mark.parametrize(
+    "inputs, words",
+    [
+        ({"text": "a cat", "filter": "no such thing"}, "filter: none of the 1 prompts"),
+        ({"text": "a cat", "start": 10}, "start is 10"),
+    ],
+)
+def test_a_list_of_which_nothing_is_left(pack, inputs, words):
+    assert words in pack.fails("ADTTreePrompts", **inputs)
+
+
+@pytest.mark.parametrize(
+    "lists, words",
+    [
+        ({"prompts": ["a cat", "a dog"], "ids": ["1"]}, "ids: 1 ids arrived for 2 prompts"),
+        ({"prompts": ["a cat", "a dog"], "seeds": [7]}, "seeds: 1 seeds arrived for 2 prompts"),
+        ({"prompts": [LONG]}, "the id '1': prompt is"),
+        ({"prompts": []}, "prompts: none arrived"),
+        ({"prompts": ["a fox", None]}, "prompts: None is among them"),
+        ({"prompts": ["a cat"], "negative": [LONG]}, "negative: prompt is"),
+        ({"prompts": ["a cat"], "seed": [1, 2]}, "seed: 2 values arrived"),
+    ],
+)
+def test_lists_that_no_batch_can_be_made_of(pack, model, lists, words):
+    assert words in pack.fails("ADTTreeBatchSampler", model=[model], **lists)
+
+
+@pytest.mark.parametrize("mark", ["", " (not installed)"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_that_is_missing_says_what_to_download(pack, name, mark):
+    """Its name in a template, and its name with the mark that the list has behind it."""
+    row = find_published(name)
+    assert pack.refused("ADTTreeModelLoader", model=name + mark) == [], "the node says more than a refusal could"
+    said = pack.fails("ADTTreeModelLoader", model=name + mark)
+    assert f"'{row.name}' is not installed" in said and "press R" in said
+    for one in row.downloads:
+        assert f"`{one.command(pack.base / 'models' / 'ar_image')}`" in said
+        assert one.size in said and one.licence in said
+    assert not row.libraries or f" -m pip install {row.libraries}`" in said
+
+
+def test_a_damaged_model(pack):
+    cut = shutil.copytree(pack.bundled / "target", pack.base / "models" / "LLM" / "cut")
+    weights = next(cut.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    said = pack.fails("ADTTreeModelLoader", model="cut")
+    assert "model.safetensors" in said and "download it again" in said
+
+
+def test_inputs_that_a_node_does_not_have(pack):
+    """Half of a surrogate pair as its name: no log can print it, and what quotes it has to."""
+    for kind in set(pack.ours) - {"ADTTreeBatchSampler", "ADTTreeSettings"}:
+        assert r"'\ud800' is no input of this node" in pack.fails(kind, **{"\ud800": 1}), kind
+
+
+@pytest.fixture
+def card(pack, monkeypatch):
+    """A function: from now on models are for a card of so many bytes, to which nothing can be moved."""
+    import comfy.model_management as mm  # which finds its device as it is imported: the pack's process has chosen it
+
+    def shrink(size: int) -> None:
+        monkeypatch.setattr(mm, "get_torch_device", lambda: torch.device("meta"))
+        monkeypatch.setattr(mm, "get_total_memory", lambda *_: size)
+
+    return shrink
+
+
+def test_models_and_pictures_larger_than_the_card(pack, card):
+    """One sentence before anything is moved. How many images are asked for does not matter: one at least must fit."""
+    card(2**30 // 20)
+    model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
+    positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]
+    asked = {"positive": positive, "speed": "Plain"}
+    sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
+    for size in (1, 64):
+        said = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
+        assert said == sentence.format("'int8 weights' in the Model Loader, or ")
+    card(2**20)
+    model, _, vae = pack.run("ADTTreeModelLoader", dtype="int8 weights")
+    said = pack.fails("ADTTreeSampler", model=model, batch_size=1, **asked)
+    assert "int8" not in said and said.endswith("; choose a smaller model.")
+    said = pack.fails("VAEEncode", pixels=torch.zeros(1, 1024, 1024, 3), vae=vae)
+    assert said.startswith("bundled's image tokeniser needs ") and said.endswith("; use a smaller image.")

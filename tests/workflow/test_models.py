@@ -1,0 +1,179 @@
+"""Models of users: they are listed and drawn with, and wherever weights have been meanwhile the images are the same."""
+
+import shutil
+import uuid
+
+import numpy as np
+import pytest
+from convert import Graph, text_to_image
+from images import images
+from small import with_small_models
+from test_workflows import NAMES, TO_INSTALL, prompt_of
+
+BATCH, COMPARED = "ADT-Tree batch of prompts with report", "ADT-Tree compared with plain decoding"
+START, LLAMAGEN = "ADT-Tree text to image (start here)", "ADT-Tree LlamaGen text to image"
+FIRST = {START, COMPARED, "ADT-Tree continue a picture", LLAMAGEN, BATCH}
+"""Workflows that have, together, every node that reads weights, and the family with the most parts. The batch's nodes
+read them in several places: it is for the oldest ComfyUI, too."""
+SIZES = {"ADT-Tree Lumina-mGPT text to image": (96, 64), "ADT-Tree Emu3 text to image": (48, 40)}
+"""In pixels, for models that draw several: these are quick."""
+DRAWN = {
+    "ADT-Tree Anole 7B text to image": (32, 32),
+    LLAMAGEN: (256, 256),
+    "ADT-Tree Janus-Pro text to image": (64, 64),
+    **SIZES,
+}
+"""Template of a family -> the size of its image."""
+LUMINA = "Lumina-mGPT-7B-768"
+
+
+@pytest.fixture(scope="session")
+def stocked_info(stocked):
+    return stocked.get("/object_info")
+
+
+@pytest.fixture
+def stocked_template(stocked_info):
+    """A function: a shipped workflow as a prompt that draws a size that is quickly drawn."""
+
+    def load(name: str) -> Graph:
+        graph = prompt_of(name, stocked_info)
+        if name in SIZES:
+            width, height = SIZES[name]
+            small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
+            graph.set("ADTTreeSampler", model=small)
+        return graph
+
+    return load
+
+
+def choices(server, node: str, name: str) -> list[str]:
+    return server.get(f"/object_info/{node}")[node]["input"]["optional"][name][1]["options"]
+
+
+def test_models_of_the_user_are_listed_and_drawn_with(stocked):
+    """Neither what is no model of images, nor the text encoder and the codecs that lie in the same folder."""
+    listed = choices(stocked, "ADTTreeModelLoader", "model")
+    there = [name for name in listed if not name.endswith(" (not installed)")]
+    published = {value for node, _, value in TO_INSTALL.values() if node == "ADTTreeModelLoader"}
+    assert there == listed[: len(there)] and there[0] == "bundled"
+    others = {"someone/copy", "deep/er/elsewhere", "small", "t2i_XL_stage1_256.pt"}
+    assert set(there[1:]) == published | others
+    drafters = choices(stocked, "ADTTreeDrafterLoader", "drafter")
+    assert drafters[:4] == ["auto", "bundled", "jacobi", "repeat"]
+    assert set(drafters[4:]) == {"mine", "small", f"LANTERN-{LUMINA}"}
+    graph = text_to_image()
+    (bundled,) = images(stocked, stocked.run(graph.prompt))
+    graph.set("ADTTreeModelLoader", model="deep/er/elsewhere").set("ADTTreeDrafterLoader", drafter="mine")
+    (same,) = images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="elsewhere").prompt))
+    np.testing.assert_array_equal(same, bundled)
+    folder = stocked.base / "models" / "ar_image"
+    shutil.copytree(folder / "someone" / "copy", folder / "new")
+    assert "new" in choices(stocked, "ADTTreeModelLoader", "model"), "one that arrives while ComfyUI runs"
+    shutil.rmtree(folder / "new")
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_template_runs_once_its_model_is_there(stocked, stocked_template, name):
+    """Also where the value that marks it as missing is still chosen; with drafts the image is that without."""
+    graph, (width, height) = stocked_template(name), DRAWN[name]
+    graph.set("ADTTreeModelLoader", model=f"{TO_INSTALL[name][2]} (not installed)")
+    outputs = stocked.run(graph.prompt)
+    (image,) = images(stocked, outputs)
+    assert image.shape[:2] == (height, width)
+    assert all(b"adt_tree" not in file for file in stocked.files(outputs)), "no metadata was wanted, nor a map"
+    graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=f"{name}-plain")
+    (plain,) = images(stocked, stocked.run(graph.prompt))
+    np.testing.assert_array_equal(image, plain)
+
+
+def test_prompts_that_are_cut_are_said(stocked, stocked_template):
+    graph = stocked_template(LLAMAGEN).set("CLIPTextEncode", text="fox " * 40)
+    stocked.run(graph.prompt)
+    assert "The prompt is 160 tokens long, and LlamaGen-T2I-2 reads 120" in stocked.log.read_text()
+    batch = stocked_template(BATCH).set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}")
+    stocked.run(batch.set("ADTTreeModelLoader", model=TO_INSTALL[LLAMAGEN][2]).prompt)
+    said = "1 of 2 prompts are not read to their ends. The first, '2': The prompt is 200 tokens long"
+    assert said in stocked.log.read_text()
+
+
+def test_the_published_drafter_is_taken_where_it_is_installed(stocked, stocked_template):
+    """'auto' takes it. Where it is damaged, that is said, and 'jacobi' draws, as it does without it."""
+    drafter = stocked.base / "models" / "ar_image_drafters" / f"LANTERN-{LUMINA}"
+    graph = stocked_template("ADT-Tree Lumina-mGPT text to image")
+    alone = Graph({"1": graph.prompt[graph.id("ADTTreeModelLoader")]})
+    alone.add("PreviewAny", source=alone.add("ADTTreeDrafterLoader", model=["1", 0], drafter="auto"))
+    stocked.run(alone.prompt)
+    said = f"'{drafter.name}' is damaged or was made for another model, so 'jacobi' drafts"
+    assert said not in stocked.log.read_text()
+    (drafter / "model.safetensors").write_bytes(b"nothing")
+    stocked.run(alone.prompt)
+    assert f"'{drafter.name}' is damaged" in stocked.log.read_text(), "the loader does not keep what it had"
+    graph.set("ADTTreeSampler", seed=4)
+    assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="damaged").prompt))
+    assert said in stocked.log.read_text()
+    shutil.rmtree(drafter)
+    assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="jacobi").prompt))
+
+
+def moves(server) -> dict:
+    """How often weights have been loaded and unloaded."""
+    return server.get("/moving/moves")
+
+
+def unload(server) -> None:
+    """What the button Unload Models does."""
+    before = moves(server)["unloaded"]
+    assert server.free_until(lambda: moves(server)["unloaded"] > before, seconds=120), "nothing was unloaded"
+
+
+def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    """What nodes show or save with this seed of the last sampler, by node and number. It runs, and loads weights."""
+    for node in graph.prompt.values():
+        if node["class_type"] == "SaveImage":
+            node["inputs"]["filename_prefix"] = uuid.uuid4().hex
+    *_, last = (node for node in graph.prompt.values() if "seed" in node["inputs"])
+    last["inputs"]["seed"] = seed
+    before = moves(server)["loaded"]
+    outputs = server.run(graph.prompt, preview_method="auto")
+    assert moves(server)["loaded"] > before
+    return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(BATCH, marks=pytest.mark.contract),
+        *sorted(FIRST - {BATCH}),
+        *(pytest.param(name, marks=pytest.mark.long) for name in NAMES if name not in FIRST),
+    ],
+)
+def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name):
+    """Nodes before the last sampler don't run again, so that it can't rely on what they load.
+
+    One workflow draws with the bundled models, the others with small ones.
+    """
+    graph = stocked_template(name)
+    if name != START:
+        with_small_models(graph)
+    if name == BATCH:
+        graph.set("ADTTreePrompts", count=3)
+    if name == COMPARED:  # it shows the difference, which is black with every seed
+        graph.set("PreviewImage", images=graph.link("ADTTreeCompare"))
+    found, low = [], 10 * NAMES.index(name)  # workflows that are alike don't find each other's results in the cache
+    for seed in (low, low + 1, low):
+        found.append(run(stocked, graph, seed))
+        unload(stocked)
+    first, other, again = found
+    assert again and set(again) <= set(first), "older versions of ComfyUI don't show again what they have cached"
+    assert any((first[name] != other[name]).any() for name in again), "another seed gives another image"
+    for name in again:
+        np.testing.assert_array_equal(first[name], again[name])
+
+
+def test_unloading_between_benchmarks(stocked):
+    graph = with_small_models(Graph({"1": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled"}}}))
+    graph.add("ADTTreeBenchmark", model=["1", 0], prompts="a cat", count=1, methods="jacobi", seed=0)
+    for seed in (1, 2):
+        run(stocked, graph, seed)
+        unload(stocked)
