@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import shown
-from ..models.downloads import ANOLE
+from ..models.families.chameleon import ANOLE
 
 
 def layout(path: Path) -> str:
