@@ -49,6 +49,7 @@ class Published(NamedTuple):
 
     def how_to_get(self, home: Path = PLACE) -> str:
         """What to run, how large it is, and under which licence, as an order that ends a sentence."""
-        steps = [f"`{one.command(home)}` ({one.size}; licence: {one.licence})" for one in self.downloads]
-        steps += [f"`{pip_install(self.libraries)}`"] if self.libraries else []
+        steps = [f"`{part.command(home)}` ({part.size}; licence: {part.licence})" for part in self.downloads]
+        if self.libraries:
+            steps.append(f"`{pip_install(self.libraries)}`")
         return f"run {', then '.join(steps)}"

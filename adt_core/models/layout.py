@@ -67,9 +67,11 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     Models with a ``grid_rope`` rotate neighbouring elements of a head together; ours rotates its two halves together.
     """
     c = layer.config
-    h, kv, wide = c.hidden_size, c.num_kv_heads * c.head_dim, c.intermediate_size
+    h, wide = c.hidden_size, c.intermediate_size
+    kv = c.num_kv_heads * c.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv, gate_up = [f"{attention}.{x}_proj.weight" for x in "qkv"], [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
+    qkv = [f"{attention}.{x}_proj.weight" for x in "qkv"]
+    gate_up = [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
 
     def unpaired(weight: Tensor) -> Tensor:
         return weight.view(-1, c.head_dim // 2, 2, h).transpose(1, 2).reshape_as(weight)
@@ -128,8 +130,9 @@ def decoder_entries(
 ) -> list[Entry]:
     """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens."""
     c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
-    said = checkpoint.config.get("text_config")
-    if (said if isinstance(said, dict) else checkpoint.config).get("tie_word_embeddings"):
+    text_config = checkpoint.config.get("text_config")
+    fields = text_config if isinstance(text_config, dict) else checkpoint.config
+    if fields.get("tie_word_embeddings"):
         problem = "config.json asks for tie_word_embeddings, which none of the models here has"
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [

@@ -157,14 +157,14 @@ class LlamaGenPrompter(Prompter):
         if not cleaned:
             dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
             raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
-        read = encode(self.tokenizer, cleaned, self.name)
-        ids, note = [*read.ids, self.end], ""
+        encoding = encode(self.tokenizer, cleaned, self.name)
+        ids = [*encoding.ids, self.end]
         check_ids(ids, self.encoder.t5.config.vocab_size, "T5")
-        if len(ids) > CAPTION:  # as in training: the beginning, and the token that ends every caption
-            last = cleaned[: read.offsets[CAPTION - 2][1]][-40:]
-            note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
-            ids = [*ids[: CAPTION - 1], ids[-1]]
-        return tuple(ids), note
+        if len(ids) <= CAPTION:
+            return tuple(ids), ""
+        last = cleaned[: encoding.offsets[CAPTION - 2][1]][-40:]
+        note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
+        return (*ids[: CAPTION - 1], self.end), note  # as in training: the beginning, and the token that ends captions
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
@@ -188,14 +188,16 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         raise AdtError(f"{checkpoint.path} {problem}; use one of its text-to-image models.")
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
-    codec, t5 = checkpoint.beside(_CODEC_FILES), checkpoint.beside(_T5_FILES)
+    codec = checkpoint.beside(_CODEC_FILES)
     if codec is not None:
         checkpoint.add(codec, CODEC)
-    if t5 is not None:
+    t5 = checkpoint.beside(_T5_FILES)
+    if t5 is None:
+        encoder = CaptionEncoder({}, checkpoint.path, config.hidden_size)
+    else:
         for file in Checkpoint(t5.parent).files:
             checkpoint.add(file, T5, only=("shared.", "encoder."))
-    said, source = ({}, checkpoint.path) if t5 is None else (read_json(t5), t5.parent)
-    encoder = CaptionEncoder(said, source, config.hidden_size)
+        encoder = CaptionEncoder(read_json(t5), t5.parent, config.hidden_size)
     decoder = Decoder(config, torch.arange(config.vocab_size, device="cpu"))
     vq = VQModel(_vq_config(checkpoint, side, config.vocab_size))
     return Target(checkpoint.name, FAMILY.name, decoder, vq, (side, side), text_encoder=encoder)
@@ -268,7 +270,8 @@ def _count(checkpoint: Checkpoint, name: str) -> int:
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Decoder and caption embedding in either layout, codec and T5 from their own files."""
     encoder, codec = cast(CaptionEncoder, target.text_encoder), cast(VQModel, target.codec)
-    prefix, decoder = _prefix(checkpoint), decoder_entries(target.decoder, checkpoint)
+    decoder = decoder_entries(target.decoder, checkpoint)
+    prefix = _prefix(checkpoint)
     return [
         *(decoder if prefix else map(_authors_entry, decoder)),
         same(encoder.fc1.weight, f"{prefix}{EMBEDDER}cap_proj.fc1.weight"),
