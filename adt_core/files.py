@@ -30,8 +30,6 @@ _TROUBLES = {
     errno.EFBIG: ("it is larger than a file may be here", "raise that limit"),
 }
 """Errors of writing -> what is wrong, and what to do."""
-
-
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 """Flags with which nothing waits for the other end of a pipe, and no terminal takes the process over."""
 _JUNCTION = 0xA0000003
@@ -145,10 +143,10 @@ def inside(folder: Path, *names: str) -> Path:
 def is_link(path: Path) -> bool:
     """Does another path stand here? A folder of Windows may do so without being a symbolic link."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISLNK(found.st_mode) or getattr(found, "st_reparse_tag", 0) == _JUNCTION
+    return stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION
 
 
 def refuse_links(path: Path) -> None:
@@ -188,10 +186,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        unknown = error.strerror or str(error), "give access, or name another place"
-        said, remedy = _TROUBLES.get(error.errno or 0, unknown)
+        other = reason(error), "give access, or name another place"
+        problem, remedy = _TROUBLES.get(error.errno or 0, other)
         raise AdtError(
-            f"'{path}' can't be written ({said}); {remedy}, and start the same again: what is finished is kept."
+            f"'{path}' can't be written ({problem}); {remedy}, and start the same again: what is finished is kept."
         ) from error
 
 

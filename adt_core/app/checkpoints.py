@@ -35,7 +35,7 @@ def load_target(
     The rest as for :func:`adt_core.models.load.load`.
     """
     checkpoint = open_checkpoint(path)
-    refuse_others(checkpoint)
+    mistaken.refuse_kind(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)
     if str(path) == BUNDLED:
         target.name, target.published, target.words = BUNDLED, BUNDLED_SAMPLING, known.bundled_words()
@@ -72,24 +72,14 @@ def explained(path: str | Path, role: str) -> Iterator[None]:
 
     role: as for :func:`resolve`.
     """
-    found = resolve(path, role)
+    place = resolve(path, role)
     try:
-        if found.is_file():
-            _refuse(found, mistaken.layout(found))
+        if place.is_file():
+            mistaken.refuse_layout(place)
         yield
     except NoWeights:
-        _refuse(found, mistaken.layout(found))
+        mistaken.refuse_layout(place)
         raise
-
-
-def refuse_others(checkpoint: Checkpoint) -> None:
-    """AdtError if weights are of a known kind that is no target, such as a drafter's."""
-    _refuse(checkpoint.path, mistaken.kind(checkpoint.config, checkpoint.names))
-
-
-def _refuse(path: Path, said: str) -> None:
-    if said:
-        raise AdtError(f"{path} {said}.")
 
 
 def published_sampling(path: str | Path) -> PublishedSampling:
@@ -97,7 +87,7 @@ def published_sampling(path: str | Path) -> PublishedSampling:
     if str(path) == BUNDLED:
         return BUNDLED_SAMPLING
     checkpoint = open_checkpoint(path)
-    refuse_others(checkpoint)
+    mistaken.refuse_kind(checkpoint)
     return load.family_of(checkpoint).sampling
 
 
@@ -145,15 +135,12 @@ def parts_of(path: str | Path, role: str) -> list[Path]:
     role: as for :func:`resolve`.
     """
     with suppress(AdtError, OSError):  # whoever opens it says so
-        return _parts(resolve(path, role))
+        place = resolve(path, role)
+        folder = place if place.is_dir() else place.parent
+        homes = dict.fromkeys((folder, folder.parent, home_of(place)))
+        patterns = [pattern for family in load.FAMILIES for pattern in family.beside]
+        beside = [match for home in homes for pattern in patterns for match in home.glob(pattern)]
+        near = [file for home in {folder, *(match.parent for match in beside)} for file in home.iterdir()]
+        parts = (file for file in near if any(fnmatchcase(file.name, pattern) for pattern in _PARTS))
+        return [file for file in (place, *beside, *parts) if file.is_file()]
     return []
-
-
-def _parts(found: Path) -> list[Path]:
-    folder = found if found.is_dir() else found.parent
-    places = folder, folder.parent, home_of(found)
-    patterns = [pattern for family in load.FAMILIES for pattern in family.beside]
-    beside = [match for place in dict.fromkeys(places) for pattern in patterns for match in place.glob(pattern)]
-    near = [file for home in {folder, *(match.parent for match in beside)} for file in home.iterdir()]
-    parts = (file for file in near if any(fnmatchcase(file.name, pattern) for pattern in _PARTS))
-    return [file for file in (found, *beside, *parts) if file.is_file()]

@@ -29,18 +29,15 @@ def chosen(prompts: Sequence[Prompt], way: str, seed: int = 0) -> list[Prompt]:
     each combination; where there are several their ids are numbered, such as 7.1, 7.2. Raises AdtError if they are more
     than MOST.
     """
-    found: list[Prompt] = []
+    made: list[Prompt] = []
     for place, prompt in enumerate(prompts):
         if way not in (CHANCE, ALL) or len(prompt.text) > LONGEST or not _PARTS.search(prompt.text):
-            found.append(prompt)
+            made.append(prompt)
             continue
-        texts = [text.strip() for text in _texts(prompt, way, seed, place, MOST - len(found))]
-        many = len(texts) > 1
-        found += [
-            prompt._replace(text=text, id=f"{prompt.id}.{number}" if many else prompt.id)
-            for number, text in enumerate(texts, start=1)
-        ]
-    return found
+        texts = _texts(prompt, way, seed, place, MOST - len(made))
+        ids = [f"{prompt.id}.{number}" for number, _ in enumerate(texts, start=1)] if len(texts) > 1 else [prompt.id]
+        made += [prompt._replace(text=text.strip(), id=id) for text, id in zip(texts, ids)]
+    return made
 
 
 def _texts(prompt: Prompt, way: str, seed: int, place: int, most: int) -> list[str]:
@@ -92,7 +89,7 @@ class _Reader:
                 f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes the list longer than {MOST} "
                 f"prompts; take '{CHANCE}'."
             )
-        self._open[-1][-1] = [one + two for one in before for two in texts]
+        self._open[-1][-1] = [beginning + text for beginning in before for text in texts]
 
     def _spell(self, ending: str) -> None:
         """Put what the last open brace has into what is around it, as letters."""

@@ -81,9 +81,9 @@ def engines(
         except ray.exceptions.RayTaskError as error:  # an engine's own error comes out as it was raised there
             raise error.cause from error
         except ray.exceptions.RayActorError as error:
-            said = str(error).strip().splitlines()[-1].strip()
+            problem = str(error).strip().splitlines()[-1].strip()
             raise AdtError(
-                f"`workers`: an engine was lost {RESTARTS + 1} times, or can't be started at all ({said}); "
+                f"`workers`: an engine was lost {RESTARTS + 1} times, or can't be started at all ({problem}); "
                 "too little memory is a frequent reason, and a machine without this pack another. "
                 "What had been finished is kept."
             ) from error
@@ -113,12 +113,13 @@ def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
     """
     from ray.util import ActorPool
 
-    pool, known = ActorPool(actors), {None}
+    pool = ActorPool(actors)
+    reported = {None}
     actors.clear()  # an engine lives as long as there is a reference to it
     for results, successor in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
         pool.pop_idle()
-        if successor not in known:
-            known.add(successor)
+        if successor not in reported:
+            reported.add(successor)
             machine = successor[0]
             _say(f"An engine was lost. Another one was started on the machine {machine}, and draws its prompt again.")
         yield from results
@@ -189,11 +190,11 @@ def _needs(ray: Any, device: str, workers: int) -> dict[str, int]:
 
     Raises AdtError if there is too little for all.
     """
-    found = ray.cluster_resources()
-    kind = "GPU" if device == "cuda" or device == "auto" and found.get("GPU") else "CPU"
-    if found.get(kind, 0) < workers:
+    there = ray.cluster_resources()
+    kind = "GPU" if device == "cuda" or device == "auto" and there.get("GPU") else "CPU"
+    if there.get(kind, 0) < workers:
         raise AdtError(
-            f"`workers` is {workers}, and each engine takes one {kind}, of which Ray finds {found.get(kind, 0):g}; "
+            f"`workers` is {workers}, and each engine takes one {kind}, of which Ray finds {there.get(kind, 0):g}; "
             f"ask for fewer engines or add machines{', or choose `device` cpu' if kind == 'GPU' else ''}."
         )
     return {"num_gpus": 1, "num_cpus": 0} if kind == "GPU" else {"num_cpus": 1}

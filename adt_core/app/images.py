@@ -64,11 +64,11 @@ def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] |
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
     """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, the same for other programs, and each of
     ``texts`` under its name."""
-    said = parameters(settings, pixels.shape[2], pixels.shape[1])
-    chunk = chunks({**({PARAMETERS: said} if said else {}), **(texts or {})})
-    chunk.add_itxt(KEY, to_json(settings).decode().rstrip("\n"))
+    readable = parameters(settings, pixels.shape[2], pixels.shape[1])
+    info = chunks({**({PARAMETERS: readable} if readable else {}), **(texts or {})})
+    info.add_itxt(KEY, to_json(settings).decode().rstrip("\n"))
     buffer = io.BytesIO()
-    Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=chunk)
+    Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=info)
     return buffer.getvalue()
 
 
@@ -134,8 +134,8 @@ def read_settings(path: Path) -> dict:
         with open_image(path, ("PNG",)) as image:
             text = image.info.get(KEY)
     except UNSOUND as error:
-        reason = getattr(error, "strerror", None) or "it is damaged or of another format"
-        raise AdtError(f"{path} can't be read as a PNG ({reason}).") from error
+        problem = getattr(error, "strerror", None) or "it is damaged or of another format"
+        raise AdtError(f"{path} can't be read as a PNG ({problem}).") from error
     settings = None
     with suppress(TypeError, ValueError):
         settings = parse_json(text or "null")
@@ -184,11 +184,12 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
 
 def _names(path: Path) -> set[object]:
     """Two paths that lead to one file have one of these in common."""
-    found: set[object] = {os.path.normcase(os.path.realpath(path))}
+    names: set[object] = {os.path.normcase(os.path.realpath(path))}
     with suppress(OSError):  # where the system holds two spellings for the same
         file = os.stat(path)
-        found |= {(file.st_dev, file.st_ino)} if file.st_ino else set()
-    return found
+        if file.st_ino:
+            names.add((file.st_dev, file.st_ino))
+    return names
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -15,7 +15,8 @@ from ..models.config import DecoderConfig
 from ..models.layers import MATRICES, WIDE
 from ..models.load import family_of
 from ..models.target import Target
-from .checkpoints import open_checkpoint, refuse_others
+from . import mistaken
+from .checkpoints import open_checkpoint
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
 """Bytes of a number; float16 is as bfloat16, fp8 as int8."""
@@ -28,31 +29,34 @@ def inspect(path: str) -> list[dict]:
 
 
 def _describe(checkpoint: Checkpoint) -> dict:
-    names = set(checkpoint.names)
-    figures, entries, unneeded = _drafter(checkpoint) if "fc.weight" in names else _target(checkpoint)
-    shapes = {name: shape for entry in entries for name, shape in zip(entry.names, entry.shapes)}
-    found = {name: checkpoint[name].shape for name in names}
-    wrong = [(name, shape) for name, shape in shapes.items() if name in names and found[name] != shape]
+    role = _drafter if "fc.weight" in checkpoint.names else _target
+    figures, entries, unneeded = role(checkpoint)
+    expected = {name: shape for entry in entries for name, shape in zip(entry.names, entry.shapes)}
+    stored = {name: checkpoint[name] for name in sorted(checkpoint.names)}
     return {
         "path": str(checkpoint.path),
         **figures,
-        "parameters": sum(map(math.prod, found.values())),
-        "dtype": ", ".join(sorted({checkpoint[name].dtype for name in names})),
+        "parameters": sum(math.prod(tensor.shape) for tensor in stored.values()),
+        "dtype": ", ".join(sorted({tensor.dtype for tensor in stored.values()})),
         "bytes": sum(file.stat().st_size for file in checkpoint.files),
         "files": [file.name for file in checkpoint.files],
         "missing": sorted(missing_tensors(entries, checkpoint)),
-        "wrong_shape": [f"{name} {found[name]}, expected {shape}" for name, shape in wrong],
-        "left_over": sorted(name for name in names - shapes.keys() if not name.startswith(unneeded)),
+        "wrong_shape": [
+            f"{name} {stored[name].shape}, expected {shape}"
+            for name, shape in expected.items()
+            if name in stored and stored[name].shape != shape
+        ],
+        "left_over": [name for name in stored if name not in expected and not name.startswith(unneeded)],
     }
 
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
     """Figures of a target, where its parameters come from, and how the names of tensors begin that it does not need."""
-    refuse_others(checkpoint)
+    mistaken.refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
-    entries, (rows, columns), side = family.entries(target, checkpoint), target.grid, target.downsample
+    entries, side = family.entries(target, checkpoint), target.downsample
     missing = missing_tensors(entries, checkpoint)
     advice = [
         remedy
@@ -62,13 +66,14 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:
-        advice += [] if any(remedy in str(error) for remedy in advice) else [str(error).removesuffix(".")]
+        if not any(remedy in str(error) for remedy in advice):
+            advice.append(str(error).removesuffix("."))
     figures = {
         "role": "target",
         "family": family.name,
         **_decoder_figures(target.decoder.config),
-        "grid": [rows, columns],
-        "pixels": [rows * side, columns * side],
+        "grid": list(target.grid),
+        "pixels": [cells * side for cells in target.grid],
         "codebook": list(target.codec.codebook.shape),
         "memory": {name: _memory(target, size) for name, size in _ITEMSIZES.items()},
         "to_do": advice,
@@ -117,7 +122,7 @@ def as_text(figures: dict) -> str:
     shown["size on disk"] = f"{shown.pop('bytes') / 2**20:.1f} MiB in {', '.join(shown.pop('files'))}"
     shown["to do"] = "; ".join(shown.pop("to_do", [])) or "nothing"
     for name in ("missing", "wrong_shape", "left_over"):
-        found = shown.pop(name)
-        some = f"{len(found)}: {', '.join(found[:4])}{' ...' if len(found) > 4 else ''}"
-        shown[name.replace("_", " ")] = some if found else "nothing"
+        tensors = shown.pop(name)
+        first = f"{len(tensors)}: {', '.join(tensors[:4])}{' ...' if len(tensors) > 4 else ''}"
+        shown[name.replace("_", " ")] = first if tensors else "nothing"
     return "\n".join(f"{name:13} {value}" for name, value in shown.items())

@@ -31,8 +31,8 @@ def remark(target: Target, prompts: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(unknown))
     named = ", ".join(map(shown, distinct[:_NAMED])) + (" and others" if len(distinct) > _NAMED else "")
     counted = f"{len(unknown)} of {len(prompts)} prompts: " if len(prompts) > 1 else ""
-    known = "houses, boats, balloons, mugs and the like"
-    return f"This small model knows {known}, and drew something else for {counted}{named}."
+    things = "houses, boats, balloons, mugs and the like"
+    return f"This small model knows {things}, and drew something else for {counted}{named}."
 
 
 def _asks_for_known(target: Target, prompt: str) -> bool:

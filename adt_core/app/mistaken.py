@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
-from ..errors import shown
-from ..models.downloads import ANOLE
+from ..errors import AdtError, shown
+from ..models.checkpoint import Checkpoint
+from ..models.families.chameleon import ANOLE
 
 
-def layout(path: Path) -> str:
-    """If a path is a known kind of file, or a folder of one, that can't be read: that, and what to take; else ""."""
+def refuse_layout(path: Path) -> None:
+    """AdtError if a path is a known kind of file, or a folder of one, that can't be read."""
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
     if "model_index.json" in names:
-        return "is a folder of diffusers, which holds a diffusion model; take a visual autoregressive model"
+        advice = "take a visual autoregressive model"
+        raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {advice}.")
     if any(name.lower().endswith(".gguf") for name in names):
-        return "is GGUF, which this version can't read; take the repository with *.safetensors"
+        raise AdtError(f"{path} is GGUF, which this version can't read; take the repository with *.safetensors.")
     deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
     if deeper or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
-        home = path.parent
-        return f"is in Meta's layout (consolidated.pth), as GAIR publishes Anole; run `{ANOLE.command(home)}` instead"
-    return ""
+        advice = f"run `{ANOLE.command(path.parent)}` instead"
+        raise AdtError(f"{path} is in Meta's layout (consolidated.pth), as GAIR publishes Anole; {advice}.")
 
 
-def kind(config: dict, names: Collection[str]) -> str:
-    """If weights are of a kind that is no target: that, and what to take; else ""."""
-    if "fc.weight" in names and any(name.startswith("layers.0.") for name in names):
+def refuse_kind(checkpoint: Checkpoint) -> None:
+    """AdtError if weights are of a known kind that is no target, such as a drafter's."""
+    path, part = checkpoint.path, checkpoint.config.get("_class_name")
+    if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
-        return f"is an EAGLE drafter and no model; {place}"
-    if "_class_name" in config:
-        return f"is a part of a diffusers model ({shown(config['_class_name'])}); take a visual autoregressive model"
-    return ""
+        raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")
+    if part is not None:
+        advice = "take a visual autoregressive model"
+        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {advice}.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -56,7 +55,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
     try:
-        found = readers.get(path.suffix.lower(), all_typed)(read_text(path, LARGEST_LIST))
+        prompts = readers.get(path.suffix.lower(), all_typed)(read_text(path, LARGEST_LIST))
     except (OSError, UnicodeDecodeError) as error:
         raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
@@ -64,9 +63,9 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
             f"`prompts`: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
             "PartiPrompts' table, JSON lines or plain text were expected."
         ) from error
-    if not present(found):
+    if not present(prompts):
         raise AdtError(f"`prompts`: '{path}' is empty; write one prompt per line.")
-    return found
+    return prompts
 
 
 def typed(text: str) -> list[Prompt]:
@@ -99,17 +98,17 @@ def select(
     filter: a text that they contain, in upper or lower case. shuffle: fixes their order; 0 leaves them as they are.
     start: how many are left out at the beginning.
     """
-    found = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
-    if not found:
+    chosen = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
+    if not chosen:
         raise AdtError(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
             "give a part of a prompt, or nothing for all."
         )
-    if start >= len(found):
-        raise AdtError(f"start is {start}, but there are {len(found)} prompts; give a smaller number.")
+    if start >= len(chosen):
+        raise AdtError(f"start is {start}, but there are {len(chosen)} prompts; give a smaller number.")
     if shuffle:
-        found = sample(found, len(found), shuffle)
-    return found[start:][: count or None]
+        chosen = sample(chosen, len(chosen), shuffle)
+    return chosen[start:][: count or None]
 
 
 def slug(text: str, longest: int = 40) -> str:
@@ -171,14 +170,10 @@ def _json(text: str, caption: str) -> list[Prompt]:
         return _stripped(Prompt(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
     images: dict[int, list[str]] = {}
     for annotation in annotations:
-        images.setdefault(annotation["image_id"], []).append(annotation["caption"])
-    choose = _first if caption == "first" else partial(max, key=lambda said: len(said.strip()))
-    return _stripped(Prompt(str(image), choose(said)) for image, said in images.items())
-
-
-def _first(captions: list[str]) -> str:
-    """The first caption that is not blank, if there is one."""
-    return next((caption for caption in captions if caption.strip()), "")
+        images.setdefault(annotation["image_id"], []).append(annotation["caption"].strip())
+    if caption == "longest":
+        return [Prompt(str(image), max(captions, key=len)) for image, captions in images.items()]
+    return [Prompt(str(image), next(filter(None, captions), "")) for image, captions in images.items()]
 
 
 def _json_lines(text: str) -> list[Prompt]:
@@ -187,8 +182,8 @@ def _json_lines(text: str) -> list[Prompt]:
         if line.strip():
             value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
-            said = value["prompt"] if "prompt" in value else value["caption"]
-            prompts.append(Prompt(str(value.get("id", number)), said, _seed(value.get("seed"))))
+            wording = value["prompt"] if "prompt" in value else value["caption"]
+            prompts.append(Prompt(str(value.get("id", number)), wording, _seed(value.get("seed"))))
     return _stripped(prompts)
 
 

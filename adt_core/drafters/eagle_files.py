@@ -28,45 +28,44 @@ def load_eagle(
     Raises AdtError if the files are missing or damaged, or the drafter was made for another target. The weights can be
     moved outside of inference mode, as ComfyUI does, even if they were loaded inside it.
     """
-    drafter, checkpoint = _described(path, target)
+    checkpoint = Checkpoint(resolve(path, "drafter"))
+    drafter = _empty(checkpoint, str(path), target)
     device = device or target.decoder.embedding.device
     drafter.to(target.decoder.dtype).to_empty(device=device).requires_grad_(False).eval()
     fill(_entries(drafter, checkpoint), checkpoint, check)
     recorded = checkpoint.folder / PAIRING_FILE
     if recorded.is_file():
-        said = read_json(recorded)
-        drafter.pairing = Pairing(*(bool(said.get(name)) for name in Pairing._fields))
+        pairing = read_json(recorded)
+        drafter.pairing = Pairing(*(bool(pairing.get(name)) for name in Pairing._fields))
     return drafter
 
 
 def fits(path: str | Path, target: Target) -> bool:
     """Was the drafter at ``path`` made for ``target``? Its weights are not read."""
     try:
-        _described(path, target)
+        _empty(Checkpoint(resolve(path, "drafter")), str(path), target)
     except AdtError:
         return False
     return True
 
 
-def _described(path: str | Path, target: Target) -> tuple[EagleDrafter, Checkpoint]:
-    """The drafter without its weights, and its checkpoint. Raises AdtError as :func:`load_eagle` does."""
-    checkpoint, ours = Checkpoint(resolve(path, "drafter")), target.decoder.config
+def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
+    """The drafter without its weights. Raises AdtError as :func:`load_eagle` does. path: what sentences call it."""
+    ours, remedy = target.decoder.config, "choose the drafter that was trained for this target"
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
-        raise AdtError(f"drafter {str(path)!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
+        raise AdtError(f"drafter {path!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
     width, tokens = (checkpoint.sizes(name)[0] for name in ("fc.weight", "embed_tokens.weight"))
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
-            f"drafter {str(path)!r} has width {width} and {tokens} tokens, but {target.name} has width "
-            f"{ours.hidden_size} and {ours.vocab_size} tokens; choose the drafter that was trained for this target."
+            f"drafter {path!r} has width {width} and {tokens} tokens, but {target.name} has width "
+            f"{ours.hidden_size} and {ours.vocab_size} tokens; {remedy}."
         )
     drafter, entries = describe(checkpoint, ours)
     if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
-        raise AdtError(
-            f"drafter {str(path)!r} was trained for another family or another size of image than {target.name}; "
-            "choose the drafter that was trained for this target."
-        )
+        problem = f"was trained for another family or another size of image than {target.name}"
+        raise AdtError(f"drafter {path!r} {problem}; {remedy}.")
     check_entries(entries, checkpoint)
-    return drafter, checkpoint
+    return drafter
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
@@ -74,15 +73,15 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
 
     What its configuration leaves unsaid is as in the target.
     """
-    said, names = checkpoint.config, checkpoint.names
-    grid = LLAMAGEN_GRIDS.get(str(said.get("input_type")))
+    fields = checkpoint.config
+    grid = LLAMAGEN_GRIDS.get(str(fields.get("input_type")))
     if target is not None:
         grid = grid or grid_of_pairs(target)
-        said = {**config_fields(target), **said, "max_position_embeddings": target.max_positions}
-    qk_norm = "layers.0.self_attn.q_norm.weight" in names
-    config = decoder_config(said, checkpoint.path, qk_norm=qk_norm, grid_rope=grid)
+        fields = {**config_fields(target), **fields, "max_position_embeddings": target.max_positions}
+    qk_norm = "layers.0.self_attn.q_norm.weight" in checkpoint.names
+    config = decoder_config(fields, checkpoint.path, qk_norm=qk_norm, grid_rope=grid)
     with torch.device("meta"):
-        drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in names)
+        drafter = EagleDrafter(config, input_norm="layers.0.input_layernorm.weight" in checkpoint.names)
     return drafter, _entries(drafter, checkpoint)
 
 

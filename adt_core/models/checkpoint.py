@@ -37,11 +37,11 @@ _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scrip
 
 def resolve(path: str | Path, role: str) -> Path:
     """The folder or file a user means by ``path``; ``role`` is "target" or "drafter"."""
-    found = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(path).expanduser()
-    if not found.exists():
+    place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(path).expanduser()
+    if not place.exists():
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
-    return _newest_snapshot(found) if (found / "snapshots").is_dir() else found
+    return _newest_snapshot(place) if (place / "snapshots").is_dir() else place
 
 
 def _newest_snapshot(cache: Path) -> Path:
@@ -72,23 +72,14 @@ def _outer(path: Path) -> Path:
 
 def read_json(file: Path) -> dict:
     """The JSON object in a file. AdtError if it is none."""
+    unsound.refuse_damaged(file)
     try:
-        refuse_damage(file)
         value = parse_json(read_text(file, LARGEST_JSON))
-    except AdtError:
-        raise
     except (OSError, ValueError) as error:
         raise AdtError(f"{file} is not readable JSON ({reason(error)}); download it again.") from error
     if not isinstance(value, dict):
         raise AdtError(f"{file} is not a JSON object; download it again.")
     return value
-
-
-def refuse_damage(file: Path) -> None:
-    """AdtError if a file is a Git LFS pointer, or was cut short in a way that can be seen."""
-    said = unsound.damage(file) if file.is_file() else ""
-    if said:
-        raise AdtError(f"{file} {said}.")
 
 
 class Stored(NamedTuple):
@@ -122,10 +113,10 @@ def _read_safetensors(file: Path) -> dict[str, Stored]:
     read = _Weights(file).read
     try:
         with safe_open(file, "pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}
+            headers = {name: opened.get_slice(name) for name in opened.keys()}
             return {
-                name: Stored(tuple(one.get_shape()), one.get_dtype(), partial(read, name))
-                for name, one in slices.items()
+                name: Stored(tuple(header.get_shape()), header.get_dtype(), partial(read, name))
+                for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:
         raise AdtError(f"{file} is not a complete safetensors file ({error}); download it again.") from error
@@ -172,9 +163,7 @@ class Checkpoint:
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
         in_folder = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
         files = [path] if path.is_file() else in_folder
-        known = unsound.quantised(self.config, ())
-        if known:
-            raise AdtError(f"{path} {known}.")
+        unsound.refuse_quantised(path, self.config, ())
         self._check_shards(files)
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
@@ -187,11 +176,9 @@ class Checkpoint:
         """Add the tensors of another file whose names begin with one of ``only``, as ``prefix`` + name."""
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
-        refuse_damage(file)
+        unsound.refuse_damaged(file)
         stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
-        known = unsound.quantised({}, stored)
-        if known:
-            raise AdtError(f"{file} {known}.")
+        unsound.refuse_quantised(file, {}, stored)
         self.files.append(file)
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
 
@@ -201,17 +188,15 @@ class Checkpoint:
         It is looked for in the checkpoint's folder, then in the folder above, then in ``home``.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
-        found = (match for folder in folders for pattern in patterns for match in sorted(folder.glob(pattern)))
-        return next(found, None)
+        matches = (match for folder in folders for pattern in patterns for match in sorted(folder.glob(pattern)))
+        return next(matches, None)
 
     @property
     def name(self) -> str:
-        """What people call it: the name of its folder or file, or of its repository in Hugging Face's cache."""
         return name_of(self.path)
 
     @property
     def home(self) -> Path:
-        """The folder that it lies in, among other models."""
         return home_of(self.path)
 
     @property
@@ -242,12 +227,12 @@ class Checkpoint:
             missing = ", ".join(sorted(set(listed.values()) - {file.name for file in files}))
             if missing:
                 raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
-        found = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
-        wanted = {f"{m[1]}{i:0{len(m[2])}}-of-{m[3]}{m[4]}" for m in found.values() for i in range(1, int(m[3]) + 1)}
-        absent = sorted(wanted - found.keys())
+        shards = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
+        wanted = {f"{m[1]}{i:05}-of-{m[3]}{m[4]}" for m in shards.values() for i in range(1, int(m[3]) + 1)}
+        absent = sorted(wanted - shards.keys())
         if self.path.is_dir() and absent:
-            shown = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
-            raise AdtError(f"{self.path} lacks {shown}; download the missing files.")
+            names = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
+            raise AdtError(f"{self.path} lacks {names}; download the missing files.")
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -306,13 +291,13 @@ def check_entries(
     missing = missing_tensors(entries, checkpoint)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        known = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
-        remedy = next(known, "it is incomplete or of another architecture")
+        fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
+        remedy = next(fitting, "it is incomplete or of another architecture")
         raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
-    for name, shape in ((name, shape) for entry in entries for name, shape in zip(entry.names, entry.shapes)):
-        found = checkpoint[name].shape
-        if found != shape:
-            problem = f"{name} has shape {found}, but {shape} was expected"
+    for name, shape in (pair for entry in entries for pair in zip(entry.names, entry.shapes)):
+        stored = checkpoint[name].shape
+        if stored != shape:
+            problem = f"{name} has shape {stored}, but {shape} was expected"
             raise AdtError(f"{checkpoint.path}: {problem}; the file belongs to another model.")
     _check_kinds([name for entry in entries if entry.parameter.is_floating_point() for name in entry.names], checkpoint)
 

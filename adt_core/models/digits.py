@@ -28,8 +28,10 @@ def byte_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     NVIDIA GPU, in half precision, where :data:`_NEEDED` is met. Elsewhere the weight is converted to x's dtype, and the
     output is scaled.
     """
-    if not _has_digits(x, weight):
-        return _converted(x, weight, scale)
+    return _by_digits(x, weight, scale) if _has_digits(x, weight) else _converted(x, weight, scale)
+
+
+def _by_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return int8_digits(x, weight, scale) if weight.dtype == torch.int8 else fp8_digits(x, weight, scale)
 
 
@@ -50,14 +52,14 @@ def _work_here(device: torch.device, dtype: torch.dtype, stored: torch.dtype) ->
     weight = (40 * torch.randn(96, 64, generator=generator)).round().clamp(-127, 127).to(device, stored).t()
     scale = torch.ones(96, device=device)
     try:
-        found = int8_digits(x, weight, scale) if stored == torch.int8 else fp8_digits(x, weight, scale)
+        y = _by_digits(x, weight, scale)
         expected = _converted(x, weight, scale)
-        if float((found - expected).abs().max()) <= 0.02 * float(expected.abs().max()):
+        if float((y - expected).abs().max()) <= 0.02 * float(expected.abs().max()):
             return True
         reason = "what was tried on small matrices was wrong"
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise  # it passes, and what is found here is remembered
+            raise  # it passes, and this function's answer is remembered
         reason = str(error).split("\n")[0].rstrip(".")
     kind = str(stored).removeprefix("torch.")
     logging.getLogger(__name__).warning(
@@ -88,14 +90,14 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """As :func:`byte_product`: every digit holds the next 4 bits of what the digits before it left."""
-    step, count, one = _step(x, 8), _DIGITS[x.dtype], scale.new_ones((), dtype=torch.float32)
-    rest, digits = x / step, torch.empty(count, *x.shape, dtype=weight.dtype, device=x.device)
+    step = _step(x, 8)
+    rest = x / step
+    digits = torch.empty(_DIGITS[x.dtype], *x.shape, dtype=weight.dtype, device=x.device)
     for digit in digits[:-1]:
         digit.copy_(rest)
         rest = (rest - digit.float()).mul_(16)
     digits[-1].copy_(rest)
-    found = fp8_product(digits.flatten(0, 1), weight, one).view(count, len(x), -1)
-    *earlier, total = found
+    *earlier, total = fp8_product(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)
     for sums in reversed(earlier):
         total = torch.add(sums, total, alpha=1 / 16)
     return torch.mul(total * step, scale).to(x.dtype)

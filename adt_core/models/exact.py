@@ -50,7 +50,7 @@ def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
         far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))
     except (RuntimeError, NotImplementedError) as error:
         if is_out_of_memory(error):
-            raise  # it passes, and what is found here is remembered
+            raise  # it passes, and this function's answer is remembered
         return None
     return NEAR
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,17 +16,6 @@ def model_type(config: dict) -> str:
     return str(config.get("model_type")).lower()
 
 
-class Remedy(NamedTuple):
-    """What to do if tensors are missing, and the download that it takes."""
-
-    said: str
-    download: Download
-
-    def order(self, home: Path) -> str:
-        """The end of a sentence. home: the folder of the models."""
-        return f"{self.said}: run `{self.download.command(home)}`"
-
-
 class Family(NamedTuple):
     """A family of models. A new one is a file in ``families`` and a line in ``load.FAMILIES``; nothing else lists them.
 
@@ -37,7 +25,7 @@ class Family(NamedTuple):
     entries: where the target's parameters come from.
     prompter: what reads its prompts. Like ``skeleton`` it raises AdtError if something is missing or makes no sense.
     unneeded: how the names of tensors begin that drawing does not need.
-    remedies: by how the names of missing tensors begin.
+    remedies: what to do if tensors are missing, and the download that it takes, by how their names begin.
     sampling: how its authors draw.
     single_files: glob patterns of weights files that are models without a config.json.
     beside: patterns for ``Checkpoint.beside`` of what its models need besides their own folder.
@@ -52,7 +40,7 @@ class Family(NamedTuple):
     entries: Callable[[Target, Checkpoint], list[Entry]]
     prompter: Callable[[Target, Checkpoint], Prompter]
     unneeded: tuple[str, ...] = ()
-    remedies: Mapping[str, Remedy] = MappingProxyType({})
+    remedies: Mapping[str, tuple[str, Download]] = MappingProxyType({})
     sampling: PublishedSampling = PublishedSampling()
     single_files: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
@@ -60,5 +48,8 @@ class Family(NamedTuple):
     published: tuple[Published, ...] = ()
 
     def orders(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """What to do if tensors of a checkpoint are missing, by how their names begin."""
-        return {prefix: remedy.order(checkpoint.home) for prefix, remedy in self.remedies.items()}
+        """What to do if tensors of a checkpoint are missing, by how their names begin: the ends of sentences."""
+        return {
+            prefix: f"{advice}: run `{download.command(checkpoint.home)}`"
+            for prefix, (advice, download) in self.remedies.items()
+        }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from ..errors import AdtError, shown
+from ..untrusted import Kind, list_of, whole_number
 
 Source = Path | str
 """What a sentence names: the checkpoint."""
-MOST = dict.fromkeys(
-    ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads"), 999
-)
-MOST |= {"num_res_blocks": 99, "resolution": 2**14, "image_size": 2**14}
-"""Bounds of sizes that have a lower one than 2**21."""
+USUAL_MOST = 2**21
+MOST = {
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads"), 999
+    ),
+    **dict.fromkeys(("resolution", "image_size", "channel_multiplier", "attn_resolutions"), 2**14),
+    "num_res_blocks": 99,
+}
+"""Bounds of sizes: the usual one, and lower ones by name."""
 MOST_LEVELS = 12
 """Entries of a list of sizes."""
 
@@ -27,71 +31,58 @@ def section(config: dict, name: str, source: Source) -> dict:
     return value
 
 
-def whole_number(config: dict, name: str, source: Source, default: object = None) -> int:
-    """A size. AdtError if it is not a positive whole number, or is absurd. What is null or 0 is the default."""
-    value, most = config.get(name) or default, MOST.get(name, 2**21)
-    if type(value) is not int or not 1 <= value <= most:
-        _refuse(source, name, value, f"a whole number from 1 to {most}")
-    return value
-
-
-def whole_numbers(config: dict, name: str, source: Source, default: tuple[int, ...], low: int = 1) -> tuple[int, ...]:
-    """A list of a few sizes; one at least, if they must be positive. AdtError if it is none."""
-    value, most = config.get(name, default), MOST.get(name, 2**14)
-    listed = isinstance(value, list | tuple) and low <= len(value) <= MOST_LEVELS
-    if not listed or not all(type(one) is int and low <= one <= most for one in value):
-        _refuse(source, name, value, f"a list of {low} to {MOST_LEVELS} whole numbers from {low} to {most}")
-    return tuple(value)
-
-
-def number(config: dict, name: str, source: Source, default: float, low: float, high: float) -> float:
-    """A number from low to high. AdtError if it is none. What is null is the default."""
+def read(config: dict, name: str, kind: Kind, source: Source, default: Any = None) -> Any:
+    """A field of this kind. AdtError for anything else. What is missing or null is the default, if there is one."""
     value = config.get(name)
-    value = default if value is None else value
-    if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):
-        _refuse(source, name, value, f"a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def switch(config: dict, name: str, source: Source, default: bool) -> bool:
-    """True or false. AdtError for anything else."""
-    value = config.get(name, default)
-    if type(value) is not bool:
-        _refuse(source, name, value, "true or false")
+    if value is None and default is not None:
+        return default
+    problem = kind.problem(name, value)
+    if problem:
+        raise AdtError(f"{source}: config.json says {problem}; download it again.")
     return value
 
 
-def word(config: dict, name: str, source: Source, choices: tuple[str, ...]) -> str:
-    """One of the choices; the first if there is none. AdtError for anything else."""
-    value = config.get(name, choices[0])
-    if value not in choices:
-        _refuse(source, name, value, " or ".join(choices))
-    return value
+def size(config: dict, name: str, source: Source, default: int | None = None) -> int:
+    """A positive whole number of a size that models have. AdtError for anything else. What is 0 is the default."""
+    value = config.get(name) or default
+    return read({name: value}, name, whole_number(1, MOST.get(name, USUAL_MOST)), source)
 
 
-_PLAIN: dict[str, tuple] = dict.fromkeys(
-    ("attention_bias", "mlp_bias", "use_sliding_window", "swin_norm"), (None, False)
-)
-_PLAIN |= dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "num_experts"), (None, 0))
-_PLAIN |= dict.fromkeys(("num_local_experts", "n_routed_experts", "attention_chunk_size"), (None, 0))
-_PLAIN |= dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), (None, 1))
-_PLAIN |= {"hidden_act": (None, "silu", "swish"), "hidden_activation": (None, "silu", "swish")}
-_PLAIN |= {"partial_rotary_factor": (None, 1), "attention_multiplier": (None,), "query_pre_attn_scalar": (None,)}
-"""Fields that change what a decoder computes -> the values with which it computes what it does here."""
+def sizes(config: dict, name: str, source: Source, default: tuple[int, ...] | None = None, low: int = 1) -> tuple:
+    """A list of a few sizes from ``low``, and at least as many of them. AdtError for anything else."""
+    kind = list_of(whole_number(low, MOST.get(name, USUAL_MOST)), low, MOST_LEVELS)
+    return tuple(read(config, name, kind, source, default))
+
+
+_OFF = (None, False)
+_NONE = (None, 0)
+_ONE = (None, 1)
+_SILU = (None, "silu", "swish")
 _UNSCALED = (None, "default")
+_USUAL: dict[str, tuple] = {
+    "hidden_act": _SILU,
+    "hidden_activation": _SILU,
+    "attention_multiplier": (None,),
+    "query_pre_attn_scalar": (None,),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window", "swin_norm"), _OFF),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"), _NONE),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _NONE),
+    **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), _ONE),
+    "partial_rotary_factor": _ONE,
+}
+"""Fields that change what a decoder computes -> the values with which it computes what it does here."""
 
 
 def check_maths(config: dict, source: Source) -> None:
     """AdtError if a ``config.json`` asks for a decoder that computes something else than those of all families here."""
-    asked = {name: config.get(name) for name, plain in _PLAIN.items() if config.get(name) not in plain}
+    asked = {name: config.get(name) for name, usual in _USUAL.items() if config.get(name) not in usual}
     if config.get("use_sliding_window") is not False and config.get("sliding_window"):
         asked["sliding_window"] = config["sliding_window"]
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
-        kinds = [rope.get("rope_type"), rope.get("type")] if isinstance(rope, dict) else [rope]
-        if any(kind not in _UNSCALED for kind in kinds) or (
-            isinstance(rope, dict) and rope.get("partial_rotary_factor") not in (None, 1)
-        ):
+        fields = rope if isinstance(rope, dict) else {"type": rope}
+        kinds = fields.get("rope_type"), fields.get("type")
+        if any(kind not in _UNSCALED for kind in kinds) or fields.get("partial_rotary_factor") not in _ONE:
             asked[name] = rope
     hidden, heads, width = (config.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim"))
     if type(hidden) is int and type(heads) is int and heads > 0 and width not in (None, hidden // heads):
@@ -99,9 +90,3 @@ def check_maths(config: dict, source: Source) -> None:
     for name, value in asked.items():
         problem = f"config.json asks for {name} {shown(value, 60)}, which none of the models here has"
         raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or another model.")
-
-
-def _refuse(source: Source, name: str, value: object, expected: str) -> NoReturn:
-    raise AdtError(
-        f"{source}: config.json says {name} is {shown(value)}, but {expected} was expected; download it again."
-    )

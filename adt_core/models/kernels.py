@@ -24,12 +24,13 @@ def int8_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch._int_mm(x, weight)
 
 
-def fp8_product(x: Tensor, weight: Tensor, one: Tensor) -> Tensor:
-    """float8_e4m3fn x [M, in] times weight [in, out], in float32. in and out are multiples of 16. one: a scale of 1.
+def fp8_product(x: Tensor, weight: Tensor) -> Tensor:
+    """float8_e4m3fn x [M, in] times weight [in, out], in float32. in and out are multiples of 16.
 
     Where a library refuses it, weights are converted for each product (:mod:`.digits` tries it first).
     """
-    return torch._scaled_mm(x, weight, one, one, out_dtype=torch.float32)
+    unscaled = torch.ones((), dtype=torch.float32, device=x.device)
+    return torch._scaled_mm(x, weight, unscaled, unscaled, out_dtype=torch.float32)
 
 
 def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

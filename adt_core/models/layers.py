@@ -90,24 +90,25 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor
     grads = torch.is_grad_enabled()
     if scale is not None:
         y = byte_product(x, weight, scale)
-    elif _in_float32(x):
+    elif _draws_on_cpu(x) and (x.dtype == torch.float32 or _HALF_IS_SLOW and x.dtype in HALF):
         y = onednn_product(x.float(), ready(weight)).to(x.dtype)
     elif plus is None or grads:
         y = x @ weight
     else:
         return plus.addmm_(x, weight)  # one launch, where a sum apart is two
-    return y if plus is None else plus + y if grads else plus.add_(y)
-
-
-def _in_float32(x: Tensor) -> bool:
-    drawing = x.device.type == "cpu" and torch.is_inference_mode_enabled()
-    return drawing and (x.dtype == torch.float32 or _HALF_IS_SLOW and x.dtype in HALF)
+    if plus is None:
+        return y
+    return plus + y if grads else plus.add_(y)
 
 
 def ready(weight: Tensor) -> Tensor:
     """A weight as :func:`product` multiplies it: in float32 where half precision is slow, and so is to convert it."""
-    widened = weight.device.type == "cpu" and _HALF_IS_SLOW and torch.is_inference_mode_enabled()
-    return weight.float() if widened and weight.dtype != torch.float64 else weight
+    is_slow = _draws_on_cpu(weight) and _HALF_IS_SLOW and weight.dtype != torch.float64
+    return weight.float() if is_slow else weight
+
+
+def _draws_on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and torch.is_inference_mode_enabled()
 
 
 class Layer(nn.Module):
@@ -124,7 +125,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, input_norm: bool = True):
         super().__init__()
-        self.config, h, heads = config, config.hidden_size, config.num_heads + config.num_kv_heads
+        self.config = config
+        h, heads = config.hidden_size, config.num_heads + config.num_kv_heads
         self.input_norm = nn.Parameter(torch.ones(h)) if input_norm else None
         self.qkv = nn.Parameter(torch.empty(h, (heads + config.num_kv_heads) * config.head_dim))
         self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
@@ -260,8 +262,9 @@ class Decoder(nn.Module):
         inputs: [R, n, h], what stands in the place of the tokens' embeddings.
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
-        shape, tile = x.shape, self.tile
-        x, frame = filled(x.flatten(0, 1), tile), Frame.of(step, rope, self.config, tile)
+        shape = x.shape
+        x = filled(x.flatten(0, 1), self.tile)
+        frame = Frame.of(step, rope, self.config, self.tile)
         with without_cudnn():
             for layer, slot in zip(self.layers, cache.data):
                 if check is not None:
@@ -295,5 +298,5 @@ class Decoder(nn.Module):
         if not self.tile:
             return function(x)
         rows = x.flatten(0, -2)
-        made = _joined([function(part) for part in filled(rows, self.tile).split(self.tile)])
-        return made[: len(rows)].view(*x.shape[:-1], -1)
+        outputs = _joined([function(part) for part in filled(rows, self.tile).split(self.tile)])
+        return outputs[: len(rows)].view(*x.shape[:-1], -1)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import AdtError
+from ..untrusted import number, whole_number
 from .checkpoint import Checkpoint, Entry, same, transposed
 from .config import DecoderConfig
-from .fields import check_maths, number, section, whole_number
+from .fields import check_maths, read, section, size
 from .layers import Decoder, Layer
 from .quantised import store
 
@@ -28,25 +29,27 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
 
     changes: fields of the result that the ``config.json`` does not decide.
     """
-    size = partial(whole_number, config, source=source)
-    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    stated = partial(size, config, source=source)
+    hidden, heads = stated("hidden_size"), stated("num_attention_heads")
     if hidden % heads:
         problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise AdtError(f"{source}: config.json's {problem}; download it again.")
     check_maths(config, source)
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
-    found = {
-        "vocab_size": size("vocab_size"),
+    if rope.get("rope_theta") is None:
+        rope = config
+    shape = {
+        "vocab_size": stated("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": size("intermediate_size"),
-        "num_layers": size("num_hidden_layers"),
+        "intermediate_size": stated("intermediate_size"),
+        "num_layers": stated("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": size("num_key_value_heads", default=heads),
-        "rms_norm_eps": number(config, "rms_norm_eps", source, 1e-5, 0, 0.1),
-        "rope_theta": number(config if rope.get("rope_theta") is None else rope, "rope_theta", source, 1e4, 1, 1e12),
-        "max_positions": size("max_position_embeddings", default=4096),
+        "num_kv_heads": stated("num_key_value_heads", default=heads),
+        "rms_norm_eps": float(read(config, "rms_norm_eps", number(0, 0.1), source, 1e-5)),
+        "rope_theta": float(read(rope, "rope_theta", number(1, 1e12), source, 1e4)),
+        "max_positions": stated("max_position_embeddings", default=4096),
     }
-    return DecoderConfig(**found | changes)
+    return DecoderConfig(**shape | changes)
 
 
 def with_room(config: DecoderConfig, tokens: int) -> DecoderConfig:
@@ -64,9 +67,11 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     Models with a ``grid_rope`` rotate neighbouring elements of a head together; ours rotates its two halves together.
     """
     c = layer.config
-    h, kv, wide = c.hidden_size, c.num_kv_heads * c.head_dim, c.intermediate_size
+    h, wide = c.hidden_size, c.intermediate_size
+    kv = c.num_kv_heads * c.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv, gate_up = [f"{attention}.{x}_proj.weight" for x in "qkv"], [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
+    qkv = [f"{attention}.{x}_proj.weight" for x in "qkv"]
+    gate_up = [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
 
     def unpaired(weight: Tensor) -> Tensor:
         return weight.view(-1, c.head_dim // 2, 2, h).transpose(1, 2).reshape_as(weight)
@@ -125,8 +130,9 @@ def decoder_entries(
 ) -> list[Entry]:
     """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens."""
     c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
-    said = checkpoint.config.get("text_config")
-    if (said if isinstance(said, dict) else checkpoint.config).get("tie_word_embeddings"):
+    text_config = checkpoint.config.get("text_config")
+    fields = text_config if isinstance(text_config, dict) else checkpoint.config
+    if fields.get("tie_word_embeddings"):
         problem = "config.json asks for tie_word_embeddings, which none of the models here has"
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
@@ -136,16 +142,19 @@ def decoder_entries(
     ]
 
 
-def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], size: int | None = None) -> dict[str, int]:
-    """Token ids by name. AdtError if a ``needed`` name is missing, or an id is not below ``size`` (``vocab_size``)."""
+def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size: int = 0) -> dict[str, int]:
+    """Token ids by name. AdtError if a ``needed`` name is missing, or an id is not below ``vocab_size``.
+
+    That is the field of config.json, unless it is given.
+    """
     source = f"{checkpoint.path}: config.json's vocabulary_map"
     vocabulary = section({"vocabulary_map": {}, **checkpoint.config}, "vocabulary_map", checkpoint.path)
     missing = ", ".join(name for name in needed if name not in vocabulary)
     if missing:
         raise AdtError(f"{source} lacks {missing}; use the checkpoint's own config.json.")
-    size = size or whole_number(checkpoint.config, "vocab_size", checkpoint.path)
-    if not all(type(i) is int and 0 <= i < size for i in vocabulary.values()):
-        raise AdtError(f"{source} names ids outside its vocab_size {size}; download it again.")
+    vocab_size = vocab_size or size(checkpoint.config, "vocab_size", checkpoint.path)
+    if not all(map(whole_number(0, vocab_size - 1).fits, vocabulary.values())):
+        raise AdtError(f"{source} names ids outside its vocab_size {vocab_size}; download it again.")
     return vocabulary
 
 

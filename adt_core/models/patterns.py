@@ -75,12 +75,12 @@ def is_fast(pattern: str) -> bool:
 
 def _choice(text: str, at: int, depth: int) -> tuple[_Part, int]:
     """Parts between ``|``, up to the end or a closing bracket; and where that is."""
-    found, at = _sequence(text, at, depth)
+    whole, at = _sequence(text, at, depth)
     while text[at : at + 1] == "|":
         other, at = _sequence(text, at + 1, depth)
-        shortest, ways = min(found.shortest, other.shortest), found.ways + other.ways
-        found = _Part(shortest, ways, found.endless or other.endless)
-    return found, at
+        shortest = min(whole.shortest, other.shortest)
+        whole = _Part(shortest, whole.ways + other.ways, whole.endless or other.endless)
+    return whole, at
 
 
 def _sequence(text: str, at: int, depth: int) -> tuple[_Part, int]:
@@ -114,11 +114,12 @@ def _piece(text: str, at: int, depth: int) -> tuple[_Part, int]:
 
 def _repeated(part: _Part, times: re.Match, is_group: bool) -> _Part:
     """A part that is repeated. A group may only be left out, since repeats in repeats are what is slow."""
-    if times[0][0] != "{":
-        least, most = {"?": (0, 1), "*": (0, None), "+": (1, None)}[times[0]]
-    else:
+    least, most = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(times[0], (None, None))
+    if least is None:
         least = int(times[1])
-        most = int(times[3]) if times[3] else None if times[2] else least
+        most = int(times[3]) if times[3] else None
+        if not times[2]:  # no comma
+            most = least
     if (is_group and times[0] != "?") or max(least, most or 0) > _MOST_TIMES or (most is not None and most < least):
         raise _SlowError
     ways = 1 if most is None else part.ways * (most - least + 1)

@@ -68,12 +68,12 @@ class TokenPrompter(Prompter):
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
         tokenizer = load_tokenizer(checkpoint.folder)
-        found = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
-        missing = ", ".join(name for name, number in found.items() if number is None)
+        ids = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
+        missing = ", ".join(name for name, number in ids.items() if number is None)
         if missing:
             problem = f"tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json"
             raise AdtError(f"{checkpoint.folder}: {problem}.")
-        vocabulary: dict = found or checkpoint.config["vocabulary_map"]
+        vocabulary: dict = ids or checkpoint.config["vocabulary_map"]
         config = target.decoder.config
         return cls(target.name, tokenizer, vocabulary, config.vocab_size, config.max_positions, target.row_end)
 

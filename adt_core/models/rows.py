@@ -78,7 +78,7 @@ class Rows:
     ):
         """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
 
-        like: gives dtype and device. images: how many; one for each row unless told. length: that prompts are padded
+        like: gives dtype and device. images: how many; if 0, as many as rows. length: that prompts are padded
         to, if none is longer. prefix: image tokens at the end of every prompt.
         """
         self.length = max(length, *map(len, prompts))
@@ -126,8 +126,10 @@ class Rows:
 
     def spread(self, values: Tensor) -> Tensor:
         """Per-image values [B, ...] -> per-row values [R, ...]."""
-        repeat, one = self.count // len(values), [1] * (values.ndim - 1)
-        return values.expand(repeat, *values.shape[1:]) if len(values) == 1 else values.repeat(repeat, *one)
+        repeat = self.count // len(values)
+        if len(values) == 1:
+            return values.expand(repeat, *values.shape[1:])
+        return values.repeat(repeat, *[1] * (values.ndim - 1))
 
     def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
         """Features [R, n, h] at ``nodes`` [B, m] of each image -> [R, m, h]."""
@@ -183,9 +185,8 @@ class Rows:
             return replace(step, window=Window(None, step.mask.double()))
         seen, end = step.mask[:, 0], step.end
         far_until = (step.positions + self.pads[:, None] - near).clamp_min(self.first_slot)[..., None]  # [R, n, 1]
-        columns = (start - near + torch.arange(near + seen.shape[1], device=self.device)).expand(
-            self.count, -1
-        )  # [R, w]
+        columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
+        columns = columns.expand(self.count, -1)  # [R, w]
         there = (columns >= 0) & (columns < end)
         columns = columns.clamp(0, end - 1)
         close = there[:, None] & (columns[:, None] >= far_until)
@@ -214,7 +215,7 @@ class Rows:
 
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
     """Features [n, h] of every row as [R, length, h]; None where the rows have token ids alone."""
-    given = [one for one in features if one is not None]
+    given = [row for row in features if row is not None]
     if len(given) < len(features):
         return None
-    return torch.stack([F.pad(one.to(like), (0, 0, length - len(one), 0)) for one in given])
+    return torch.stack([F.pad(row.to(like), (0, 0, length - len(row), 0)) for row in given])

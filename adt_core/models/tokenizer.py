@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tokenizers import Encoding, Tokenizer
 
 from ..errors import AdtError, shown, told_by_library
+from ..untrusted import SWITCH, Kind, list_of, mapping, number, one_of, optional, row, text, whole_number
 from .checkpoint import read_json
 from .patterns import is_fast
 
@@ -29,8 +30,6 @@ _LONGEST_REPLACEMENT = 64
 """Bytes that a table of characters may put in the place of a few; of the published one it is 33."""
 _LARGEST_SCORE = 1e6
 
-Check = Callable[[Any], bool]
-
 
 def has_tokenizer(folder: Path) -> bool:
     """Does a checkpoint folder hold a tokenizer?"""
@@ -42,7 +41,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     file = next(filter(Path.is_file, (folder / name for name in _FILES)), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
-    content = json.dumps(checked(read_json(file), file))
+    content = json.dumps(_checked(read_json(file), file))
     with told_by_library(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
         return Tokenizer.from_str(content)
 
@@ -54,24 +53,23 @@ def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
         return tokenizer.encode(text, add_special_tokens=False)
 
 
-def checked(content: dict, file: Path) -> dict:
+def _checked(content: dict, file: Path) -> dict:
     """What the library is given of a ``tokenizer.json``. AdtError if that is of no published kind, or is absurd."""
-    model = content.get("model")
-    kind = model.get("type") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(kind, str) or kind not in _MODELS:
-        _refuse(file, f"its model is {shown(kind)}, and {' or '.join(_MODELS)} was expected")
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or len(added) > _MOST_TOKENS:
         _refuse(file, "its added_tokens are no list of tokens")
-    tokens = [_fields(one, _ADDED_TOKEN, "added_tokens", file) for one in added]
+    tokens = [_fields(token, _ADDED_TOKEN, "added_tokens", file) for token in added]
     if _too_long(token.get("content") for token in tokens):
         _refuse(file, "its added_tokens are too long")
+    kind = _kind(content.get("model"))
+    if not one_of(*_MODELS).fits(kind):
+        _refuse(file, f"its model is {shown(kind)}, and {' or '.join(_MODELS)} was expected")
     return {
         "version": "1.0",
         "added_tokens": tokens,
         "normalizer": _steps(content.get("normalizer"), "normalizer", "normalizers", _NORMALIZERS, file),
         "pre_tokenizer": _steps(content.get("pre_tokenizer"), "pre_tokenizer", "pretokenizers", _PRE_TOKENIZERS, file),
-        "model": {"type": kind, **_fields(_without_type(model), _MODELS[kind], "model", file)},
+        "model": _typed(content["model"], kind, _MODELS, "model", file),
     }
 
 
@@ -79,78 +77,67 @@ def _refuse(file: Path, problem: str) -> NoReturn:
     raise AdtError(f"{file} can't be used, {problem}; take the tokenizer.json of the model's page.")
 
 
-def _without_type(part: dict) -> dict:
-    return {name: value for name, value in part.items() if name != "type"}
+def _kind(part: object) -> Any:
+    """What a part says that it is."""
+    return part.get("type") if isinstance(part, dict) else None
 
 
-def _fields(part: Any, known: dict[str, Check], where: str, file: Path) -> dict:
-    """A part of the file, with all of its fields. AdtError if one is unknown, or is not as it should be."""
+def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
+    """A part of the file. AdtError if one of its fields is unknown, or is not as it should be."""
     if not isinstance(part, dict):
         _refuse(file, f"it has {shown(part)} in its {where}")
-    wrong = next((name for name, value in part.items() if name not in known or not known[name](value)), None)
-    if wrong is not None:
-        _refuse(file, f"{wrong!r} in its {where} is {shown(part[wrong])}, which no model here has")
+    for name, value in part.items():
+        if name not in kinds or not kinds[name].fits(value):
+            _refuse(file, f"{name!r} in its {where} is {shown(value)}, which no model here has")
     return part
 
 
-def _steps(part: Any, where: str, inside: str, known: dict[str, dict[str, Check]], file: Path) -> dict | None:
+def _typed(part: dict, kind: str, kinds: dict[str, dict[str, Kind]], where: str, file: Path) -> dict:
+    """The same of a part that says which of the ``kinds`` it is, and so which fields it may have."""
+    return _fields(part, {"type": one_of(kind), **kinds[kind]}, where, file)
+
+
+def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]], file: Path) -> dict | None:
     """What is done to a text, one step after another. Few kinds may come twice, since the others make it longer."""
     if part is None:
         return None
-    is_list = isinstance(part, dict) and part.get("type") == "Sequence"
-    steps = part.get(inside) if is_list and isinstance(part, dict) else [part]
+    is_list = _kind(part) == "Sequence"
+    steps = part.get(inside) if is_list else [part]
     if not isinstance(steps, list) or len(steps) > _MOST_STEPS:
         _refuse(file, f"its {where} has not 0 to {_MOST_STEPS} steps")
-    kinds: list[Any] = [step.get("type") if isinstance(step, dict) else None for step in steps]
-    unknown = [kind for kind in kinds if not isinstance(kind, str) or kind not in known]
-    if unknown:
-        _refuse(file, f"its {where} is {shown(unknown[0])}, which no model here has")
-    if any(kinds.count(kind) > 1 and kind not in _REPEATED for kind in kinds):
-        _refuse(file, f"its {where} does the same twice")
-    if len(_LENGTHENING.intersection(kinds)) > 1:
+    names = [_kind(step) for step in steps]
+    for name in names:
+        if not one_of(*kinds).fits(name):
+            _refuse(file, f"its {where} is {shown(name)}, which no model here has")
+        if names.count(name) > 1 and name not in _REPEATED:
+            _refuse(file, f"its {where} does the same twice")
+    if len(_LENGTHENING.intersection(names)) > 1:
         _refuse(file, f"its {where} makes texts longer in two ways")
-    found = [
-        {"type": kind, **_fields(_without_type(step), known[kind], f"{where} {kind}", file)}
-        for kind, step in zip(kinds, steps)
-    ]
-    return {"type": "Sequence", inside: found} if is_list else found[0]
+    checked = [_typed(step, name, kinds, f"{where} {name}", file) for name, step in zip(names, steps)]
+    return {"type": "Sequence", inside: checked} if is_list else checked[0]
 
 
 def _too_long(tokens: Iterable[object]) -> bool:
     """Is one of these no token, or too long, or are all together?"""
-    lengths = [len(one.encode("utf-8", "surrogatepass")) if isinstance(one, str) else _MOST_BYTES for one in tokens]
+    lengths = [len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else _MOST_BYTES for text in tokens]
     return max(lengths, default=0) > _LONGEST_TOKEN or sum(lengths) > _MOST_BYTES
 
 
-def _switch(value: object) -> bool:
-    return type(value) is bool
-
-
-def _nothing(value: object) -> bool:
+def _is_nothing(value: object) -> bool:
     return value is None or value == "" or (type(value) in (int, float) and value == 0)
 
 
-def _words(*choices: str) -> Check:
-    return lambda value: isinstance(value, str) and value in choices
-
-
-def _text(least: int, most: int) -> Check:
-    return lambda value: isinstance(value, str) and least <= len(value) <= most
-
-
-def _token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST_TOKENS
-
-
-def _pattern(value: Any) -> bool:
+def _is_pattern(value: Any) -> bool:
     """{"String": a text} or {"Regex": a pattern}."""
     if not isinstance(value, dict) or len(value) != 1:
         return False
-    ((kind, said),) = value.items()
-    return isinstance(said, str) and (is_fast(said) if kind == "Regex" else kind == "String" and 1 <= len(said) <= 64)
+    ((kind, pattern),) = value.items()
+    if not isinstance(pattern, str):
+        return False
+    return is_fast(pattern) if kind == "Regex" else kind == "String" and 1 <= len(pattern) <= 64
 
 
-def _charsmap(value: object) -> bool:
+def _is_charsmap(value: object) -> bool:
     """A table of characters, as sentencepiece makes it: the length of a trie, the trie, and texts that end in zeros."""
     try:
         table = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
@@ -160,70 +147,62 @@ def _charsmap(value: object) -> bool:
     return len(texts) > 1 and max(map(len, texts)) <= _LONGEST_REPLACEMENT
 
 
-def _vocabulary(value: Any) -> bool:
-    """{token: id}"""
-    usable = isinstance(value, dict) and len(value) <= _MOST_TOKENS
-    return usable and all(map(_token_id, value.values())) and not _too_long(value)
+def _special(fits: Any) -> Kind:
+    """A kind that has no words: what is wrong with a tokenizer is said of the file."""
+    return Kind("", "", fits)
 
 
-def _merges(value: Any) -> bool:
-    """["a b", ...] or [["a", "b"], ...]"""
-    if not isinstance(value, list) or len(value) > _MOST_MERGES:
-        return False
-    pairs = () if set(map(type, value)) == {str} else value
-    return all(isinstance(pair, list) and len(pair) == 2 and all(type(x) is str for x in pair) for pair in pairs)
-
-
-def _scored(value: Any) -> bool:
-    """[[token, score], ...]"""
-    if not isinstance(value, list) or len(value) > _MOST_TOKENS:
-        return False
-    pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
-    numbers = all(type(score) in (int, float) and abs(score) <= _LARGEST_SCORE for _, score in pairs)
-    return len(pairs) == len(value) and numbers and not _too_long(token for token, _ in pairs)
-
-
-_BEHAVIORS = _words("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
-_ADDED_TOKEN: dict[str, Check] = {
-    "id": _token_id,
-    "content": _text(1, _LONGEST_TOKEN),
-    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _switch),
+_NOTHING = _special(_is_nothing)
+_PATTERN = _special(_is_pattern)
+_TOKEN = text(1, _LONGEST_TOKEN)
+_TOKEN_ID = whole_number(0, _MOST_TOKENS - 1)
+_ANY = text(0, _MOST_BYTES)
+_IDS = mapping(_ANY, _TOKEN_ID, 0, _MOST_TOKENS)
+_VOCABULARY = _special(lambda value: _IDS.fits(value) and not _too_long(value))
+_SCORES = list_of(row(_ANY, number(-_LARGEST_SCORE, _LARGEST_SCORE)), 0, _MOST_TOKENS)
+_MERGES = list_of(_ANY, 0, _MOST_MERGES), list_of(row(_ANY, _ANY), 0, _MOST_MERGES)
+"""["a b", ...] and [["a", "b"], ...]"""
+_BEHAVIOR = one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_ADDED_TOKEN = {
+    "id": _TOKEN_ID,
+    "content": _TOKEN,
+    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), SWITCH),
 }
-_NORMALIZERS: dict[str, dict[str, Check]] = {
+_NORMALIZERS: dict[str, dict[str, Kind]] = {
     **{kind: {} for kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase")},
-    "Strip": {"strip_left": _switch, "strip_right": _switch},
-    "Prepend": {"prepend": _text(0, 4)},
-    "Replace": {"pattern": _pattern, "content": _text(0, 1)},
-    "Precompiled": {"precompiled_charsmap": _charsmap},
+    "Strip": {"strip_left": SWITCH, "strip_right": SWITCH},
+    "Prepend": {"prepend": text(0, 4)},
+    "Replace": {"pattern": _PATTERN, "content": text(0, 1)},
+    "Precompiled": {"precompiled_charsmap": _special(_is_charsmap)},
 }
-_PRE_TOKENIZERS: dict[str, dict[str, Check]] = {
-    "ByteLevel": dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), _switch),
-    "Split": {"pattern": _pattern, "behavior": _BEHAVIORS, "invert": _switch},
-    "Digits": {"individual_digits": _switch},
-    "Punctuation": {"behavior": _BEHAVIORS},
+_PRE_TOKENIZERS: dict[str, dict[str, Kind]] = {
+    "ByteLevel": dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), SWITCH),
+    "Split": {"pattern": _PATTERN, "behavior": _BEHAVIOR, "invert": SWITCH},
+    "Digits": {"individual_digits": SWITCH},
+    "Punctuation": {"behavior": _BEHAVIOR},
     "WhitespaceSplit": {},
     "Metaspace": {
-        "replacement": _text(1, 1),
-        "str_rep": _text(1, 1),
-        "prepend_scheme": _words("first", "never", "always"),
-        **dict.fromkeys(("add_prefix_space", "split"), _switch),
+        "replacement": text(1, 1),
+        "str_rep": text(1, 1),
+        "prepend_scheme": one_of("first", "never", "always"),
+        **dict.fromkeys(("add_prefix_space", "split"), SWITCH),
     },
 }
 _REPEATED = ("Replace", "Split")
 _LENGTHENING = {"NFC", "NFD", "NFKC", "NFKD", "Precompiled"}
 """Normalizers that make a text up to 20 times as long. One after another, they make of a prompt millions of tokens."""
-_MODELS: dict[str, dict[str, Check]] = {
+_MODELS: dict[str, dict[str, Kind]] = {
     "BPE": {
-        "vocab": _vocabulary,
-        "merges": _merges,
-        "unk_token": lambda value: value is None or _text(1, _LONGEST_TOKEN)(value),
-        **dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"), _nothing),
-        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _switch),
+        "vocab": _VOCABULARY,
+        "merges": _special(lambda value: any(kind.fits(value) for kind in _MERGES)),
+        "unk_token": optional(_TOKEN),
+        **dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"), _NOTHING),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), SWITCH),
     },
-    "WordLevel": {"vocab": _vocabulary, "unk_token": _text(1, _LONGEST_TOKEN)},
+    "WordLevel": {"vocab": _VOCABULARY, "unk_token": _TOKEN},
     "Unigram": {
-        "vocab": _scored,
-        "unk_id": lambda value: value is None or _token_id(value),
-        "byte_fallback": _switch,
+        "vocab": _special(lambda value: _SCORES.fits(value) and not _too_long(token for token, _ in value)),
+        "unk_id": optional(_TOKEN_ID),
+        "byte_fallback": SWITCH,
     },
 }

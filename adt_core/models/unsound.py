@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import shown
+from ..errors import AdtError, shown
 from ..files import opened
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -27,27 +27,30 @@ _QUANTISED = re.compile(
 ORIGINAL = "take the original weights; the loader's 'int8 weights', or `weights` int8, make them small in memory"
 
 
-def damage(file: Path) -> str:
-    """If a file is a Git LFS pointer or the beginning of a zip file: that, and what to do; else ""."""
+def refuse_damaged(file: Path) -> None:
+    """AdtError if a file is a Git LFS pointer or the beginning of a zip file. What can't be read passes."""
     try:
         with opened(file) as content:
             first, size = content.read(len(_POINTER)), content.seek(0, 2)
             content.seek(max(0, size - _LAST))
             last = content.read(_LAST)
     except OSError:  # whoever reads the file says so
-        return ""
+        return
     if first == _POINTER:
-        return f"is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}"
-    is_cut = first.startswith(_ZIP) and _ZIP_END not in last
-    return "is cut short; download it again" if is_cut else ""
+        raise AdtError(f"{file} is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}.")
+    if first.startswith(_ZIP) and _ZIP_END not in last:
+        raise AdtError(f"{file} is cut short; download it again.")
 
 
-def quantised(config: dict, names: Iterable[str]) -> str:
-    """If numbers are stored in a way of which scales are a part: that, and what to take; else ""."""
+def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
+    """AdtError if the configuration, or tensors of these names, say that scales are a part of the numbers."""
     stated = config.get("quantization_config")
-    found = next((name for name in names if _QUANTISED.search(name)), None)
-    if not stated and found is None:
-        return ""
-    how = stated.get("quant_method") if isinstance(stated, dict) else None
-    seen = f" (it has the tensor {shown(found, 80)})" if found else f" by {shown(how)}" if how else ""
-    return f"is quantised{seen}, which this version can't read; {ORIGINAL}"
+    name = next((name for name in names if _QUANTISED.search(name)), None)
+    if not stated and name is None:
+        return
+    sign = ""
+    if name:
+        sign = f" (it has the tensor {shown(name, 80)})"
+    elif isinstance(stated, dict) and stated.get("quant_method"):
+        sign = f" by {shown(stated['quant_method'])}"
+    raise AdtError(f"{path} is quantised{sign}, which this version can't read; {ORIGINAL}.")

@@ -9,9 +9,9 @@ vectors of length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
+from ..untrusted import SWITCH
 from .checkpoint import Entry, whole
-from .fields import Source, switch, whole_number, whole_numbers
+from .fields import Source, read, size, sizes
 
 _GROUPS = 32
 """Of the norms, which take so many groups of channels."""
@@ -62,8 +63,13 @@ class VQConfig:
     @classmethod
     def from_dict(cls, values: dict, source: Source) -> VQConfig:
         """From a ``vq_config``. AdtError, naming ``source``, for values that make no sense."""
-        readers: dict[type, Callable] = {bool: switch, int: whole_number, tuple: whole_numbers}
-        made = cls(**{f.name: readers[type(f.default)](values, f.name, source, f.default) for f in fields(cls)})
+        names = "embed_dim num_embeddings latent_channels resolution in_channels base_channels num_res_blocks".split()
+        made = cls(
+            **{name: size(values, name, source, getattr(cls, name)) for name in names},
+            channel_multiplier=sizes(values, "channel_multiplier", source, cls.channel_multiplier),
+            attention=read(values, "attention", SWITCH, source, cls.attention),
+            normalised=read(values, "normalised", SWITCH, source, cls.normalised),
+        )
         check_channels(made.in_channels, made.widths, source)
         return made
 

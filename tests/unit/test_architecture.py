@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
-    ("errors", "files", "version"),
+    ("errors", "files", "untrusted", "version"),
     ("rules",),
     ("models",),
     ("policies",),

@@ -12,8 +12,8 @@ import torch
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, whole
-from ..downloads import ANOLE, ANOLE_DRAFTER, CHAMELEON_CODEC, Published
-from ..family import Family, Remedy, model_type
+from ..downloads import Download, Published
+from ..family import Family, model_type
 from ..fields import section
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
@@ -91,24 +91,26 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder_entries(target.decoder, checkpoint) + whole(target.codec, CODEC)
 
 
-UNNEEDED = (f"{CODEC}loss.",)
-_PUT = "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it"
-REMEDIES = {CODEC: Remedy(_PUT, CHAMELEON_CODEC)}
-_PUBLISHED = (
-    Published("bundled", (), "128", "0.1 GB in float32"),
-    Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", "14.1 / 8.0 GiB", ANOLE_DRAFTER),
-)
+LICENCE = "Chameleon's, for research"
+ANOLE = Download("leloy/Anole-7b-v0.1-hf", "about 14 GB", LICENCE, "Anole-7b-v0.1-hf")
+CHAMELEON_CODEC = Download("leloy/Anole-7b-v0.1-vqvae-hf", "0.3 GB", LICENCE, "Anole-7b-v0.1-vqvae-hf")
+ANOLE_DRAFTER = Download("jadohu/anole_drafter", "about 1 GB in half precision", LICENCE, "anole_drafter")
 FAMILY = Family(
-    "chameleon",
-    "Anole",
-    is_chameleon,
-    skeleton,
-    entries,
-    ChameleonPrompter.of,
-    UNNEEDED,
-    REMEDIES,
+    name="chameleon",
+    title="Anole",
+    recognises=is_chameleon,
+    skeleton=skeleton,
+    entries=entries,
+    prompter=ChameleonPrompter.of,
+    unneeded=(f"{CODEC}loss.",),
+    remedies={
+        CODEC: ("put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it", CHAMELEON_CODEC),
+    },
     sampling=PublishedSampling(temperature=0.7, top_p=0.9, source="github.com/facebookresearch/chameleon"),
     search=("anole", "chameleon"),
     beside=_CODEC_FILES,
-    published=_PUBLISHED,
+    published=(
+        Published("bundled", (), "128", "0.1 GB in float32"),
+        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", "14.1 / 8.0 GiB", ANOLE_DRAFTER),
+    ),
 )

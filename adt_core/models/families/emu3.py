@@ -5,17 +5,16 @@ Wang et al., arXiv 2409.18869. Read in the layout of transformers (``BAAI/Emu3-G
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import AdtError
+from ...untrusted import SWITCH
 from ..checkpoint import Checkpoint, Entry, same
-from ..downloads import EMU3, Published
+from ..downloads import Download, Published
 from ..family import Family, model_type
-from ..fields import Source, section, switch, whole_number, whole_numbers
+from ..fields import Source, read, section, size, sizes
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
@@ -119,10 +118,12 @@ class Emu3Codec(Codec):
 
 def _codec_fields(values: dict, source: Source) -> dict:
     """What shapes the codec, of those that are given."""
-    sizes = {name: whole_number(values, name, source) for name in _CODEC_SIZES.split() if name in values}
     lists = {"channel_multiplier": 1, "attn_resolutions": 0}
-    levels = {name: list(whole_numbers(values, name, source, (), low)) for name, low in lists.items() if name in values}
-    return {**sizes, **levels, "double_latent": switch(values, "double_latent", source, False)}
+    return {
+        **{name: size(values, name, source) for name in _CODEC_SIZES.split() if name in values},
+        **{name: list(sizes(values, name, source, low=low)) for name, low in lists.items() if name in values},
+        "double_latent": read(values, "double_latent", SWITCH, source, False),
+    }
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
@@ -157,18 +158,14 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder + [same(stored[name], name) for name in wanted]
 
 
-def _recognises(config: dict, names: Collection[str]) -> bool:
-    return model_type(config) == "emu3"
-
-
-_GEN = Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "17.9 / 11.4 GiB")
+EMU3 = Download("BAAI/Emu3-Gen-hf", "about 18 GB, or 35 in float32", "Apache 2.0", "Emu3-Gen-hf")
 FAMILY = Family(
-    "emu3",
-    "Emu3-Gen",
-    _recognises,
-    skeleton,
-    entries,
-    Emu3Prompter.of,
+    name="emu3",
+    title="Emu3-Gen",
+    recognises=lambda config, names: model_type(config) == "emu3",
+    skeleton=skeleton,
+    entries=entries,
+    prompter=Emu3Prompter.of,
     sampling=PublishedSampling(
         guidance=3.0,
         top_k=2048,
@@ -176,5 +173,5 @@ FAMILY = Family(
         source="github.com/baaivision/Emu3",
     ),
     search=("emu3",),
-    published=(_GEN,),
+    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "17.9 / 11.4 GiB"),),
 )

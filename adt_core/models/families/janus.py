@@ -7,7 +7,6 @@ embedding, in rows behind those of the text.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 from typing import cast
 
@@ -16,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoint import Checkpoint, Entry, same
-from ..downloads import Published, janus
+from ..downloads import Download, Published
 from ..family import Family, model_type
-from ..fields import section, whole_number
+from ..fields import section, size
 from ..layers import Decoder
 from ..layout import body_entries, decoder_config, with_room
 from ..prompter import TokenPrompter
@@ -46,10 +45,6 @@ _DEEPSEEKS = {
     "model.vqmodel.": "gen_vision_model.",
     **AUTHORS_NAMES,
 }
-
-
-def _recognises(config: dict, names: Collection[str]) -> bool:
-    return model_type(config) in ("janus", _DEEPSEEK)
 
 
 class JanusPrompter(TokenPrompter):
@@ -87,17 +82,17 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
         drawing = {name: value for name, value in stated.items() if value}
     else:
         text, drawing, vision = (section(config, f"{name}_config", source) for name in ("text", "vq", "vision"))
-    return _LLAMA | text, _VQ_16 | drawing, whole_number(vision, "image_size", source, 384)
+    return _LLAMA | text, _VQ_16 | drawing, size(vision, "image_size", source, 384)
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
     text, drawing, side = _sections(checkpoint)
-    size = partial(whole_number, source=checkpoint.path)
-    words, codes = size(text, "vocab_size"), size(drawing, "num_embeddings")
-    head_width = size(drawing, "projection_dim", default=2048)
-    config = decoder_config(text, checkpoint.path, vocab_size=words + codes, qk_norm=False, head_width=head_width)
-    codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}, checkpoint.path))
+    source = checkpoint.path
+    words, codes = size(text, "vocab_size", source), size(drawing, "num_embeddings", source)
+    head_width = size(drawing, "projection_dim", source, 2048)
+    config = decoder_config(text, source, vocab_size=words + codes, qk_norm=False, head_width=head_width)
+    codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}, source))
     config = with_room(config, codec.config.cells**2)
     decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
     return Target(checkpoint.name, FAMILY.name, decoder, codec, (codec.config.cells, codec.config.cells))
@@ -109,14 +104,14 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     is_deepseeks = model_type(checkpoint.config) == _DEEPSEEK
     codes, width = target.num_codes, decoder.config.hidden_size
     words, vector = decoder.config.vocab_size - codes, codec.config.embed_dim
-    depth = whole_number(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
+    depth = size(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
     aligner = "gen_aligner.layers" if is_deepseeks else "model.generation_aligner.hidden_layers"
     first = f"{aligner}.0" if is_deepseeks else "model.generation_aligner.fc1"
     layers = [first, *(f"{aligner}.{2 * i + 2 if is_deepseeks else i}" for i in range(depth - 1))]
     made_of = ["model.generation_embeddings.weight", *(f"{x}.{kind}" for x in layers for kind in ("weight", "bias"))]
     shapes = [(codes, vector), (width, vector), (width,), *[(width, width), (width,)] * (depth - 1)]
     text, head = "model.language_model.", "model.generation_head"
-    found = [
+    made = [
         same(decoder.embedding[:words], f"{text}embed_tokens.weight"),
         Entry(decoder.embedding[words:], tuple(made_of), tuple(shapes), partial(_image_rows, decoder)),
         *body_entries(decoder, checkpoint, text),
@@ -126,7 +121,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
         same(decoder.get_parameter("head_bias"), f"{head}.vision_head.bias"),
         *codec.entries("model.vqmodel."),
     ]
-    return [entry.renamed(_DEEPSEEKS) for entry in found] if is_deepseeks else found
+    return [entry.renamed(_DEEPSEEKS) for entry in made] if is_deepseeks else made
 
 
 def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
@@ -137,26 +132,29 @@ def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
     return x
 
 
-_UNDERSTANDING = (
-    "model.vision_model.",
-    "model.aligner.",
-    "lm_head.",
-    "vision_model.",
-    "aligner.",
-    "language_model.lm_head.",
-    "gen_vision_model.quantize.codebook_used",
-)
-_MEMORY = {"1B": "3.4 / 2.3 GiB", "7B": "13.4 / 7.8 GiB"}
-_PUBLISHED = tuple(Published(janus(size).folder, (janus(size),), "384", memory) for size, memory in _MEMORY.items())
+def _published(size: str, gigabytes: int, memory: str) -> Published:
+    name = f"Janus-Pro-{size}"
+    own = Download(f"deepseek-community/{name}", f"about {gigabytes} GB", "DeepSeek's model licence", name)
+    return Published(name, (own,), "384", memory)
+
+
 FAMILY = Family(
-    "janus",
-    "Janus-Pro",
-    _recognises,
-    skeleton,
-    entries,
-    JanusPrompter.of,
-    _UNDERSTANDING,
+    name="janus",
+    title="Janus-Pro",
+    recognises=lambda config, names: model_type(config) in ("janus", _DEEPSEEK),
+    skeleton=skeleton,
+    entries=entries,
+    prompter=JanusPrompter.of,
+    unneeded=(  # what understands pictures
+        "model.vision_model.",
+        "model.aligner.",
+        "lm_head.",
+        "vision_model.",
+        "aligner.",
+        "language_model.lm_head.",
+        "gen_vision_model.quantize.codebook_used",
+    ),
     sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
-    published=_PUBLISHED,
+    published=(_published("1B", 4, "3.4 / 2.3 GiB"), _published("7B", 15, "13.4 / 7.8 GiB")),
 )

@@ -18,7 +18,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -27,17 +26,19 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from ...errors import AdtError, shown
+from ...untrusted import number, one_of
 from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
-from ..downloads import FLAN_T5_XL, LLAMAGEN_CODEC, LLAMAGEN_DRAFTERS, Published, llamagen
-from ..family import Family, Remedy
-from ..fields import number, whole_number, word
+from ..downloads import Download, Published
+from ..family import Family
+from ..fields import Source, read, size
 from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries
 from ..prompter import check_ids, stripped
 from ..target import Prompt, Prompter, PublishedSampling, Target
 from ..tokenizer import encode, load_tokenizer
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
+from . import chameleon
 from . import llamagen_captions as captions
 
 CAPTION = 120
@@ -62,7 +63,6 @@ _FLAN_T5_XL = {
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
 }
-_ACTIVATIONS = ("gated-gelu", "relu")
 _HEAD_DIM = 64
 _REMEMBERED = 5000  # captions, of about 0.1 MB each
 _POSITIONS = 2048  # of which only those of the grid are used
@@ -88,7 +88,7 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
 class CaptionEncoder(nn.Module):
     """T5's encoder, the projection of its features into the decoder, and the features that stand for no caption."""
 
-    def __init__(self, config: dict, source: Path | str, width: int):
+    def __init__(self, config: dict, source: Source, width: int):
         """config: of T5, from ``source``. width: of the decoder."""
         from transformers import T5EncoderModel
 
@@ -109,17 +109,19 @@ class CaptionEncoder(nn.Module):
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
 
 
-def _t5_config(config: dict, source: Path | str):
+def _t5_config(config: dict, source: Source):
     """What shapes the encoder, and nothing else: transformers would load code for some other fields.
 
     AdtError for what makes no sense.
     """
     from transformers import T5Config
 
-    sizes = {name: whole_number(config, name, source, usual) for name, usual in _FLAN_T5_XL.items()}
-    activation = word(config, "feed_forward_proj", source, _ACTIVATIONS)
-    epsilon = number(config, "layer_norm_epsilon", source, 1e-6, 0, 0.1)
-    return T5Config(**sizes, feed_forward_proj=activation, layer_norm_epsilon=epsilon, attn_implementation="eager")
+    return T5Config(
+        **{name: size(config, name, source, usual) for name, usual in _FLAN_T5_XL.items()},
+        feed_forward_proj=read(config, "feed_forward_proj", one_of("gated-gelu", "relu"), source, "gated-gelu"),
+        layer_norm_epsilon=float(read(config, "layer_norm_epsilon", number(0, 0.1), source, 1e-6)),
+        attn_implementation="eager",
+    )
 
 
 @dataclass
@@ -155,14 +157,14 @@ class LlamaGenPrompter(Prompter):
         if not cleaned:
             dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
             raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
-        read = encode(self.tokenizer, cleaned, self.name)
-        ids, note = [*read.ids, self.end], ""
+        encoding = encode(self.tokenizer, cleaned, self.name)
+        ids = [*encoding.ids, self.end]
         check_ids(ids, self.encoder.t5.config.vocab_size, "T5")
-        if len(ids) > CAPTION:  # as in training: the beginning, and the token that ends every caption
-            last = cleaned[: read.offsets[CAPTION - 2][1]][-40:]
-            note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
-            ids = [*ids[: CAPTION - 1], ids[-1]]
-        return tuple(ids), note
+        if len(ids) <= CAPTION:
+            return tuple(ids), ""
+        last = cleaned[: encoding.offsets[CAPTION - 2][1]][-40:]
+        note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
+        return (*ids[: CAPTION - 1], self.end), note  # as in training: the beginning, and the token that ends captions
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
         return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
@@ -186,14 +188,16 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         raise AdtError(f"{checkpoint.path} {problem}; use one of its text-to-image models.")
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
-    codec, t5 = checkpoint.beside(_CODEC_FILES), checkpoint.beside(_T5_FILES)
+    codec = checkpoint.beside(_CODEC_FILES)
     if codec is not None:
         checkpoint.add(codec, CODEC)
-    if t5 is not None:
+    t5 = checkpoint.beside(_T5_FILES)
+    if t5 is None:
+        encoder = CaptionEncoder({}, checkpoint.path, config.hidden_size)
+    else:
         for file in Checkpoint(t5.parent).files:
             checkpoint.add(file, T5, only=("shared.", "encoder."))
-    said, source = ({}, checkpoint.path) if t5 is None else (read_json(t5), t5.parent)
-    encoder = CaptionEncoder(said, source, config.hidden_size)
+        encoder = CaptionEncoder(read_json(t5), t5.parent, config.hidden_size)
     decoder = Decoder(config, torch.arange(config.vocab_size, device="cpu"))
     vq = VQModel(_vq_config(checkpoint, side, config.vocab_size))
     return Target(checkpoint.name, FAMILY.name, decoder, vq, (side, side), text_encoder=encoder)
@@ -230,8 +234,14 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_key_value_heads": (fused - hidden) // 2 // _HEAD_DIM,
         }
-    stated = {"rope_theta": number(config, "rope_base", checkpoint.path, 1e4, 1, 1e12), "max_positions": _POSITIONS}
-    return decoder_config(config, checkpoint.path, qk_norm=False, grid_rope=(CAPTION, side), **stated)
+    return decoder_config(
+        config,
+        checkpoint.path,
+        qk_norm=False,
+        grid_rope=(CAPTION, side),
+        rope_theta=float(read(config, "rope_base", number(1, 1e12), checkpoint.path, 1e4)),
+        max_positions=_POSITIONS,
+    )
 
 
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
@@ -260,7 +270,8 @@ def _count(checkpoint: Checkpoint, name: str) -> int:
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Decoder and caption embedding in either layout, codec and T5 from their own files."""
     encoder, codec = cast(CaptionEncoder, target.text_encoder), cast(VQModel, target.codec)
-    prefix, decoder = _prefix(checkpoint), decoder_entries(target.decoder, checkpoint)
+    decoder = decoder_entries(target.decoder, checkpoint)
+    prefix = _prefix(checkpoint)
     return [
         *(decoder if prefix else map(_authors_entry, decoder)),
         same(encoder.fc1.weight, f"{prefix}{EMBEDDER}cap_proj.fc1.weight"),
@@ -286,7 +297,7 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     """What reads the prompts of a target. AdtError if T5, or what cleans captions, is missing."""
     t5 = checkpoint.beside(_T5_FILES)
     if t5 is None:
-        raise AdtError(f"{checkpoint.path} has no text encoder; {_REMEDIES[T5].order(checkpoint.home)}.")
+        raise AdtError(f"{checkpoint.path} has no text encoder; {FAMILY.orders(checkpoint)[T5]}.")
     captions.libraries()
     tokenizer = load_tokenizer(t5.parent)
     end = tokenizer.token_to_id(END)
@@ -295,39 +306,59 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     return LlamaGenPrompter(target.name, tokenizer, end, cast(CaptionEncoder, target.text_encoder))
 
 
-_REMEDIES = {
-    CODEC: Remedy("download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it", LLAMAGEN_CODEC),
-    T5: Remedy("download google/flan-t5-xl and put its folder, flan-t5-xl, beside it", FLAN_T5_XL),
-}
-_STAGES = {
-    "t2i_XL_stage1_256.pt": 0,
-    "t2i_XL_stage2_512.pt": 1,
-    "LlamaGen-T2I": 0,
-    "LlamaGen-T2I-2": 1,
-}
-_PUBLISHED = tuple(
-    Published(
+LLAMAGEN_CODEC = Download("peizesun/llamagen_t2i", "about 0.3 GB", "MIT", "", ("vq_ds16_t2i.pt",))
+FLAN_T5_XL = Download(
+    "google/flan-t5-xl",
+    "about 11 GB",
+    "Apache 2.0",
+    "flan-t5-xl",
+    (
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ),
+)
+
+
+def _published(name: str, pixels: str, memory: str, drafter: str) -> Published:
+    """The authors' file, or the folder that LANTERN made of it, with the codec and the text encoder."""
+    authors = LLAMAGEN_CODEC._replace(size="about 3 GB", files=(name,))
+    lanterns = Download(f"jadohu/{name}", "about 3 GB", "MIT", name)
+    transformer = authors if name.endswith(".pt") else lanterns
+    return Published(
         name,
-        (llamagen(name), LLAMAGEN_CODEC, FLAN_T5_XL),
-        ("256", "512")[stage],
-        ("4.1 / 3.5 GiB", "4.4 / 3.7 GiB")[stage],
-        LLAMAGEN_DRAFTERS[stage],
+        (transformer, LLAMAGEN_CODEC, FLAN_T5_XL),
+        pixels,
+        memory,
+        Download(f"jadohu/{drafter}", "about 0.1 GB", chameleon.LICENCE, drafter),
         captions.PACKAGES,
     )
-    for name, stage in _STAGES.items()
-)
+
+
+_STAGE_1 = "256", "4.1 / 3.5 GiB", "llamagen_drafter"
+_STAGE_2 = "512", "4.4 / 3.7 GiB", "llamagen2_drafter"
 FAMILY = Family(
-    "llamagen",
-    "LlamaGen",
-    _recognises,
-    skeleton,
-    entries,
-    prompter,
-    (f"{CODEC}quantize.codebook_used", f"{T5}encoder.embed_tokens."),
-    _REMEDIES,
+    name="llamagen",
+    title="LlamaGen",
+    recognises=_recognises,
+    skeleton=skeleton,
+    entries=entries,
+    prompter=prompter,
+    unneeded=(f"{CODEC}quantize.codebook_used", f"{T5}encoder.embed_tokens."),
+    remedies={
+        CODEC: ("download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it", LLAMAGEN_CODEC),
+        T5: ("download google/flan-t5-xl and put its folder, flan-t5-xl, beside it", FLAN_T5_XL),
+    },
     sampling=PublishedSampling(guidance=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),
     beside=(*_CODEC_FILES, *_T5_FILES),
-    published=_PUBLISHED,
+    published=(
+        _published("t2i_XL_stage1_256.pt", *_STAGE_1),
+        _published("t2i_XL_stage2_512.pt", *_STAGE_2),
+        _published("LlamaGen-T2I", *_STAGE_1),
+        _published("LlamaGen-T2I-2", *_STAGE_2),
+    ),
 )

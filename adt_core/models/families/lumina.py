@@ -10,14 +10,15 @@ from collections.abc import Collection
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint
-from ..downloads import CHAMELEON_CODEC, LUMINA_DRAFTER, Download, Published, lumina, lumina_tokenizer
+from ..downloads import Download, Published
 from ..family import Family
 from ..fields import section
 from ..prompter import TokenPrompter
 from ..target import Prompt, PublishedSampling, Target
 from ..tokenizer import has_tokenizer
 from ..vq import VQConfig, VQModel
-from .chameleon import BEGIN_IMAGE, REMEDIES, SEPARATOR, UNNEEDED, ChameleonPrompter, build, entries, is_chameleon
+from . import chameleon
+from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompter, build, entries, is_chameleon
 
 END_OF_ROW = "<reserved08799>"
 _CELLS, _PIXELS = 2, 32  # per side of a step
@@ -78,36 +79,51 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
     """What reads the prompts of a target. AdtError if its tokenizer is missing, which only one repository has."""
     if not has_tokenizer(checkpoint.folder):
-        command = lumina_tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
+        command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
         remedy = f"take that of Lumina-mGPT-7B-768: run `{command}`"
         raise AdtError(f"{checkpoint.folder} has no tokenizer.json, as most Lumina-mGPT are published; {remedy}.")
     return LuminaPrompter.of(target, checkpoint)
 
 
+def _download(version: str) -> Download:
+    """The model of 7B. version: "768", "768-Omni" and so on."""
+    name = f"Lumina-mGPT-7B-{version}"
+    return Download(f"Alpha-VLLM/{name}", "14 GB", "not stated; it builds on Chameleon, which is for research", name)
+
+
+def _tokenizer(folder: str) -> Download:
+    """The tokenizer of all versions. Only one of the repositories has it."""
+    return _download("768")._replace(size="6 MB", folder=folder, files=("tokenizer.json",))
+
+
 def _published(version: str, memory: str, drafter: Download | None = None) -> Published:
     """A version, with the tokenizer if it lacks that, and the codec."""
-    own = lumina(version)
-    tokenizer = () if version == "768" else (lumina_tokenizer(own.folder),)
-    size = f"{version.removesuffix('-Omni')}, or as many in another shape"
-    return Published(own.folder, (own, *tokenizer, CHAMELEON_CODEC), size, memory, drafter)
+    own = _download(version)
+    tokenizer = () if version == "768" else (_tokenizer(own.folder),)
+    pixels = f"{version.removesuffix('-Omni')}, or as many in another shape"
+    return Published(own.folder, (own, *tokenizer, CHAMELEON_CODEC), pixels, memory, drafter)
 
 
-_PUBLISHED = (
-    _published("512", "14.1 / 8.1 GiB"),
-    _published("768", "15.4 / 9.3 GiB", LUMINA_DRAFTER),
-    _published("768-Omni", "15.4 / 9.3 GiB"),
-    _published("1024", "17.1 / 11.1 GiB"),
-)
+_DRAFTER = "LANTERN-Lumina-mGPT-7B-768"
 FAMILY = Family(
-    "lumina-mgpt",
-    "Lumina-mGPT",
-    _recognises,
-    skeleton,
-    entries,
-    prompter,
-    UNNEEDED,
-    REMEDIES,
+    name="lumina-mgpt",
+    title="Lumina-mGPT",
+    recognises=_recognises,
+    skeleton=skeleton,
+    entries=entries,
+    prompter=prompter,
+    unneeded=chameleon.FAMILY.unneeded,
+    remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
     search=("lumina",),
-    published=_PUBLISHED,
+    published=(
+        _published("512", "14.1 / 8.1 GiB"),
+        _published(
+            "768",
+            "15.4 / 9.3 GiB",
+            Download(f"sihwanpark/{_DRAFTER}", "about 1 GB in half precision", "Apache 2.0", _DRAFTER),
+        ),
+        _published("768-Omni", "15.4 / 9.3 GiB"),
+        _published("1024", "17.1 / 11.1 GiB"),
+    ),
 )
