@@ -1,4 +1,4 @@
-"""Weight-only int8 and fp8: how far the logits move, and that drafting is lossless on the quantised model."""
+"""Weight-only int8 and fp8: how far the logits move, and which bytes are read."""
 
 from unittest import mock
 
@@ -8,67 +8,32 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.models import digits, quantised
-from adt_core.models.cache import KVCache
 from adt_core.models.layers import MATRICES, product
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Rows
+from tests.drafted import run
+from tests.reading import logits_behind
 
 KINDS = ["int8", "fp8"]
-PROMPTS = ["A red house in a grassy field under a clear blue sky.", "A wooden table with a green bottle on it."]
-
-
-def codes_of(target, drafter, drafting, seed=0):
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in PROMPTS],
-        sampling=Sampling(seed=seed),
-        drafting=drafting,
-        drafter=drafter,
-    )
-    for _ in decoding:
-        pass
-    return decoding.codes
+PROMPT = "A red house in a grassy field under a clear blue sky."
 
 
 def teacher_forced(target, codes):
     """Guided logits [T, V] behind every token of an image."""
-    decoder, prompt = target.decoder, target.encode_prompt(PROMPTS[0])
-    tokens = decoder.image_ids[codes].tolist()
-    ids = [prompt + tokens, target.unconditional(prompt) + tokens]
-    rows = Rows(ids, len(ids[0]), decoder.embedding)
-    features = decoder(
-        rows.ids,
-        rows.prefill(),
-        KVCache(decoder.config, 2, rows.length, decoder.embedding),
-        rope_tables(decoder.config, decoder.embedding),
-    )
-    return decoder.logits(features[:, -len(tokens) - 1 : -1], BUNDLED_SAMPLING.guidance)[0]
+    return logits_behind(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_stay_close_on_the_bundled_model(kind):
     """Root mean square error, relative to the spread of the logits. With bfloat16 it is 0.014; int8 is nearer."""
     full = load_target()
-    codes = codes_of(full, None, Drafting(method="autoregressive"))[0]
+    codes = run(full, prompts=(PROMPT,)).codes[0]
     true = teacher_forced(full, codes)
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
     assert error < {"int8": 0.014, "fp8": 0.05}[kind]
     assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94}[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "source, drafting",
-    [("drafter", Drafting("adt-tree")), ("jacobi", Drafting(method="eagle2", depth=8, width=2, nodes=12))],
-)
-def test_drafting_is_lossless_on_the_quantised_model(tiny, kind, source, drafting):
-    target = load_target(tiny / "target", dtype=torch.float64, weights=kind)
-    drafter = load_drafter("jacobi" if source == "jacobi" else tiny / source, target)
-    assert torch.equal(codes_of(target, drafter, drafting), codes_of(target, None, Drafting(method="autoregressive")))
 
 
 @pytest.mark.parametrize("kind", KINDS)
