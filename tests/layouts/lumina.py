@@ -73,3 +73,10 @@ def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> 
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {"total_size": total}, "weight_map": files})
     )
+
+
+def share_norms(folder: Path) -> None:
+    """Give a drafter q and k norms of shape [1, head_dim], as LANTERN's for Lumina-mGPT has."""
+    tensors = load_file(folder / "model.safetensors")
+    norms = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
+    save_file(tensors | norms, folder / "model.safetensors")

@@ -10,15 +10,13 @@ from packaging.version import Version
 from transformers import Emu3ForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Sampling, load_target
-from adt_core.models.cache import KVCache
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
 from tests.drafted import run
 from tests.layouts.emu3 import CODES, write_emu3
+from tests.reading import logits_behind
 
 TOLERANCE = 1e-4
 GUIDANCE = 3.0
-
+TEXTS = ("a cat", "three small dogs")
 
 OLD = Version(transformers.__version__) < Version("5")
 PRESENT = pytest.param("present", marks=pytest.mark.skipif(OLD, reason="transformers 5 brought these names"))
@@ -41,26 +39,15 @@ def test_logits_of_prompt_and_rows(models, guidance):
     target, model = models
     decoder = target.decoder
     assert decoder.config.num_kv_heads == 2 and decoder.config.rope_theta == 5e5
-    prompts = [target.encode_prompt("a cat"), target.encode_prompt("three small dogs")]
-    rows_of = [*prompts, *map(target.unconditional, prompts)] if guidance != 1 else prompts
     codes = torch.randint(CODES, (12,), generator=torch.Generator().manual_seed(1))
     codes[5::6] = CODES
-    ids = decoder.image_ids[codes]
-    rows = Rows(rows_of, 300, decoder.embedding)
-    cache, rope = (
-        KVCache(decoder.config, len(rows_of), 300, decoder.embedding),
-        rope_tables(decoder.config, decoder.embedding),
-    )
-    first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
-    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), 12)
-    rest = decoder.logits(decoder(ids.expand(len(rows_of), -1), step, cache, rope), guidance)
-    for image, prompt in enumerate(prompts):
+    ids = decoder.image_ids[codes].tolist()
+    for found, prompt in zip(logits_behind(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
         logits = [
-            model(input_ids=torch.tensor([[*row, *ids.tolist()]])).logits[0, -13:, decoder.image_ids[:CODES]]
+            model(input_ids=torch.tensor([[*row, *ids]])).logits[0, -13:, decoder.image_ids[:CODES]]
             for row in (prompt, target.unconditional(prompt))
         ]
-        expected = logits[1] + guidance * (logits[0] - logits[1])
-        assert (torch.cat([first, rest], 1)[image] - expected).abs().max() < TOLERANCE
+        assert (found - (logits[1] + guidance * (logits[0] - logits[1]))).abs().max() < TOLERANCE
 
 
 @torch.no_grad()

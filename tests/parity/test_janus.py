@@ -7,14 +7,13 @@ from packaging.version import Version
 from transformers import JanusForConditionalGeneration
 
 from adt_core import Sampling, load_target
-from adt_core.models.cache import KVCache
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
 from tests.drafted import run
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD, deepseeks_name, random_model, write_janus
+from tests.reading import logits_behind
 
 TOLERANCE = 1e-4
 GUIDANCE = 5.0
+TEXTS = ("a cat", "three small dogs")
 BROKEN = Version("5") <= Version(transformers.__version__) < Version("5.5")
 
 
@@ -42,24 +41,12 @@ def reference_logits(model, prompt, codes):
 def test_logits_of_prompt_and_image(models, guidance):
     """One forward for the prompts of four rows, which have two lengths, then one for a part of the image."""
     target, model = models
-    decoder = target.decoder
-    prompts = [target.encode_prompt("a cat"), target.encode_prompt("three small dogs")]
-    rows_of = [*prompts, *map(target.unconditional, prompts)] if guidance != 1 else prompts
     codes = torch.randint(target.num_codes, (5,), generator=torch.Generator().manual_seed(1))
-    rows = Rows(rows_of, 64, decoder.embedding)
-    cache, rope = (
-        KVCache(decoder.config, len(rows_of), 64, decoder.embedding),
-        rope_tables(decoder.config, decoder.embedding),
-    )
-    first = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope)[:, -1:], guidance)
-    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), 5)
-    rest = decoder.logits(decoder(decoder.image_ids[codes].expand(len(rows_of), -1), step, cache, rope), guidance)
-    for image, prompt in enumerate(prompts):
-        expected = reference_logits(model, prompt, codes.tolist())[-6:]
-        if guidance != 1:
-            blank = reference_logits(model, target.unconditional(prompt), codes.tolist())[-6:]
-            expected = blank + guidance * (expected - blank)
-        assert (torch.cat([first, rest], 1)[image] - expected).abs().max() < TOLERANCE
+    for found, prompt in zip(logits_behind(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
+        own, blank = (
+            reference_logits(model, row, codes.tolist())[-6:] for row in (prompt, target.unconditional(prompt))
+        )
+        assert (found - (blank + guidance * (own - blank))).abs().max() < TOLERANCE
 
 
 @pytest.mark.skipif(BROKEN, reason="from transformers 5.0 to 5.4 Janus draws nothing: it wants defaults that are gone")

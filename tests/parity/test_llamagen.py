@@ -17,12 +17,11 @@ from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 
 from adt_core import load_drafter, load_target
 from adt_core.drafters import Prefill, Session
-from adt_core.models.cache import KVCache
-from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from adt_core.policies import Drafting
 from adt_core.rules.settings import Sampling
 from tests.layouts import llamagen as layout
+from tests.reading import Reader, guided_rows
 
 TOLERANCE = 1e-4
 TEXTS = ["a red fox in deep snow", "two boats"]
@@ -118,22 +117,14 @@ def expected_rows(path, codes):
     return [reference(tensors, features, hidden, code) for (features, hidden), code in zip(rows, [*codes, *codes])]
 
 
-def our_rows(target):
-    prompts = [target.encode_prompt(text) for text in TEXTS]
-    return [*prompts, *(target.unconditional(prompt) for prompt in prompts)]
-
-
 def test_logits_of_prompts_and_codes(path, target):
     """Captions of different lengths, and none: the prompt at once, then codes one by one, beyond a row of the grid."""
     decoder = target.decoder
     codes = torch.randint(layout.CODES, (2, 18), generator=torch.Generator().manual_seed(1))
     expected = expected_rows(path, codes)
-    rows = Rows(our_rows(target), 140, decoder.embedding)
-    cache, rope = KVCache(decoder.config, 4, 140, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
-    features = [decoder(rows.ids, rows.prefill(), cache, rope, inputs=rows.features)]
-    steps = [rows.step(Roots.all_at(torch.zeros(2, dtype=torch.long), i), 0, 0, None) for i in range(18)]
-    features += [decoder(codes[:, i : i + 1].repeat(2, 1), step, cache, rope) for i, step in enumerate(steps)]
-    features = torch.cat(features, 1)
+    reader = Reader(decoder, guided_rows(target, TEXTS, 3.0), more=18, images=2)
+    further = [reader.read_on(codes[:, i : i + 1].repeat(2, 1), i) for i in range(18)]
+    features = torch.cat([reader.features, *further], 1)
     for ours, (states, logits) in zip(features, expected):
         assert (ours - states).abs().max() < TOLERANCE, "hidden places included, which the drafter sees"
         assert (decoder.logits(ours) - logits).abs().max() < TOLERANCE
@@ -143,14 +134,11 @@ def test_prompts_of_an_encoder_in_another_precision(target):
     """The encoder works in its own dtype; what it read is kept on the CPU, and brought to the decoder."""
     other = replace(target.prompter, encoder=deepcopy(target.text_encoder).to(torch.bfloat16))
     prompt = other.encode(TEXTS[0], target.grid)
-    assert (
-        prompt.features.dtype == other.unconditional(prompt, target.grid).features.dtype == torch.bfloat16
-        and prompt.features.device.type == "cpu"
-    )
-    rows = our_rows(target)
-    assert [len(row) for row in rows] == [120] * 4 and {row.hidden for row in rows} == {
-        120 - len(text) - 1 for text in TEXTS
-    }
+    for row in (prompt, other.unconditional(prompt, target.grid)):
+        assert row.features.dtype == torch.bfloat16 and row.features.device.type == "cpu"
+    rows = guided_rows(target, TEXTS, 3.0)
+    assert [len(row) for row in rows] == [120] * 4
+    assert {row.hidden for row in rows} == {120 - len(text) - 1 for text in TEXTS}
     prepared = Rows(rows, 120, torch.empty(0, dtype=torch.float64))
     assert prepared.features.dtype == torch.float64 and prepared.features.shape == (4, 120, layout.HIDDEN)
 
@@ -161,7 +149,7 @@ def test_drafter(path, target, tmp_path):
     codes = torch.randint(layout.CODES, (2, 3), generator=torch.Generator().manual_seed(2))
     states = [features for features, _ in expected_rows(path, codes)]
     ids, turn = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1), rotation(122, 119)
-    rows, decoder = Rows(our_rows(target), 140, target.decoder.embedding, images=2), target.decoder
+    rows, decoder = Rows(guided_rows(target, TEXTS, 3.0), 140, target.decoder.embedding, images=2), target.decoder
     drafting = Drafting("adt-tree")
     largest = drafting.policy.largest(drafting.settings)
     proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))
@@ -185,6 +173,15 @@ def test_drafter(path, target, tmp_path):
     assert decoder.config.grid_rope == (120, 16)
 
 
+def transformers_name(name):
+    """Of a tensor of the codec."""
+    renamed = {"encoder.conv_blocks": "encoder.down", "decoder.conv_blocks": "decoder.up", ".res.": ".block."}
+    renamed |= {"mid.0": "mid.block_1", "mid.1": "mid.attn_1", "mid.2": "mid.block_2"}
+    for old, new in renamed.items():
+        name = name.replace(old, new)
+    return name
+
+
 @torch.no_grad()
 def test_codec(target):
     """After the renaming of decoding levels that transformers' conversion of Janus has."""
@@ -199,20 +196,8 @@ def test_codec(target):
             num_patches=16,
         )
     )
-    renamed = {}
-    for name, tensor in stored.items():
-        for old, new in (
-            ("encoder.conv_blocks", "encoder.down"),
-            ("decoder.conv_blocks", "decoder.up"),
-            (".res.", ".block."),
-            ("mid.0", "mid.block_1"),
-            ("mid.1", "mid.attn_1"),
-            ("mid.2", "mid.block_2"),
-        ):
-            name = name.replace(old, new)
-        renamed[name] = tensor
-    del renamed["quantize.codebook_used"]
-    theirs.load_state_dict(renamed)
+    del stored["quantize.codebook_used"]
+    theirs.load_state_dict({transformers_name(name): tensor for name, tensor in stored.items()})
     codes = torch.randint(layout.CODES, (1, 16, 16), generator=torch.Generator().manual_seed(4))
     expected = theirs.decode(codes.flatten(1))
     assert expected.shape == (1, 3, 256, 256)

@@ -6,11 +6,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
-from adt_core import Decoding, Drafting, Sampling, load_target
-from adt_core.models.cache import KVCache
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Rows
+from adt_core import Sampling, load_target
+from tests.drafted import run
 from tests.layouts.lumina import write_lumina
+from tests.reading import Reader, guided_rows
 
 TOLERANCE = 1e-4
 
@@ -37,20 +36,15 @@ def test_logits_of_prompt_and_rows(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-768-tiny", kv_heads=2)
     target = load_target(folder).sized(96, 64)
     decoder, model = target.decoder, reference(folder)
-    prompt = target.encode_prompt("a cat")
     codes = torch.randint(target.num_codes, (14,), generator=torch.Generator().manual_seed(1))
     codes[6::7] = target.num_codes  # a row of 6 cells and its end
     tokens = decoder.image_ids[codes].tolist()
-    rows = Rows([prompt + tokens, target.unconditional(prompt) + tokens], len(prompt) + 14, decoder.embedding)
-    cache = KVCache(decoder.config, 2, len(prompt) + 14, decoder.embedding)
-    ours = decoder.logits(decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding)))[
-        :, -15:
-    ]
-    for row, ids in zip(ours, (prompt, target.unconditional(prompt))):
+    rows = [[*row, *tokens] for row in guided_rows(target, ["a cat"], 3.0)]
+    for found, row in zip(decoder.logits(Reader(decoder, rows).features)[:, -15:], rows):
         with torch.no_grad():
-            features = model.model(input_ids=torch.tensor([ids + tokens])).last_hidden_state
+            features = model.model(input_ids=torch.tensor([row])).last_hidden_state
             theirs = model.lm_head(features)[0, -15:, decoder.image_ids[: target.num_codes]]
-        assert (row - theirs).abs().max() < TOLERANCE
+        assert (found - theirs).abs().max() < TOLERANCE
 
 
 def test_an_image_is_what_the_reference_loop_draws(tmp_path):
@@ -58,14 +52,7 @@ def test_an_image_is_what_the_reference_loop_draws(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-768-tiny", scale=3.0)
     target = load_target(folder).sized(64, 64)
     model, ids = reference(folder), target.decoder.image_ids
-    decoding = Decoding(
-        target,
-        [target.encode_prompt("a cat")],
-        sampling=Sampling(temperature=0),
-        drafting=Drafting(method="autoregressive"),
-    )
-    for _ in decoding:
-        pass
+    decoding = run(target, prompts=("a cat",), sampling=Sampling(temperature=0))
     prompt, drawn = target.encode_prompt("a cat"), []
     for at in range(4 * 5):
         if at % 5 == 4:

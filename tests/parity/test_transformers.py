@@ -5,18 +5,10 @@ import torch
 from transformers import ChameleonForConditionalGeneration
 
 from adt_core import load_target
-from adt_core.models.cache import KVCache
 from adt_core.models.checkpoint import resolve
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
 from adt_core.rules.tree import ancestor_matrix
+from tests.reading import Reader, roots_at
 from tests.tiny import write_tiny_checkpoint
-
-
-def roots(*positions: int) -> Roots:
-    """Of images that have come to these raster positions."""
-    return Roots(torch.zeros(len(positions), dtype=torch.long), torch.tensor(positions)[:, None])
-
 
 TOLERANCE = 1e-4
 SHAPES = [
@@ -51,9 +43,7 @@ def test_plain_logits(folder, length):
     decoder = target.decoder
     ids = torch.randint(decoder.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(length))
     ids[ids == target.prompter.vocabulary["<image>"]] = 0  # transformers would look for pixels behind it
-    rows = Rows(ids.tolist(), length, decoder.embedding)
-    cache = KVCache(decoder.config, 2, length, decoder.embedding)
-    features = decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding))
+    features = Reader(decoder, ids.tolist()).features
     expected = reference_logits(folder, ids)[..., decoder.image_ids]
     assert (decoder.logits(features) - expected).abs().max() < TOLERANCE
 
@@ -69,11 +59,9 @@ def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
     depths = torch.tensor([[0, 1, 1, 2, 2, 2, 3, 4]])
     ancestors = ancestor_matrix(parents, 4)
     tokens = draw(8)
-    rows = Rows(prompts, 9 + 8, decoder.embedding)
-    cache, rope = KVCache(decoder.config, 2, 9 + 8, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
-    decoder(rows.ids, rows.prefill(), cache, rope)
-    features = decoder(tokens.expand(2, -1), rows.step(roots(0), 0, depths, ancestors), cache, rope)
-    logits = decoder.logits(features)
+    reader = Reader(decoder, prompts, more=8)
+    step = reader.rows.step(roots_at(0), 0, depths, ancestors)
+    logits = decoder.logits(reader.read(tokens.expand(2, -1), step))
     for row, prompt in enumerate(prompts):
         for node in range(8):
             path = tokens[ancestors[0, node].nonzero().flatten()]
@@ -89,46 +77,34 @@ def test_compacted_cache_equals_plain_prefill(folder):
     tokens = decoder.image_ids[codes]
     prompt, tree_tokens = tokens[:5].tolist(), tokens[5:11]
     parents, depths = torch.tensor([[0, 0, 0, 2, 2, 4]]), torch.tensor([[0, 1, 1, 2, 2, 3]])
-    rows, rope = Rows([prompt], 16, decoder.embedding), rope_tables(decoder.config, decoder.embedding)
-    cache = KVCache(decoder.config, 1, 16, decoder.embedding)
-    decoder(rows.ids, rows.prefill(), cache, rope)
-    decoder(tree_tokens[None], rows.step(roots(0), 0, depths, ancestor_matrix(parents, 3)), cache, rope)
+    reader = Reader(decoder, [prompt], more=11)
+    reader.read(tree_tokens[None], reader.rows.step(roots_at(0), 0, depths, ancestor_matrix(parents, 3)))
     path = torch.tensor([[0, 2, 4, 5]])
-    cache.compact(torch.tensor([[5]]), path)
+    reader.cache.compact(torch.tensor([[5]]), path)
     last = tokens[11:12]
-    features = decoder(last[None], rows.step(roots(4), 0, 0, None), cache, rope)
+    logits = decoder.logits(reader.read_on(last[None], 4))[0, -1]
     whole = torch.cat([tokens[:5], tree_tokens[path[0]], last])[None]
-    assert (
-        decoder.logits(features)[0, -1] - reference_logits(folder, whole)[0, -1, decoder.image_ids]
-    ).abs().max() < TOLERANCE
+    assert (logits - reference_logits(folder, whole)[0, -1, decoder.image_ids]).abs().max() < TOLERANCE
 
 
 def test_unequal_starts_equal_separate_forwards(folder):
     """Images of a batch whose caches have different lengths: the same logits as each alone."""
     target = load_target(folder)
-    decoder, rope = target.decoder, rope_tables(target.decoder.config, target.decoder.embedding)
+    decoder = target.decoder
     tokens = decoder.image_ids[torch.randint(target.num_codes, (2, 9), generator=torch.Generator().manual_seed(2))]
     parents, depths = torch.tensor([[0, 0, 1]] * 2), torch.tensor([[0, 1, 2]] * 2)
-    ancestors = ancestor_matrix(parents, 2)
+    ancestors, starts = ancestor_matrix(parents, 2), [0, -2]
 
-    def forward(rows, cache, starts, pick):
+    def read(images):
+        reader = Reader(decoder, tokens[images, :6].tolist(), more=6)
+        at = roots_at(*(starts[image] for image in images))
         return decoder.logits(
-            decoder(tokens[pick, 6:], rows.step(roots(*starts), 0, depths[pick], ancestors[pick]), cache, rope)
+            reader.read(tokens[images, 6:], reader.rows.step(at, 0, depths[images], ancestors[images]))
         )
 
-    rows, cache = (
-        Rows([t[:6].tolist() for t in tokens], 12, decoder.embedding),
-        KVCache(decoder.config, 2, 12, decoder.embedding),
-    )
-    decoder(rows.ids, rows.prefill(), cache, rope)
-    together = forward(rows, cache, [0, -2], [0, 1])
-    for i, start in enumerate((0, -2)):
-        rows, cache = (
-            Rows([tokens[i, :6].tolist()], 12, decoder.embedding),
-            KVCache(decoder.config, 1, 12, decoder.embedding),
-        )
-        decoder(rows.ids, rows.prefill(), cache, rope)
-        assert (forward(rows, cache, [start], [i])[0] - together[i]).abs().max() < TOLERANCE
+    together = read([0, 1])
+    for image in (0, 1):
+        assert (read([image])[0] - together[image]).abs().max() < TOLERANCE
 
 
 def test_codec_encoder(folder):

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from adt_core import load_target
 from adt_core.models import exact, layers
-from adt_core.models.cache import KVCache
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
+from adt_core.models.rows import Roots
 from adt_core.rules.tree import ancestor_matrix
+from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14], [15, 16]]
 """Of two images under guidance: conditional rows, then unconditional ones."""
-SLOTS, DECIDED = 64, 14
+SLOTS, DECIDED = 57, 14
 NEAR = 5
 """Positions that are near where far keys are tested, and the depth of the deepest tree."""
 
@@ -31,24 +30,21 @@ def target(dtype, weights=None, kv_heads=4):
         return load_target(path, dtype=dtype, weights=weights)
 
 
-class Context:
+class Context(Reader):
     """Prompts that were read, and image tokens behind them: so many as are decided of each image."""
 
     def __init__(self, decoder, near, decided, tokens):
-        self.decoder, self.near = decoder, near
-        self.rows = Rows(PROMPTS, SLOTS, decoder.embedding, images=2)
-        self.cache = KVCache(decoder.config, 4, SLOTS, decoder.embedding)
-        self.rope = rope_tables(decoder.config, decoder.embedding)
-        decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope)
+        super().__init__(decoder, PROMPTS, more=SLOTS, images=2)
+        self.near = near
         for at in range(max(decided)):  # the images in step, and those that are further decided go on alone
-            self.read(Roots.all_at(tokens[:, at], at), tokens[:, at : at + 1])
+            self.see(Roots.all_at(tokens[:, at], at), tokens[:, at : at + 1])
 
-    def read(self, roots, codes, own=None, depths=0):
+    def see(self, roots, codes, own=None, depths=0):
         """Features [R, n, h] of codes [B, n] from the roots on."""
         rows, step = self.rows, self.rows.step(roots, 0, depths, own)
         if self.decoder.tile:
             step = rows.windowed(step, rows.spread(roots.at) + rows.first_slot, self.near)
-        return self.decoder(rows.spread(self.decoder.image_ids[codes]), step, self.cache, self.rope)
+        return self.read(rows.spread(self.decoder.image_ids[codes]), step)
 
 
 def by_hand(q, keys, values, mask):
@@ -87,7 +83,7 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
         parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
         codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
         roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
-        seen = context.read(roots, codes, ancestor_matrix(parents, NEAR), depths)
+        seen = context.see(roots, codes, ancestor_matrix(parents, NEAR), depths)
         for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
             path, at = [node], node
             while at:
@@ -96,7 +92,7 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
             context.cache.data.copy_(before)
             for step, at in enumerate(path):
                 alone = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
-                feature = context.read(alone, codes[:, at : at + 1])
+                feature = context.see(alone, codes[:, at : at + 1])
             for row in (image, image + 2):
                 assert seen[row, node].equal(feature[row, 0])
 
@@ -112,11 +108,11 @@ def test_it_takes_the_mode(monkeypatch, on):
     codes = torch.randint(0, 32, (2, n + 9), generator=torch.Generator().manual_seed(0))
     context = Context(decoder, None, [9, 9], codes)
     before, codes = context.cache.data.clone(), codes[:, 9:]
-    chain = context.read(
+    chain = context.see(
         Roots.all_at(codes[:, 0], 9), codes, torch.ones(2, n, n, dtype=torch.bool).tril(), torch.arange(n).expand(2, -1)
     )
     context.cache.data.copy_(before)
-    alone = [context.read(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
+    alone = [context.see(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
     assert chain.equal(torch.cat(alone, 1)) is on
 
 
@@ -136,7 +132,7 @@ def test_every_key_is_seen_once(monkeypatch, near):
         decoder = target(dtype).decoder
         monkeypatch.setattr(decoder, "exact", on)
         context = Context(decoder, near, [12, 12], codes)
-        return torch.cat([context.read(Roots.all_at(codes[:, at], at), codes[:, at : at + 1]) for at in range(18)], 1)
+        return torch.cat([context.see(Roots.all_at(codes[:, at], at), codes[:, at : at + 1]) for at in range(18)], 1)
 
     true = features(torch.float32, True)
     for on in (True, False):

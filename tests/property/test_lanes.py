@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adt_core import Decoding, Drafting, Sampling
-from tests.property.test_continuation import DRAFTERS, LENGTH, models
+from adt_core import Drafting, Sampling
+from adt_core.policies import PLAIN
+from tests.drafted import run
+from tests.property.tiny_models import LENGTH, models
 
-PLAIN = Drafting(method="autoregressive")
+BOTH = "network+jacobi"
 CHAIN = Drafting(method="eagle2", depth=6, width=1, nodes=6)
 TREES = [
     Drafting(method="eagle2", depth=4, width=3, nodes=10),
@@ -19,25 +21,13 @@ TREES = [
 ]
 ALONE = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN), ("repeat", CHAIN)]
 """Drafts that learn nothing from one image for another, so that even the trees are those of the image alone."""
-TOGETHER = [("jacobi", TREES[0]), ("both", TREES[0]), ("both", TREES[1]), ("jacobi", Drafting(method="auto"))]
+TOGETHER = [("jacobi", TREES[0]), (BOTH, TREES[0]), (BOTH, TREES[1]), ("jacobi", Drafting(method="auto"))]
 PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a boat at night"]
 
 
-def decode(prompts, source, drafting, prefix=None, at_once=None, images=None, **sampling):
+def decode(prompts, source, drafting, **how):
     target, drafters = models()
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in prompts],
-        sampling=Sampling(**sampling),
-        drafting=drafting,
-        drafter=drafters[source],
-        image_indices=images,
-        prefix=prefix,
-        at_once=at_once,
-    )
-    for _ in decoding:
-        pass
-    return decoding
+    return run(target, drafters.get(source), prompts, drafting=drafting, **how)
 
 
 def shares(decoding, image):
@@ -50,7 +40,7 @@ def shares(decoding, image):
 
 
 def test_every_drafter_is_among_these():
-    assert {source for source, _ in ALONE + TOGETHER} == set(DRAFTERS)
+    assert {source for source, _ in ALONE + TOGETHER} == set(models()[1])
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,26 +54,23 @@ def test_every_drafter_is_among_these():
     drafts=st.sampled_from(ALONE + TOGETHER),
 )
 def test_every_image_is_that_of_its_prompt_alone(seed, prompts, at_once, temperature, guidance, start, drafts):
-    images = list(range(len(prompts)))
-    sampling = {"seed": seed, "temperature": temperature, "guidance": guidance}
-    prefix = torch.randint(
-        models()[0].num_codes, (len(prompts), start), generator=torch.Generator().manual_seed(seed % 2**31)
-    )
-    together = decode(prompts, *drafts, prefix, at_once, images, **sampling)
+    images = range(len(prompts))
+    sampling = Sampling(seed, temperature, guidance=guidance)
+    draw = torch.Generator().manual_seed(seed % 2**31)
+    prefix = torch.randint(models()[0].num_codes, (len(prompts), start), generator=draw)
+    together = decode(prompts, *drafts, sampling=sampling, prefix=prefix, at_once=at_once, image_indices=images)
     for i in images:
-        alone = decode(prompts[i : i + 1], drafts[0], PLAIN, prefix[i : i + 1], None, [i], **sampling)
+        how = {"sampling": sampling, "prefix": prefix[i : i + 1], "image_indices": [i]}
+        alone = decode(prompts[i : i + 1], *(drafts if drafts in ALONE else (None, Drafting(PLAIN))), **how)
         assert torch.equal(together.codes[i], alone.codes[0])
-        if drafts in ALONE:
-            assert shares(together, i) == shares(
-                decode(prompts[i : i + 1], *drafts, prefix[i : i + 1], None, [i], **sampling), 0
-            )
+        assert drafts not in ALONE or shares(together, i) == shares(alone, 0)
     report = together.trace.report()
     assert report["tokens"] == len(prompts) * (LENGTH - start) and together.done_tokens == together.total_tokens
 
 
 def test_a_place_that_becomes_free_is_taken_at_once():
     """While images wait every round works on as many as it may; then on those that are left."""
-    decoding = decode(PROMPTS, "network", TREES[0], at_once=3, seed=4)
+    decoding = decode(PROMPTS, "network", TREES[0], at_once=3)
     at_work = [[share.image for share in round.images] for round in decoding.trace.rounds]
     entered = [max(max(images) for images in at_work[: i + 1]) for i in range(len(at_work))]
     full = [len(images) for images, newest in zip(at_work, entered) if newest < len(PROMPTS) - 1]
@@ -91,4 +78,4 @@ def test_a_place_that_becomes_free_is_taken_at_once():
     counts = [len(images) for images in at_work]
     assert counts == sorted(counts, reverse=True) and counts[-1] < 3
     assert {image for images in at_work for image in images} == set(range(6))
-    assert decoding.memory_required() < decode(PROMPTS, "network", TREES[0], seed=4).memory_required()
+    assert decoding.memory_required() < decode(PROMPTS, "network", TREES[0]).memory_required()

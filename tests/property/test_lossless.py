@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adt_core.rules.noise import keyed_gumbel
-from adt_core.rules.tree import DraftTree, ancestor_matrix
+from adt_core.rules.tree import DraftTree
 from adt_core.rules.verify import exact_agreement, longest_path
+from tests.trees import tree_of
 
 VOCABULARY = 5
 LENGTH = 14
@@ -53,20 +54,7 @@ def random_tree(
     depths = [len(path) - len(prefix) for path in paths]
     order = [0, *sorted(range(1, len(paths)), key=lambda i: depths[i])]
     number = {old: new for new, old in enumerate(order)}
-    row = lambda values: torch.tensor(values)[None]  # noqa: E731
-    parent_row = row([number[parents[i]] for i in order])
-    size = len(order)
-    tree = DraftTree(
-        row([tokens[i] for i in order]),
-        parent_row,
-        row([depths[i] for i in order]),
-        torch.zeros(1, size, dtype=torch.long),
-        torch.zeros(1, size),
-        torch.ones(1, size, dtype=torch.bool),
-        ancestor_matrix(parent_row, max(depths)),
-        max(1, *depths),
-    )
-    return tree, [paths[i] for i in order]
+    return tree_of([tokens[i] for i in order], [number[parents[i]] for i in order]), [paths[i] for i in order]
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,16 +78,7 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
 
 
 def test_padding_nodes_are_never_accepted():
-    tree = DraftTree(
-        torch.tensor([[0, 3]]),
-        torch.zeros(1, 2, dtype=torch.long),
-        torch.tensor([[0, 0]]),
-        torch.zeros(1, 2, dtype=torch.long),
-        torch.zeros(1, 2),
-        torch.tensor([[True, False]]),
-        ancestor_matrix(torch.zeros(1, 2, dtype=torch.long), 1),
-        1,
-    )
+    tree = tree_of([0, 3], [0, 0], valid=[True, False])
     emitted = torch.tensor([[3, 1]])
     verdict = longest_path(tree, exact_agreement(tree, emitted), emitted)
     assert int(verdict.accepted) == 0 and int(verdict.next_root) == 3

@@ -31,7 +31,8 @@ def test_the_same_profile_leads_to_the_same_trees(tiny, source, lantern, dtype):
     target = load_target(tiny / "target", dtype=dtype)
     network = load_drafter(tiny / "drafter", target)
     profile = costs(source, once=0.02, each=0.002)
-    one, two = (run(target, network, PROMPTS, drafting=AUTO, lantern=lantern, profile=profile) for _ in range(2))
+    how = {"drafting": AUTO, "lantern": lantern, "profile": profile, "at_once": 2}
+    one, two = (run(target, network, PROMPTS, **how) for _ in range(2))
     assert trees(one) == trees(two) and torch.equal(one.codes, two.codes)
     assert one.trace.settings == two.trace.settings and any(drafted(one))
 
@@ -46,17 +47,6 @@ def test_another_profile_may_lead_to_other_trees_and_never_to_other_tokens(model
     ]
     assert widths == [{1}, {WIDTH}, {1}]
     assert [one.trace.report()["drafter_forwards"] > 0 for one in found] == [False, True, True]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_images_that_come_and_go_in_a_batch_have_their_own_tokens_and_one_size_a_round(models, source):
-    target, network = models
-    profile, prompts = costs(source, once=0.02, each=0.002, images=2), (*PROMPTS, "a red house", "two")
-    together = run(target, network, prompts, drafting=AUTO, profile=profile, at_once=2)
-    for image, prompt in enumerate(prompts):
-        alone = run(target, network, (prompt,), drafting=AUTO, profile=profile)
-        assert torch.equal(together.codes[image], alone.codes[0])
-    assert trees(together) == trees(run(target, network, prompts, drafting=AUTO, profile=profile, at_once=2))
 
 
 def test_traces_say_which_profile_it_was_with_its_numbers(models):

@@ -16,7 +16,7 @@ import torch
 from adt_core.engine import graphs
 from adt_core.engine.graphs import CudaRecorder, Graphs, recorder_for
 
-DEVICE = torch.device("cuda", 0)
+DEVICES = itertools.count()
 
 
 class Stream:
@@ -84,68 +84,78 @@ def driver(monkeypatch):
     monkeypatch.setattr(graphs, "refused", [])
     monkeypatch.setattr(Stream, "handles", itertools.count())
     Driver.collecting = []
-    graphs._streams.cache_clear()
-    yield backend
-    graphs._streams.cache_clear()
+    return backend
+
+
+@pytest.fixture
+def device():
+    """That no test has captured on before."""
+    return torch.device("cuda", next(DEVICES))
+
+
+def stream_of(recorder):
+    """The stream on which it captures, as the driver sees it."""
+    recorder(lambda: None)
+    return Driver.streams[-1]
 
 
 def fail(error):
     raise error
 
 
-def test_graphs_that_die_leave_those_of_other_rounds_as_they_are():
-    first, second = CudaRecorder(DEVICE), CudaRecorder(DEVICE)
+def test_graphs_that_die_leave_those_of_other_rounds_as_they_are(device):
+    first, second = CudaRecorder(device), CudaRecorder(device)
     replays = [first(lambda: None), second(lambda: None), first(lambda: None)]
     del second, replays[1]
     for replay in replays:
         replay()
 
 
-def test_a_round_that_is_forgotten_leaves_the_others_of_its_recorder_as_they_are():
-    recorder = CudaRecorder(DEVICE)
+def test_a_round_that_is_forgotten_leaves_the_others_of_its_recorder_as_they_are(device):
+    recorder = CudaRecorder(device)
     kept, forgotten = recorder(lambda: None), recorder(lambda: None)
     del forgotten
     kept()
 
 
-def test_what_can_be_replayed_keeps_its_stream():
+def test_what_can_be_replayed_keeps_its_stream(device):
     """Also when nobody captures any more: another recorder must not get the stream while the graph lives."""
-    recorder = CudaRecorder(DEVICE)
-    kept, taken = recorder(lambda: None), recorder._captured.stream
+    recorder = CudaRecorder(device)
+    kept, taken = recorder(lambda: None), Driver.streams[-1]
     del recorder
-    assert CudaRecorder(DEVICE)._captured.stream != taken
+    assert stream_of(CudaRecorder(device)) != taken
     kept()
     del kept
-    assert CudaRecorder(DEVICE)._captured.stream == taken, "libraries keep memory for every stream that they have met"
+    assert stream_of(CudaRecorder(device)) == taken, "libraries keep memory for every stream that they have met"
 
 
-def test_a_capture_that_fails_leaves_the_others_as_they_are():
-    recorder = CudaRecorder(DEVICE)
+def test_a_capture_that_fails_leaves_the_others_as_they_are(device):
+    recorder = CudaRecorder(device)
     kept = recorder(lambda: None)
     with pytest.raises(RuntimeError, match="not permitted"):
         recorder(lambda: fail(RuntimeError("not permitted")))
     kept()
 
 
-def test_there_are_no_more_recorders_than_streams():
-    alive = [recorder_for(DEVICE) for _ in range(32)]
-    assert len({recorder._captured.stream for recorder in alive}) == 32
-    assert recorder_for(DEVICE) is None
+def test_there_are_no_more_recorders_than_streams(device):
+    alive = [recorder_for(device) for _ in range(32)]
+    assert len(set(map(stream_of, alive))) == 32
+    assert recorder_for(device) is None
     alive.pop()
-    assert recorder_for(DEVICE) is not None
+    assert recorder_for(device) is not None
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not permitted")], ids=["captured", "failed"])
-def test_garbage_waits_until_a_capture_is_over(error):
+def test_garbage_waits_until_a_capture_is_over(device, error):
     """It may hold CUDA's objects, and to destroy one of them ends a capture."""
-    recorder = CudaRecorder(DEVICE)
+    recorder = CudaRecorder(device)
     with pytest.raises(RuntimeError) if error else nullcontext():
         recorder((lambda: fail(error)) if error else (lambda: None))
     assert Driver.collecting == [False] and gc.isenabled()
 
 
 @pytest.mark.parametrize("allocator, captures", [("native", 2), ("cudaMallocAsync", 1)])
-def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(driver, caplog, allocator, captures):
+def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(device, driver, caplog, allocator, captures):
     """A lack of memory in a capture is got over by torch's own allocator, and by CUDA's it is not."""
     driver[0] = allocator
     full, tries = torch.cuda.OutOfMemoryError("CUDA out of memory."), []
@@ -156,7 +166,7 @@ def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(driver, ca
             raise full
         return torch.zeros(1), None
 
-    captured = Graphs(CudaRecorder(DEVICE))
+    captured = Graphs(CudaRecorder(device))
     with caplog.at_level(logging.WARNING):
         captured("a round", launch, list)
     assert len(tries) == 2 + captures

@@ -1,4 +1,4 @@
-"""The round loop on tiny random models: stub drafters that always, never and sometimes agree; batches; cancelling."""
+"""The round loop on tiny random models: stub drafters that always, never and sometimes agree; memory; cancelling."""
 
 import copy
 from types import SimpleNamespace
@@ -13,31 +13,13 @@ from adt_core.drafters.eagle import EagleProposer
 from adt_core.drafters.repeat import RepeatDrafter
 from adt_core.engine import profiles
 from adt_core.engine.room import MEMORY_SHARE
-from adt_core.policies import POLICIES, CostProfile
+from adt_core.policies import PLAIN, POLICIES, CostProfile
 from adt_core.policies.costs import built_in
 from adt_core.rules.tree import chain
-from tests.tiny import write_tiny_checkpoint
+from tests.drafted import run
 
-METHODS = [
-    dict(method="eagle2", depth=3, width=3, nodes=9),
-    dict(method="eagle2", depth=5, width=1, nodes=5),
-    dict(method="eagle2", depth=2, width=40, nodes=60),
-    dict(method="adt-tree"),
-    dict(method="adt-tree", init="vertical", wrap="reset"),
-    dict(method="adt-tree", init="random"),
-    dict(method="adt-tree", proposal="top-k", nodes=30, width_max=10),
-    dict(method="eagle2", expand_above=0.2, keep_above=0.05),
-    dict(method="static:naive_extend_57"),
-    dict(method="static:mc_sim_7b_63", proposal="top-k"),
-]
-
-
-def run(target, prompts=("a cat", "three small dogs"), **options):
-    options = {"sampling": Sampling(seed=5), "drafting": Drafting(method="autoregressive"), **options}
-    decoding = Decoding(target, [target.encode_prompt(p) for p in prompts], **options)
-    for _ in decoding:
-        pass
-    return decoding
+TREE = Drafting("eagle2", depth=3, width=2, nodes=6)
+FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
 
 
 class StubDrafter(RepeatDrafter):
@@ -86,52 +68,11 @@ def test_stub_drafters(models, right, tau):
     assert mean == tau if tau else 1 < mean < 5
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("settings", METHODS, ids=lambda s: "-".join(map(str, s.values())))
-def test_every_method_writes_the_plain_tokens(models, settings, temperature):
-    target, drafter = models
-    sampling = Sampling(seed=9, temperature=temperature)
-    plain = run(target, sampling=sampling)
-    decoding = run(target, drafter=drafter, sampling=sampling, drafting=Drafting(**settings))
-    assert torch.equal(decoding.codes, plain.codes) and (decoding.codes >= 0).all()
-    report = decoding.trace.report()
-    assert report["drafter_forwards"] > 0 and report["verified_nodes"] > 0
-    assert sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images) == 2 * (
-        decoding.length - 1
-    )
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(guidance=1.0), Sampling(guidance=0.0), Sampling(top_k=5), Sampling(top_p=0.8, temperature=1.3)],
-)
-def test_filters_and_guidance_stay_lossless(models, sampling):
-    target, drafter = models
-    assert torch.equal(
-        run(target, drafter=drafter, sampling=sampling, drafting=Drafting("adt-tree")).codes,
-        run(target, sampling=sampling).codes,
-    )
-
-
-def test_an_image_does_not_depend_on_its_batch(models):
-    target, drafter = models
-    together = run(
-        target,
-        ("a", "bb", "a much longer prompt"),
-        drafter=drafter,
-        drafting=Drafting("adt-tree"),
-        image_indices=[3, 0, 1],
-    )
-    for i, (prompt, index) in enumerate((("a", 3), ("bb", 0), ("a much longer prompt", 1))):
-        alone = run(target, (prompt,), drafter=drafter, drafting=Drafting("adt-tree"), image_indices=[index])
-        assert torch.equal(alone.codes[0], together.codes[i])
-
-
 def test_image_index_and_seed_change_the_image(models):
     target, _ = models
-    a = run(target, ("x", "x"), image_indices=[0, 1]).codes
+    a = run(target, None, ("x", "x"), image_indices=[0, 1]).codes
     assert not torch.equal(a[0], a[1])
-    assert not torch.equal(a[0], run(target, ("x",), sampling=Sampling(seed=6)).codes[0])
+    assert not torch.equal(a[0], run(target, None, ("x",), sampling=Sampling(seed=6)).codes[0])
 
 
 def test_same_seed_same_tokens_and_no_global_randomness(models):
@@ -144,11 +85,10 @@ def test_same_seed_same_tokens_and_no_global_randomness(models):
 
 
 def test_negative_prompt_takes_the_place_of_the_unconditional_row(models):
-    target, drafter = models
+    target, _ = models
     ids = [target.encode_prompt("fog")] * 2
     changed = run(target, negatives=ids)
     assert not torch.equal(changed.codes, run(target).codes)
-    assert torch.equal(run(target, negatives=ids, drafter=drafter, drafting=Drafting("adt-tree")).codes, changed.codes)
 
 
 def test_progress_counts_up_and_the_map_covers_the_grid(models):
@@ -193,6 +133,14 @@ def test_cancelling_raises_through_the_loop(models):
             pass
 
 
+def drawn_in_rounds(decoding):
+    """Tokens of every image, without the first, which comes with the prompt."""
+    counts = [0] * decoding.images
+    for share in (share for round in decoding.trace.rounds for share in round.images):
+        counts[share.image] += share.accepted + 1
+    return counts
+
+
 NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")
 """A GPU's, and a CPU's in the middle of a product."""
 
@@ -202,11 +150,7 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
     """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had
     room."""
     target, drafter = models
-    prompts, drafting = (
-        ("a cat", "three small dogs", "x", "a boat", "no"),
-        Drafting(method="eagle2", depth=3, width=2, nodes=6),
-    )
-    roomy = run(target, prompts, drafter=drafter, drafting=drafting)
+    roomy = run(target, drafter, FIVE, drafting=TREE)
     forward, calls = type(target.decoder).forward, []
 
     def crowded(self, ids, *rest, **named):
@@ -216,27 +160,18 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
         return forward(self, ids, *rest, **named)
 
     monkeypatch.setattr(type(target.decoder), "forward", crowded)
-    decoding = run(target, prompts, drafter=drafter, drafting=drafting)
+    decoding = run(target, drafter, FIVE, drafting=TREE)
     assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2
     assert caplog.messages == ["Out of memory; going on with 2 images at once."]
-    counts = [
-        sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image)
-        for image in range(5)
-    ]
-    assert counts == [15] * 5 and decoding.trace.report()["tau"] == roomy.trace.report()["tau"]
+    assert drawn_in_rounds(decoding) == [15] * 5 and decoding.trace.report()["tau"] == roomy.trace.report()["tau"]
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize(
-    "drafting",
-    [Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)],
-    ids=lambda d: d.method,
-)
+@pytest.mark.parametrize("drafting", [Drafting(PLAIN), TREE], ids=lambda d: d.method)
 def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
     """Then more lanes are free than images wait."""
     target, drafter = models
-    options = {"prompts": ("a cat", "three small dogs", "x", "a boat", "no"), "drafter": drafter, "drafting": drafting}
-    options["sampling"] = Sampling(seed=5, guidance=guidance)
+    options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
     roomy, forward, entered = run(target, **options), type(target.decoder).forward, []
 
     def crowded(self, ids, step, *rest, **named):
@@ -254,11 +189,7 @@ def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, draf
 def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, monkeypatch):
     """A round that asked for too much is done again, and counts once."""
     target, drafter = models
-    options = {
-        "prompts": ("a cat", "x"),
-        "drafter": drafter,
-        "drafting": Drafting(method="eagle2", depth=3, width=2, nodes=6),
-    }
+    options = {"prompts": ("a cat", "x"), "drafter": drafter, "drafting": TREE}
     roomy = run(target, **options)
     calls = []
 
@@ -272,11 +203,7 @@ def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, mon
     monkeypatch.setattr("adt_core.drafters.eagle.EagleProposer", Crowded)
     decoding = run(target, **options)
     assert torch.equal(decoding.codes, roomy.codes)
-    counts = [
-        sum(share.accepted + 1 for round in decoding.trace.rounds for share in round.images if share.image == image)
-        for image in range(2)
-    ]
-    assert counts == [15, 15]
+    assert drawn_in_rounds(decoding) == [15, 15]
 
 
 def test_too_little_memory_for_one_image_is_said(models, monkeypatch):
@@ -290,7 +217,7 @@ def test_too_little_memory_for_one_image_is_said(models, monkeypatch):
         run(target)
 
 
-@pytest.mark.parametrize("drafting", [Drafting("autoregressive"), Drafting("auto")], ids=lambda d: d.method)
+@pytest.mark.parametrize("drafting", [Drafting(PLAIN), Drafting("auto")], ids=lambda d: d.method)
 def test_numbers_of_twice_the_size_take_twice_the_memory(tiny, drafting):
     """But those of the codec, which is in float32 whatever the decoder is in."""
 
@@ -319,16 +246,8 @@ def test_bad_requests_are_refused(models):
 
 def test_callers_are_not_left_in_inference_mode(models):
     target, _ = models
-    for _ in Decoding(target, [target.encode_prompt("x")], drafting=Drafting(method="autoregressive")):
+    for _ in Decoding(target, [target.encode_prompt("x")], drafting=Drafting(PLAIN)):
         assert not torch.is_inference_mode_enabled()
-
-
-def test_auto_reads_no_more_positions_than_the_model_has(tmp_path):
-    target = load_target(write_tiny_checkpoint(tmp_path, max_positions=40), dtype=torch.float64)
-    expected = run(target, ("a cat",))
-    assert run(
-        target, ("a cat",), drafter=load_drafter("jacobi", target), drafting=Drafting(method="auto")
-    ).codes.equal(expected.codes)
 
 
 def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkeypatch):

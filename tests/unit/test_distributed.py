@@ -12,7 +12,8 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.app import distributed, generation
-from adt_lab import benchmark
+from adt_lab import benchmark, records
+from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a cat", "a dog", "a cow", "a red house", "fog", "a blue sky", "a tree"]
@@ -55,21 +56,13 @@ def cluster(ray):
 
 @pytest.fixture
 def run(tiny, capsys):
-    def run(command, output, *extra, **replaced):
-        options = {
-            "--model": tiny / "target",
-            "--drafter": tiny / "drafter",
-            "--prompts": "list.txt",
-            "--device": "cpu",
-            "--dtype": "float64",
-        }
-        options |= {"--output": output} | {f"--{name.replace('_', '-')}": value for name, value in replaced.items()}
-        code = cli.main(
-            [command, *(str(x) for pair in options.items() if pair[1] is not None for x in pair), *map(str, extra)]
-        )
-        return code, *capsys.readouterr()
-
-    return run
+    """Run a command; returns its exit code, and what it said and complained of."""
+    usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt"}
+    usual |= {"device": "cpu", "dtype": "float64"}
+    return lambda command, output, **given: (
+        cli.main(words(command, **usual | {"output": output} | given)),
+        *capsys.readouterr(),
+    )
 
 
 def fragile(module, maker, folder):
@@ -118,35 +111,34 @@ def without_times(decodings):
 
 
 def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
-    files = {"tokens": "t.json", "trace": "trace.json", "report": "r.json"}
-    options = {"batch_size": 2, "method": "adt-tree"}
-    assert run("generate", "alone/a.png", **options, **{name: f"alone/{path}" for name, path in files.items()})[0] == 0
+    def generate(folder, **more):
+        files = {name: f"{folder}/{name}.json" for name in ("tokens", "trace", "report")}
+        return run("generate", f"{folder}/a.png", batch_size=2, method="adt-tree", **files, **more)
+
+    assert generate("alone")[0] == 0
     monkeypatch.setattr(generation, "Engine", fragile(generation, "Engine", folder))
-    code, out, err = run(
-        "generate", "spread/a.png", workers=2, **options, **{name: f"spread/{path}" for name, path in files.items()}
-    )
+    code, out, err = generate("spread", workers=2)
     assert code == 0, err
     assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), (
         "one was drawn twice, all others once; the killed process had a successor"
     )
-    assert (
-        not ray.is_initialized()
-        and "2 workers" in out
-        and err.count("An engine was lost") == 1
-        and "raylet" not in out + err
-    )
+    assert not ray.is_initialized() and "2 workers" in out
+    assert err.count("An engine was lost") == 1 and "raylet" not in out + err
 
     names = sorted(path.name for path in Path("alone").iterdir())
     assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 3
-    assert load("alone/t.json") == load("spread/t.json")
+    assert load("alone/tokens.json") == load("spread/tokens.json")
     assert without_times(load("alone/trace.json")["decodings"]) == without_times(load("spread/trace.json")["decodings"])
     for name in names[: 2 * len(PROMPTS)]:
         with Image.open(f"alone/{name}") as one, Image.open(f"spread/{name}") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
-    alone, spread = load("alone/r.json"), load("spread/r.json")
+    alone, spread = load("alone/report.json"), load("spread/report.json")
     assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
     for counted in ("tokens", "images", "tau", "mean_depth", "target_forwards", "verified_nodes"):
         assert alone[counted] == spread[counted]
+
+
+COUNTED = "tokens tau target_forwards agreement acceptance substitution_rate picture".split()
 
 
 def assert_same_results(prompts):
@@ -156,19 +148,9 @@ def assert_same_results(prompts):
     for one, two in zip(alone["records"], spread["records"]):
         assert one["prompt"] == two["prompt"]
         for name, run_alone in one["runs"].items():
-            for figure in (
-                "tokens",
-                "tau",
-                "target_forwards",
-                "agreement",
-                "acceptance",
-                "substitution_rate",
-                "picture",
-            ):
-                assert run_alone[figure] == two["runs"][name][figure]
-            assert (Path("alone") / run_alone["picture"]).read_bytes() == (
-                Path("spread") / run_alone["picture"]
-            ).read_bytes()
+            assert all(run_alone[figure] == two["runs"][name][figure] for figure in COUNTED)
+            pictures = (Path(folder, run_alone["picture"]).read_bytes() for folder in ("alone", "spread"))
+            assert next(pictures) == next(pictures)
 
 
 def test_a_benchmark_of_two_workers_finds_what_one_process_finds(run, cluster):
@@ -184,15 +166,16 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
     options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
     assert run("benchmark", "alone", **options)[0] == 0
     monkeypatch.setattr(benchmark, "load", fragile(benchmark, "load", folder))
-    keep, kept = benchmark._keep, []
+    add_line, added = records.core.add_line, []
 
     def interrupted(*arguments):
-        kept.append(arguments)
-        if len(kept) == 6:
+        if len(added) == 6:
+            added.clear()
             raise KeyboardInterrupt
-        return keep(*arguments)
+        added.append(arguments)
+        add_line(*arguments)
 
-    monkeypatch.setattr(benchmark, "_keep", interrupted)
+    monkeypatch.setattr(records.core, "add_line", interrupted)
     on_ray = {**options, "workers": 2, "ray_address": cluster.address}
     code, _, err = run("benchmark", "spread", **on_ray)
     assert code == 130 and "Interrupted" in err
@@ -208,11 +191,8 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
 @pytest.mark.long
 def test_a_lost_machine_s_engine_takes_the_place_of_one_that_is_done(run, cluster, monkeypatch):
     """There is no other place: all cores are taken until the prompts run out."""
-    machine, write, written = (
-        cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE),
-        generation.write,
-        [],
-    )
+    machine = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE)
+    write, written = generation.write, []
     cluster.wait_for_nodes()
 
     def lose_the_machine(path, content):

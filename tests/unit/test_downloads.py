@@ -260,7 +260,7 @@ def test_luminas_published_drafter_has_the_layout_that_is_read(tmp_path):
     """One Chameleon layer whose norms have one row, config.json that of the model with another number of layers."""
     from adt_core import load_drafter
     from tests.drafted import write_drafter
-    from tests.unit.test_lumina import share_norms
+    from tests.layouts.lumina import share_norms
 
     model = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
     target = load_target(model)

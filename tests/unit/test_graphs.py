@@ -64,27 +64,6 @@ def tape(as_on_a_gpu):
 # ---- the same images ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, at_once", [*((name, 2) for name in METHODS), ("adt-tree", None), ("merged", None), ("auto, jacobi", 1)]
-)
-def test_an_image_is_the_same_with_graphs(target, drafters, as_on_a_gpu, name, at_once):
-    """Two at once, so that another takes the place of one that is finished; also all together, and one by one."""
-    source, options = METHODS[name]
-    expected = run(target, prompts=PROMPTS).codes
-    tape = as_on_a_gpu(Tape())
-    found = run(target, drafters[source], PROMPTS, drafting=Drafting(**options), at_once=at_once)
-    assert found.codes.equal(expected) and not graphs.refused
-    assert 0 < tape.captured < tape.replayed
-
-
-@pytest.mark.parametrize("at_once", [None, 1])
-def test_plain_images_are_the_same_with_graphs(target, as_on_a_gpu, at_once):
-    expected = run(target, prompts=PROMPTS, at_once=at_once)
-    tape = as_on_a_gpu(Tape())
-    assert run(target, prompts=PROMPTS, at_once=at_once).codes.equal(expected.codes) and not graphs.refused
-    assert 0 < tape.captured < tape.replayed
-
-
 @pytest.mark.parametrize("images", [1, 2])
 def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_path, monkeypatch, images):
     """Each size of each source is captured once, however often the images are begun anew."""

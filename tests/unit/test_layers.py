@@ -15,6 +15,7 @@ from adt_core.models.layers import Frame
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import Roots, Rows
 from tests.layouts.janus import write_janus
+from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -182,10 +183,10 @@ def test_training_and_drawing_compute_the_same(models):
 @torch.inference_mode()
 def test_what_is_read_in_place_of_tokens_stays_as_it_was(models):
     decoder = models[0].decoder
-    rows, cache = Rows([[1, 2, 3]], 4, decoder.embedding), KVCache(decoder.config, 1, 4, decoder.embedding)
+    reader = Reader(decoder, [[1, 2, 3]])
     given = torch.randn(1, 3, decoder.config.hidden_size, dtype=decoder.dtype)
     kept = given.clone()
-    decoder(rows.ids, rows.prefill(), cache, rope_tables(decoder.config, decoder.embedding), None, given)
+    decoder(reader.rows.ids, reader.rows.prefill(), reader.cache, reader.rope, inputs=given)
     assert given.equal(kept)
 
 

@@ -1,4 +1,4 @@
-"""LlamaGen: every method in both layouts, what may be missing beside a checkpoint, drafters that don't fit."""
+"""LlamaGen alone: both layouts, captions and their encoder, files of several stages, drafters that don't fit."""
 
 import json
 import shutil
@@ -7,22 +7,13 @@ from itertools import islice
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Sampling, cli, load_drafter, load_target
-from adt_core.app.inspect import inspect
+from adt_core import AdtError, Decoding, Drafting, cli, load_drafter, load_target
+from adt_core.policies import PLAIN
+from tests.command import words
+from tests.drafted import run
 from tests.layouts import llamagen as layout
+from tests.layouts.edits import edit_config, edit_tensors
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
-
-METHODS = {
-    "eagle2": ("network", dict(method="eagle2", depth=4, width=3, nodes=12)),
-    "chain": ("network", dict(method="eagle2", depth=4, width=1, nodes=4)),
-    "adt-tree": ("network", dict(method="adt-tree")),
-    "top-k": ("network", dict(method="adt-tree", proposal="top-k")),
-    "static": ("network", dict(method="static:mc_sim_7b_63")),
-    "window": ("jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
-    "both": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
-    "auto": ("network", dict(method="auto")),
-}
-CAPTIONS = ("a red fox in deep snow", "two boats")
 
 
 @pytest.fixture(scope="module")
@@ -41,52 +32,10 @@ def target(folder):
     return load_target(folder / "upstream" / layout.NAMES[16], dtype=torch.float64)
 
 
-@pytest.fixture(scope="module")
-def plain(target):
-    """Codes of plain decoding by temperature."""
-    return {temperature: run(target, temperature=temperature).codes for temperature in (0, 1)}
-
-
-def run(target, drafter=None, temperature=1, **drafting):
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(caption) for caption in CAPTIONS],
-        drafter=drafter,
-        sampling=Sampling(seed=3, temperature=temperature, top_k=20),
-        drafting=Drafting(**drafting or {"method": "autoregressive"}),
-    )
-    for _ in decoding:
-        pass
-    return decoding
-
-
-@pytest.mark.parametrize("name, temperature", [*((name, 1) for name in METHODS), ("adt-tree", 0), ("both", 0)])
-def test_every_method_gives_the_tokens_of_plain_decoding(folder, target, plain, name, temperature):
-    source, drafting = METHODS[name]
-    drafter = load_drafter(source.replace("network", str(folder / "network")), target)
-    drafted = run(target, drafter, temperature, **drafting)
-    assert torch.equal(drafted.codes, plain[temperature])
-    assert name == "auto" or any(
-        share.accepted for round in drafted.trace.rounds for share in round.images
-    )  # auto may find that drafts don't pay here
-
-
-@pytest.mark.parametrize("kept", [1, 23])
-def test_a_picture_may_be_continued(folder, target, plain, kept):
-    """The codes that are kept stand behind the caption's features."""
-    drafter = load_drafter(folder / "network", target)
-    prompts = [target.encode_prompt(caption) for caption in CAPTIONS]
-    decoding = Decoding(
-        target, prompts, drafter=drafter, sampling=Sampling(seed=3, temperature=1, top_k=20), prefix=plain[1][:, :kept]
-    )
-    for _ in decoding:
-        pass
-    assert torch.equal(decoding.codes, plain[1])
-
-
-def test_both_layouts_are_the_same_model(folder, target, plain):
+def test_both_layouts_are_the_same_model(folder, target):
     other = load_target(folder / "hugging-face" / "LlamaGen-T2I", dtype=torch.float64)
-    assert torch.equal(run(other).codes, plain[1]) and len(plain[1].unique()) > 9
+    codes = run(target).codes
+    assert torch.equal(run(other).codes, codes) and len(codes.unique()) > 9
     assert target.grid == other.grid == (16, 16)
 
 
@@ -95,37 +44,21 @@ def test_stage_2_draws_32_rows(tmp_path):
     assert target.grid == (32, 32) and target.length == 1024 and target.decoder.config.grid_rope == (120, 32)
 
 
-def test_generate(folder, tmp_path, capsys):
-    output = tmp_path / "a.png"
-    arguments = [
-        "generate",
-        "--model",
-        str(folder / "hugging-face" / "LlamaGen-T2I"),
-        "--drafter",
-        str(folder / "network"),
-        "--prompt",
-        "a fox",
-        "--negative",
-        "snow",
-        "--device",
-        "cpu",
-        "--output",
-        str(output),
-    ]
-    assert cli.main(arguments) == 0, capsys.readouterr().err
-    assert output.exists() and "reads 120" not in capsys.readouterr().out
-    assert cli.main(["fox " * 40 if word == "a fox" else word for word in arguments]) == 0
-    assert "The prompt is 160 tokens long, and LlamaGen-T2I reads 120" in capsys.readouterr().out
+def test_generate_says_which_captions_are_cut(folder, tmp_path, capsys):
+    models = {"model": folder / "hugging-face" / "LlamaGen-T2I", "drafter": folder / "network", "device": "cpu"}
+    for prompt, cut in (("a fox", False), ("fox " * 40, True)):
+        command = words("generate", **models, prompt=prompt, negative="snow", output=tmp_path / "a.png")
+        assert cli.main(command) == 0 and (tmp_path / "a.png").exists()
+        said = "The prompt is 160 tokens long, and LlamaGen-T2I reads 120"
+        assert (said in capsys.readouterr().out) is cut
 
 
-@pytest.mark.parametrize("dtype, encoder", [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.bfloat16)])
-def test_half_precision(folder, dtype, encoder):
-    """T5 is never run in float16, whose range it leaves."""
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_t5_is_never_run_in_float16_whose_range_it_leaves(folder, dtype):
     target = load_target(folder / "upstream" / layout.NAMES[16], dtype=dtype)
-    assert {parameter.dtype for parameter in target.text_encoder.parameters()} == {
-        encoder
-    } and target.decoder.dtype == dtype
-    decoding = Decoding(target, [target.encode_prompt("a fox")], drafting=Drafting(method="autoregressive"))
+    encoder = {parameter.dtype for parameter in target.text_encoder.parameters()}
+    assert encoder == {torch.bfloat16} and target.decoder.dtype == dtype
+    decoding = Decoding(target, [target.encode_prompt("a fox")], drafting=Drafting(PLAIN))
     for _ in islice(decoding, 3):
         pass
     assert decoding.done_tokens == 4
@@ -135,23 +68,8 @@ def test_the_unconditional_row_is_hidden_where_the_caption_is(target):
     prompt = target.encode_prompt("A  fox")
     empty = target.unconditional(prompt)
     assert prompt.hidden == empty.hidden == 120 - len("a fox") - 1
-    assert (
-        not prompt.features[: prompt.hidden].any()
-        and prompt.features[prompt.hidden :].any(1).all()
-        and empty.features.any(1).all()
-    )
-
-
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        (" ", "prompt is empty"),
-        ("狐狸", "describe the picture in English"),
-    ],
-)
-def test_prompts_that_it_cannot_read(target, text, reason):
-    with pytest.raises(AdtError, match=reason):
-        target.encode_prompt(text)
+    assert not prompt.features[: prompt.hidden].any() and prompt.features[prompt.hidden :].any(1).all()
+    assert empty.features.any(1).all()
 
 
 def test_a_long_caption_is_cut_as_in_training(target):
@@ -165,49 +83,6 @@ def test_a_long_caption_is_cut_as_in_training(target):
 
 
 # ---- what inspect says, and what is refused ------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [f"upstream/{layout.NAMES[16]}", "hugging-face/LlamaGen-T2I"])
-def test_inspect(folder, name):
-    (found,) = inspect(str(folder / name))
-    assert (
-        found["family"] == "llamagen"
-        and found["grid"] == [16, 16]
-        and found["pixels"] == [256, 256]
-        and found["codebook"] == [40, 8]
-    )
-    assert found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
-    assert found["memory"]["float32"] > found["memory"]["bfloat16"] > 0
-    (drafter,) = inspect(str(folder / "network2"))
-    assert drafter["role"] == "drafter" and drafter["missing"] == drafter["left_over"] == []
-
-
-@pytest.mark.parametrize(
-    "file, tensor, remedy",
-    [("vq_ds16_t2i.pt", "codec.", "download vq_ds16_t2i.pt"), ("t5-ckpt", "t5.", "download google/flan-t5-xl")],
-)
-def test_what_is_missing_beside_the_checkpoint_is_named(folder, tmp_path, file, tensor, remedy):
-    alone = tmp_path / "alone" / layout.NAMES[16]
-    shutil.copytree(folder / "upstream", alone.parent, ignore=lambda *_: [file])
-    with pytest.raises(AdtError, match=rf"{alone.name} lacks the tensor '{tensor}.*{remedy}"):
-        load_target(alone)
-    (found,) = inspect(str(alone))
-    assert (
-        len(found["to_do"]) == 1
-        and remedy in found["to_do"][0]
-        and all(name.startswith(tensor) for name in found["missing"])
-    )
-
-
-def test_a_tensor_of_another_shape_is_named(tmp_path):
-    path = layout.write_upstream(tmp_path)
-    tensors = layout.transformer()
-    tensors["layers.1.attention.wqkv.weight"] = tensors["layers.1.attention.wqkv.weight"][:-1]
-    torch.save({"model": tensors}, path)
-    with pytest.raises(
-        AdtError, match=r"layers.1.attention.wqkv.weight has shape \(383, 128\), but \(384, 128\) was expected"
-    ):
-        load_target(path)
 
 
 def test_a_file_whose_stage_is_unknown(folder, tmp_path):
@@ -242,13 +117,9 @@ def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
     stranger = write_tiny_drafter(tmp_path / "stranger", other)
     with pytest.raises(AdtError, match="stranger' has width 128 and .* tokens"):
         load_drafter(stranger, target)
-    config = json.loads((stranger / "config.json").read_text()) | {"vocab_size": layout.CODES}
-    (stranger / "config.json").write_text(json.dumps(config))
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(stranger / "model.safetensors")
-    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"][: layout.CODES].clone()
-    save_file(tensors, stranger / "model.safetensors")
+    edit_config(stranger, lambda config: config.update(vocab_size=layout.CODES))
+    name = "embed_tokens.weight"
+    edit_tensors(stranger, lambda tensors: tensors.update({name: tensors[name][: layout.CODES].clone()}))
     with pytest.raises(AdtError, match="stranger' was trained for another family"):
         load_drafter(stranger, target)
 

@@ -11,11 +11,6 @@ PICTURES = torch.rand(3, 40, 28, 3, generator=torch.Generator().manual_seed(1))
 VECTORS = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.fixture(autouse=True)
-def _nobody_waits(monkeypatch):
-    monkeypatch.setattr(marks, "_awaited", type(marks._awaited)())
-
-
 def read(mark: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(mark), np.uint8).astype(float).reshape(8, 8, 3)
 
@@ -43,7 +38,15 @@ def test_a_map_gets_a_mark_of_each_image_that_is_decoded():
 
 
 def test_maps_that_wait_are_few():
-    for number in range(200):
-        marks.expect(VECTORS + number, {"images": 3})
-        marks.expect(VECTORS, {"images": 3})
-    assert len(marks._awaited) <= 256 and max(map(len, marks._awaited.values())) <= 4
+    """The oldest are given up: those of images that were never decoded, and those of one image in many nodes."""
+    maps = [{"images": 3} for _ in range(300)]
+    for number, saved in enumerate(maps):
+        marks.expect(VECTORS + 10 + number, saved)
+    same = [{"images": 3} for _ in range(6)]
+    for saved in same:
+        marks.expect(VECTORS - 10, saved)
+    for number in range(300):
+        marks.note(VECTORS[:1] + 10 + number, PICTURES[:1])
+    marks.note(VECTORS[:1] - 10, PICTURES[:1])
+    assert "marks" not in maps[0] and "marks" in maps[-1] and sum("marks" in saved for saved in maps) < 100
+    assert ["marks" in saved for saved in same] == [False] * 2 + [True] * 4

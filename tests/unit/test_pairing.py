@@ -8,14 +8,29 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_target
+from adt_core import Drafting, Sampling, cli, load_drafter, load_target
 from adt_core.drafters.eagle import Pairing
+from tests.command import words
+from tests.drafted import run
+from tests.layouts.edits import edit_tensors
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 CODES = 40
 PAIRINGS = [Pairing(late, codes) for late in (False, True) for codes in (False, True)]
+
+
+def silenced(tensors):
+    """Let the layers add nothing."""
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name].zero_()
+
+
+def codes_in(folder):
+    """Where the codes stand in a vocabulary."""
+    first = json.loads((folder / "config.json").read_text())["vocabulary_map"]["IMGIMGAZ"]
+    return slice(first, first + CODES)
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +38,14 @@ def counter(tmp_path_factory):
     """A target that counts: whatever it reads, the code after c is c + 1. Its layers add nothing, and its head looks
     for the embedding of the code before."""
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("counter") / "target", codes=CODES)
-    tensors, vocabulary = (
-        load_file(folder / "model.safetensors"),
-        json.loads((folder / "config.json").read_text())["vocabulary_map"],
-    )
-    first = vocabulary["IMGIMGAZ"]
-    for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name].zero_()
-    tensors["model.norm.weight"].fill_(1)
-    codes = tensors["model.embed_tokens.weight"][first : first + CODES]
-    tensors["lm_head.weight"][first : first + CODES] = codes.roll(1, 0)
-    save_file(tensors, folder / "model.safetensors")
+    codes = codes_in(folder)
+
+    def count(tensors):
+        silenced(tensors)
+        tensors["model.norm.weight"].fill_(1)
+        tensors["lm_head.weight"][codes] = tensors["model.embed_tokens.weight"][codes].roll(1, 0)
+
+    edit_tensors(folder, count)
     return folder
 
 
@@ -42,42 +53,30 @@ def plant(counter, folder, pairing):
     """A drafter that knows the feature after a token if it is fed as in ``pairing``: it looks it up in its embedding,
     and adds nothing to that."""
     write_tiny_drafter(folder, counter)
-    tensors, vocabulary = (
-        load_file(folder / "model.safetensors"),
-        json.loads((counter / "config.json").read_text())["vocabulary_map"],
-    )
-    first, h = vocabulary["IMGIMGAZ"], tensors["fc.bias"].shape[0]
-    codes = tensors["embed_tokens.weight"][first : first + CODES].clone()
-    tensors["embed_tokens.weight"].zero_()
-    start = 0 if pairing.codes else first
-    tensors["embed_tokens.weight"][start : start + CODES] = codes.roll(-1, 0) if pairing.late else codes
-    tensors["fc.weight"] = torch.cat([torch.eye(h), torch.zeros(h, h)], 1)
-    tensors["fc.bias"].zero_()
-    for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name].zero_()
-    save_file(tensors, folder / "model.safetensors")
+
+    def look_up(tensors):
+        silenced(tensors)
+        embedding, width = tensors["embed_tokens.weight"], len(tensors["fc.bias"])
+        codes = embedding[codes_in(counter)].clone()
+        embedding.zero_()
+        place = slice(CODES) if pairing.codes else codes_in(counter)
+        embedding[place] = codes.roll(-1, 0) if pairing.late else codes
+        tensors["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], 1)
+        tensors["fc.bias"].zero_()
+
+    edit_tensors(folder, look_up)
     return folder
+
+
+def record(drafter, pairing):
+    (drafter / "pairing.json").write_text(json.dumps({"late": pairing.late, "codes": pairing.codes}))
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
 def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, capsys, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
-    options = [
-        "--model",
-        str(counter),
-        "--drafter",
-        str(drafter),
-        "--temperature",
-        "0",
-        "--cfg",
-        "1",
-        "--count",
-        "3",
-        "--device",
-        "cpu",
-    ]
-    assert cli.main(["check-drafter", *options]) == 0
+    models = {"model": counter, "drafter": drafter, "device": "cpu"}
+    assert cli.main(words("check-drafter", **models, temperature=0, cfg=1, count=3)) == 0
     lines = capsys.readouterr().out.splitlines()
     (best,) = [line for line in lines if line.endswith("<- best")]
     assert ("own token" in best) == planted.late and ("by code" in best) == planted.codes
@@ -88,51 +87,41 @@ def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, cap
     loaded = load_drafter(drafter, target)
     assert loaded.pairing == planted
     for drafting in (
-        Drafting(method="eagle2", depth=4, width=1, nodes=4),
-        Drafting(method="eagle2", depth=4, width=2, nodes=8),
-        Drafting(method="static:mc_sim_7b_63"),
-        Drafting(method="eagle2", depth=4, width=2, nodes=8, proposal="top-k"),
+        Drafting("eagle2", depth=4, width=1, nodes=4),
+        Drafting("eagle2", depth=4, width=2, nodes=8),
+        Drafting("static:mc_sim_7b_63"),
+        Drafting("eagle2", depth=4, width=2, nodes=8, proposal="top-k"),
     ):
-        decoding = Decoding(
-            target,
-            [target.encode_prompt("count")],
-            sampling=Sampling(temperature=0, guidance=1),
-            drafting=drafting,
-            drafter=loaded,
-        )
-        rounds = list(decoding)
-        assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
-        assert (
-            rounds[1].images[0].accepted == rounds[1].images[0].depth >= 4
-        )  # every draft is right, as deep as the tree goes
+        (share,) = counted(target, loaded, drafting).trace.rounds[1].images
+        assert share.accepted == share.depth >= 4, "every draft is right, as deep as the tree goes"
+
+
+def counted(target, drafter, drafting):
+    """A decoding, which has counted."""
+    how = {"sampling": Sampling(temperature=0, guidance=1), "drafting": drafting}
+    decoding = run(target, drafter, ("count",), **how)
+    assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
+    return decoding
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
 def test_the_pairing_is_followed_beside_a_window_too(counter, tmp_path, planted):
     """Network and window in one tree: no token changes, and the network's part is right from the first round on."""
     drafter = plant(counter, tmp_path / "drafter", planted)
-    (drafter / "pairing.json").write_text(json.dumps(planted._asdict()))
+    record(drafter, planted)
     target = load_target(counter, dtype=torch.float64)
-    decoding = Decoding(
-        target,
-        [target.encode_prompt("count")],
-        sampling=Sampling(temperature=0, guidance=1),
-        drafting=Drafting(method="eagle2", depth=4, width=2, nodes=6),
-        drafter=load_drafter(f"{drafter}+jacobi", target),
-    )
-    list(decoding)
-    assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
+    counted(target, load_drafter(f"{drafter}+jacobi", target), Drafting("eagle2", depth=4, width=2, nodes=6))
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
 def test_a_drafter_is_compared_as_it_was_trained(counter, tmp_path, capsys, planted):
     """``train-drafter --compare`` feeds it by its record, as drafting does."""
     drafter, prompts = plant(counter, tmp_path / "drafter", planted), tmp_path / "prompts.txt"
-    (drafter / "pairing.json").write_text(json.dumps(planted._asdict()))
+    record(drafter, planted)
     prompts.write_text("one\ntwo\nthree")
-    options = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter, "steps": 1}
-    options |= {"held-out": 2, "batch": 1, "passes": 1, "temperature": 0, "cfg": 1, "device": "cpu"}
-    assert cli.main(["train-drafter", *(f"--{name}={value}" for name, value in options.items())]) == 0
+    files = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter}
+    training = {"steps": 1, "held_out": 2, "batch": 1, "passes": 1, "temperature": 0, "cfg": 1, "device": "cpu"}
+    assert cli.main(words("train-drafter", **files, **training)) == 0
     compared = capsys.readouterr().out.splitlines()[-1]
     assert f"gives {1.933 if planted.late else 2:.3f} tokens" in compared
 

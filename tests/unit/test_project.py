@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from PIL import Image
@@ -86,25 +87,38 @@ def test_the_laboratory_takes_the_core_that_is_beside_it():
         assert job is importlib.import_module(f"{pack}adt_core.app.jobs").Job
 
 
-@pytest.mark.parametrize("bundled_pip", [True, False])
-def test_the_environment_is_set_up_once(dev, tmp_path, monkeypatch, bundled_pip):
-    """pip comes from Python, or from outside where Debian has taken ``ensurepip`` away. Later runs do nothing."""
-    ran = []
+@pytest.fixture
+def ran(dev, tmp_path, monkeypatch):
+    """The Python commands that are run, in order, without their Python. Those in which ``ran.fail`` stands fail."""
 
-    def quietly(*arguments, python=sys.executable):
-        ran.append(" ".join(arguments))
-        dev.PYTHON.parent.mkdir(parents=True, exist_ok=True)
-        dev.PYTHON.touch()
+    class Commands(list):
+        fail = "nothing of that kind"
+
+        def popen(self, command, **how):
+            self.append(" ".join(map(str, command[1:])))
+            dev.PYTHON.parent.mkdir(parents=True, exist_ok=True)
+            process = MagicMock(stdout=["a line\n"], returncode=int(self.fail in command))
+            process.wait.return_value = process.returncode
+            process.__enter__.return_value = process
+            return process
 
     monkeypatch.setattr(dev, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(dev, "READY", tmp_path / ".venv" / "ready")
     monkeypatch.setattr(dev, "PYTHON", tmp_path / ".venv" / "bin" / "python")
-    monkeypatch.setattr(dev, "_quietly", quietly)
+    commands = Commands()
+    monkeypatch.setattr(dev.subprocess, "Popen", commands.popen)
+    return commands
+
+
+@pytest.mark.parametrize("bundled_pip", [True, False])
+def test_the_environment_is_set_up_once(dev, ran, monkeypatch, bundled_pip):
+    """pip comes from Python, or from outside where Debian has taken ``ensurepip`` away. Later runs do nothing."""
     monkeypatch.setattr(dev.importlib.util, "find_spec", lambda name: bundled_pip or None)
     dev.environment(["numpy", "pytest"])
     assert ("--without-pip" in ran[0]) is not bundled_pip and any("--python" in line for line in ran) is not bundled_pip
     torch = next(i for i, line in enumerate(ran) if dev.TORCH in line)
     assert "numpy" not in ran[torch] and "numpy" in ran[torch + 1], "torch goes in first, alone"
+    dev.PYTHON.touch()
     done = len(ran)
     dev.environment(["numpy"])
     dev.environment(["numpy", "pytest"])
@@ -114,19 +128,9 @@ def test_the_environment_is_set_up_once(dev, tmp_path, monkeypatch, bundled_pip)
 
 
 @pytest.fixture
-def steps(dev, monkeypatch):
-    """What the test command runs, in order; the steps whose arguments hold ``steps.fail`` fail."""
-
-    class Steps(list):
-        fail: str | None = None
-
-        def run(self, *arguments, **how):
-            self.append(" ".join(arguments))
-            return int(self.fail in arguments)
-
-    ran = Steps()
+def steps(dev, ran, monkeypatch):
+    """What the test command runs, once there is an environment."""
     monkeypatch.setattr(dev, "environment", lambda packages: None)
-    monkeypatch.setattr(dev, "_run", ran.run)
     return ran
 
 

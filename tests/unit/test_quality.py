@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from adt_core import cli
@@ -14,6 +14,7 @@ from adt_core.app.orders import Scores
 from adt_core.errors import AdtError
 from adt_lab import quality
 from adt_lab.report import summary
+from tests.command import words
 
 CPU = torch.device("cpu")
 
@@ -66,16 +67,14 @@ def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
 
     metric = quality.clip_metric(clip, "clip", "CLIP score", CPU, predictor)
     model, processor = CLIPModel.from_pretrained(clip).eval(), CLIPProcessor.from_pretrained(clip)
-    layers = {name: value.double() for name, value in quality._read(predictor, "").items()}
+    layers = {name: value.double() for name, value in load_file(predictor).items()}
     for seed in range(6):
         with torch.inference_mode():
             found = model(**processor(text=["a cat"], images=[noise(seed)], return_tensors="pt"))
         embedding = found.image_embeds[0].double()
         cosine = torch.cosine_similarity(embedding, found.text_embeds[0].double(), dim=0).item()
-        score = (
-            layers["layers.2.weight"] @ (layers["layers.0.weight"] @ embedding + layers["layers.0.bias"])
-            + layers["layers.2.bias"]
-        )
+        hidden = layers["layers.0.weight"] @ embedding + layers["layers.0.bias"]
+        score = layers["layers.2.weight"] @ hidden + layers["layers.2.bias"]
         scores = metric(noise(seed), "a cat")
         assert scores == {
             "CLIP score": (pytest.approx(100 * max(cosine, 0), abs=1e-3), 1),
@@ -85,16 +84,8 @@ def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
 
 
 def test_columns_add_sums_and_counts():
-    run = {
-        "seconds": 1,
-        "tau": 1,
-        "mean_depth": 0,
-        "target_forwards": 3,
-        "drafter_forwards": 0,
-        "agreement": 1,
-        "substitution_rate": 0,
-        "verified_nodes": 0,
-    }
+    names = "seconds tau mean_depth target_forwards drafter_forwards agreement substitution_rate verified_nodes"
+    run = dict.fromkeys(names.split(), 1)
     records = [{"runs": {"autoregressive": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
     (row,) = summary(records, {"autoregressive": {"FID": 7.0}})
     assert row["attributes"] == 0.5 and row["FID"] == 7.0
@@ -118,47 +109,23 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
     monkeypatch.setattr(quality, "clip_metric", counted)
     monkeypatch.setattr(quality, "inception_metric", lambda *args: readable)
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
-    command = [
-        "benchmark",
-        "--model",
-        str(tiny / "target"),
-        "--drafter",
-        str(tiny / "drafter"),
-        "--dtype",
-        "float64",
-        "--prompts",
-        str(tmp_path / "prompts.txt"),
-        "--methods",
-        "jacobi,jacobi+lantern",
-        "--lantern-delta",
-        "1",
-        "--output",
-        str(tmp_path / "out"),
-        "--inception",
-        "weights",
-        "--clip",
-        str(clip),
-        "--aesthetic",
-        str(predictor),
-    ]
+    options = {"model": tiny / "target", "drafter": tiny / "drafter", "dtype": "float64"}
+    options |= {"prompts": tmp_path / "prompts.txt", "methods": "jacobi,jacobi+lantern", "lantern_delta": 1}
+    options |= {"output": tmp_path / "out", "inception": "weights", "clip": clip, "aesthetic": predictor}
+    command = words("benchmark", **options)
     assert cli.main(command) == 0
     table = capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     plain, exact, relaxed = results["summary"]
     assert len(calls) == 4, "jacobi has plain decoding's pictures"
-    assert (
-        plain["CLIP score"] == exact["CLIP score"] and plain["aesthetic"] == exact["aesthetic"] != relaxed["aesthetic"]
-    )
-    assert all(row["IS"] == 2 for row in results["summary"])
-    assert (
-        "| CLIP score | aesthetic | IS |" in table
-        and "Not measured: HPSv2 (needs `hps`), FID (needs torch-fidelity, " in table
-    )
+    assert all(plain[column] == exact[column] for column in ("CLIP score", "aesthetic", "IS"))
+    assert plain["aesthetic"] != relaxed["aesthetic"] and plain["IS"] == relaxed["IS"] == 2
+    assert "| CLIP score | aesthetic | IS |" in table
+    assert "Not measured: HPSv2 (needs `hps`), FID (needs torch-fidelity, " in table
     assert str(clip) in results["settings"]["metrics"][0]
-    assert sorted(
-        path.relative_to(tmp_path / "out" / "images").as_posix()
-        for path in (tmp_path / "out" / "images").rglob("*.png")
-    ) == ["autoregressive/0001.png", "autoregressive/0002.png", "jacobi+lantern/0001.png", "jacobi+lantern/0002.png"]
+    images = tmp_path / "out" / "images"
+    written = [path.relative_to(images).as_posix() for path in images.rglob("*.png")]
+    assert sorted(written) == [f"{name}/000{i}.png" for name in ("autoregressive", "jacobi+lantern") for i in (1, 2)]
     assert cli.main(command) == 0 and len(calls) == 4, "it was finished"
     assert cli.main(command[:-4]) == 1 and "other settings" in capsys.readouterr().err
 

@@ -1,5 +1,7 @@
-"""Weight-only int8 and fp8: how far the logits move, and that drafting is lossless on the quantised model."""
+"""Weight-only int8 and fp8: how far the logits move, and which bytes are read."""
 
+import importlib
+import sys
 from unittest import mock
 
 import pytest
@@ -8,67 +10,33 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import load_target
+from adt_core import models as models_package
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
-from adt_core.models import digits, quantised
-from adt_core.models.cache import KVCache
+from adt_core.models import quantised
 from adt_core.models.layers import MATRICES, product
-from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Rows
+from tests.drafted import run
+from tests.reading import logits_behind
 
 KINDS = ["int8", "fp8"]
-PROMPTS = ["A red house in a grassy field under a clear blue sky.", "A wooden table with a green bottle on it."]
-
-
-def codes_of(target, drafter, drafting, seed=0):
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in PROMPTS],
-        sampling=Sampling(seed=seed),
-        drafting=drafting,
-        drafter=drafter,
-    )
-    for _ in decoding:
-        pass
-    return decoding.codes
+PROMPT = "A red house in a grassy field under a clear blue sky."
 
 
 def teacher_forced(target, codes):
     """Guided logits [T, V] behind every token of an image."""
-    decoder, prompt = target.decoder, target.encode_prompt(PROMPTS[0])
-    tokens = decoder.image_ids[codes].tolist()
-    ids = [prompt + tokens, target.unconditional(prompt) + tokens]
-    rows = Rows(ids, len(ids[0]), decoder.embedding)
-    features = decoder(
-        rows.ids,
-        rows.prefill(),
-        KVCache(decoder.config, 2, rows.length, decoder.embedding),
-        rope_tables(decoder.config, decoder.embedding),
-    )
-    return decoder.logits(features[:, -len(tokens) - 1 : -1], BUNDLED_SAMPLING.guidance)[0]
+    return logits_behind(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_stay_close_on_the_bundled_model(kind):
     """Root mean square error, relative to the spread of the logits. With bfloat16 it is 0.014; int8 is nearer."""
     full = load_target()
-    codes = codes_of(full, None, Drafting(method="autoregressive"))[0]
+    codes = run(full, prompts=(PROMPT,)).codes[0]
     true = teacher_forced(full, codes)
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
     assert error < {"int8": 0.014, "fp8": 0.05}[kind]
     assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94}[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "source, drafting",
-    [("drafter", Drafting("adt-tree")), ("jacobi", Drafting(method="eagle2", depth=8, width=2, nodes=12))],
-)
-def test_drafting_is_lossless_on_the_quantised_model(tiny, kind, source, drafting):
-    target = load_target(tiny / "target", dtype=torch.float64, weights=kind)
-    drafter = load_drafter("jacobi" if source == "jacobi" else tiny / source, target)
-    assert torch.equal(codes_of(target, drafter, drafting), codes_of(target, None, Drafting(method="autoregressive")))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,10 +46,8 @@ def test_matrices_take_a_byte_a_weight(tiny, kind):
         for name in MATRICES:
             stored, scale, weight = getattr(ours, name), getattr(ours, f"{name}_scale"), getattr(theirs, name)
             assert stored.element_size() == 1 and scale.shape == (weight.shape[1],)
-            assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * {
-                "int8": 0.5 / 127,
-                "fp8": 2**-4,
-            }[kind]
+            step = {"int8": 0.5 / 127, "fp8": 2**-4}[kind]
+            assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * step
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,36 +93,51 @@ BYTES = pytest.mark.parametrize("kind", ["int8", FP8])
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
+class OnGPU(torch.Tensor):
+    """A tensor of this machine that says to be on a GPU. ``as_subclass`` makes one."""
+
+    is_cuda = True
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """The module anew, which has not tried anything yet, with a GPU that multiplies bytes of both kinds."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(models_package, "digits", models_package.digits)
+    monkeypatch.delitem(sys.modules, "adt_core.models.digits")
+    return importlib.import_module("adt_core.models.digits")
+
+
 @HALVES
 @BYTES
-def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(monkeypatch, kind, dtype):
+def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(digits, kind, dtype):
     """At most 1.3 times as many. Elsewhere the weight is converted, which this counts as well."""
     stored, scale, x = stored_weight(kind, 256, 512)
-    with Traffic(stored) as elsewhere:
-        product(x.to(dtype), stored, scale)
-    monkeypatch.setattr(digits, "_has_digits", lambda *_: True)
-    with Traffic(stored) as traffic:
-        product(x.to(dtype), stored, scale)
-    assert 0 < traffic.bytes <= 1.3 * stored.numel() < elsewhere.bytes
+    read = []
+    for given in (x.to(dtype), x.to(dtype).as_subclass(OnGPU)):
+        digits.byte_product(given, stored, scale)  # the first time, a GPU is tried
+        with Traffic(stored) as traffic:
+            digits.byte_product(given, stored, scale)
+        read.append(traffic.bytes)
+    assert 0 < read[1] <= 1.3 * stored.numel() < read[0]
 
 
 @HALVES
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @BYTES
-def test_digits_are_as_exact_as_converted_weights(monkeypatch, kind, dtype, rows):
+def test_digits_are_as_exact_as_converted_weights(digits, kind, dtype, rows):
     stored, scale, x = stored_weight(kind, 1024, 64)
-    x = x.repeat(7, 1)[:rows].to(dtype)
+    x = x.repeat(7, 1)[:rows].to(dtype).as_subclass(OnGPU)
     exact = x.double() @ (stored.double() * scale.double())
-    monkeypatch.setattr(digits, "_has_digits", lambda *_: True)
-    found = product(x, stored, scale)
+    found = digits.byte_product(x, stored, scale)
     error = (found.double() - exact).abs().max() / exact.abs().max()
     assert found.dtype == dtype and error <= torch.finfo(dtype).eps
-    assert product(torch.zeros_like(x), stored, scale).abs().max() == 0
+    assert digits.byte_product(torch.zeros_like(x), stored, scale).abs().max() == 0
 
 
 @HALVES
 @BYTES
-def test_digits_hold_an_activation(kind, dtype):
+def test_digits_hold_an_activation(digits, kind, dtype):
     """Those of fp8 every bit of it; those of int8 to 2 ** -14 of the largest of its row."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     one, scale = torch.eye(64).to(quantised.KINDS[kind]).t(), torch.ones(64)
@@ -167,54 +148,60 @@ def test_digits_hold_an_activation(kind, dtype):
     assert ((found - x.float()).abs() <= 2**-14 * x.float().abs().amax(-1, keepdim=True)).all()
 
 
-def test_digits_are_for_gpus_that_multiply_bytes(monkeypatch):
+@pytest.mark.parametrize(
+    "capability, dtype, cut, kinds",
+    [
+        ((7, 0), torch.bfloat16, 0, []),
+        ((7, 5), torch.bfloat16, 0, ["int8"]),
+        ((8, 6), torch.bfloat16, 0, ["int8"]),
+        ((8, 9), torch.bfloat16, 0, KINDS),
+        ((9, 0), torch.bfloat16, 8, ["int8"]),
+        ((9, 0), torch.bfloat16, 4, []),
+        ((9, 0), torch.float32, 0, []),
+    ],
+)
+@pytest.mark.skipif(OLD, reason="before torch 2.8 only GPUs multiply fp8")
+def test_digits_are_for_gpus_that_multiply_bytes(digits, monkeypatch, capability, dtype, cut, kinds):
     """Sides must be multiples of 8 (int8) or 16 (fp8); int8 needs compute capability 7.5, fp8 8.9."""
-    weights = {kind: torch.empty(32, 32, dtype=dtype, device="meta") for kind, dtype in quantised.KINDS.items()}
-
-    class OnGPU:
-        is_cuda, device = True, "cuda"
-
-        def __init__(self, dtype):
-            self.dtype = dtype
-
-    def known(capability, dtype=torch.bfloat16, cut=0):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        monkeypatch.setattr(digits, "_work_here", lambda *_: True)
-        return [kind for kind, weight in weights.items() if digits._has_digits(OnGPU(dtype), weight[:, cut:])]
-
-    assert known((7, 0)) == [] and known((7, 5)) == known((8, 6)) == ["int8"] and known((8, 9)) == KINDS
-    assert known((9, 0), cut=8) == ["int8"] and known((9, 0), cut=4) == known((9, 0), torch.float32) == []
-    assert not digits._has_digits(torch.empty(1, 32, dtype=torch.bfloat16), weights["int8"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    x, used = torch.ones(1, 32, dtype=dtype).as_subclass(OnGPU), []
+    for kind, stored in quantised.KINDS.items():
+        weight = torch.ones(32, 32).to(stored).t()[:, cut:]
+        digits.byte_product(x, weight, torch.ones(32 - cut))  # tried, and from now on used, if it may be
+        monkeypatch.setattr(digits, f"{kind}_digits", lambda *_, kind=kind: used.append(kind))
+        digits.byte_product(x, weight, torch.ones(32 - cut))
+        digits.byte_product(x.as_subclass(torch.Tensor), weight, torch.ones(32 - cut))  # not on a GPU
+    assert used == kinds
 
 
+@pytest.mark.parametrize("said", ["CUBLAS_STATUS_NOT_SUPPORTED.", "wrong"])
 @HALVES
 @BYTES
-def test_digits_are_tried_before_they_are_used(monkeypatch, caplog, kind, dtype):
+def test_digits_are_tried_before_they_are_used(digits, monkeypatch, caplog, kind, dtype, said):
     """A library may refuse them, or be wrong: then weights are converted, and the log says so once."""
 
     def refuse(*_):
-        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED.\nMore words.")
+        raise RuntimeError(f"{said}\nMore words.")
 
-    def works():
-        digits._work_here.cache_clear()
-        return [digits._work_here(torch.device("cpu"), dtype, quantised.KINDS[kind]) for _ in range(2)] == [True, True]
+    def double(x, weight, scale):
+        return 2 * digits.byte_product(x.as_subclass(torch.Tensor), weight, scale)
 
-    function = f"{kind}_digits"
-    assert works() and not caplog.records
-    monkeypatch.setattr(digits, function, refuse)
-    assert not works()
-    monkeypatch.setattr(digits, function, lambda x, weight, scale: 2 * digits._converted(x, weight, scale))
-    assert not works()
-    digits._work_here.cache_clear()
-    first, second = (record.getMessage() for record in caplog.records)
-    assert "CUBLAS_STATUS_NOT_SUPPORTED." in first and "More" not in first and "wrong" in second
+    stored, scale, x = stored_weight(kind, 64, 32)
+    monkeypatch.setattr(digits, f"{kind}_digits", double if said == "wrong" else refuse)
+    converted = digits.byte_product(x.to(dtype), stored, scale)
+    for _ in range(2):
+        assert digits.byte_product(x.to(dtype).as_subclass(OnGPU), stored, scale).equal(converted)
+    (message,) = caplog.messages
+    assert said in message and "More" not in message
 
 
-def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(monkeypatch, caplog):
+def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(digits, monkeypatch, caplog):
     """Tried again, it may work, and else every product would be slow for the rest of the process."""
-    arguments = torch.device("cpu"), torch.bfloat16, torch.int8
-    digits._work_here.cache_clear()
-    with monkeypatch.context() as patch, pytest.raises(torch.cuda.OutOfMemoryError):
-        patch.setattr(digits, "int8_digits", mock.Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory.")))
-        digits._work_here(*arguments)
-    assert digits._work_here(*arguments) and not caplog.records
+    stored, scale, x = stored_weight("int8", 64, 32)
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
+    working = mock.Mock(wraps=digits.int8_digits, side_effect=[full, mock.DEFAULT, mock.DEFAULT])
+    monkeypatch.setattr(digits, "int8_digits", working)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        digits.byte_product(x.half().as_subclass(OnGPU), stored, scale)
+    digits.byte_product(x.half().as_subclass(OnGPU), stored, scale)
+    assert working.call_count == 3 and not caplog.records, "tried again, and then used"

@@ -1,6 +1,5 @@
 """Files that strangers made: each ends in a sentence, and none runs code, blocks or exhausts the machine."""
 
-import json
 import os
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from adt_core.errors import AdtError
 from adt_core.files import write
 from adt_core.models import checkpoint as files
 from adt_core.models.checkpoint import Checkpoint, read_json
-from adt_core.models.families import llamagen
 from adt_core.models.layout import decoder_config
 from adt_core.rules.noise import NOISE_VERSION
+from tests.layouts.edits import edit_config
 from tests.layouts.llamagen import T5, write_hugging_face
 from tests.tiny import write_tiny_checkpoint
 
@@ -37,28 +36,30 @@ def told():
     return told
 
 
-def test_a_configuration_of_t5_names_no_code():
+@pytest.fixture
+def llamagen(tmp_path):
+    """A checkpoint of LlamaGen, and the folder of its text encoder."""
+    folder = write_hugging_face(tmp_path)
+    return folder, next(tmp_path.rglob("flan-t5-xl"))
+
+
+def test_a_configuration_of_t5_names_no_code(llamagen):
     """transformers loads a kernel, with its code, from the Hub when this field names one."""
-    hostile = T5 | {
-        "attn_implementation": "owner/kernel",
-        "_attn_implementation": "owner/kernel",
-        "auto_map": {"a": "b"},
-    }
-    made = llamagen._t5_config(hostile, "folder")
+    folder, encoder = llamagen
+    hostile = {"attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel", "auto_map": {"a": "b"}}
+    edit_config(encoder, lambda config: config.update(hostile))
+    made = load_target(folder).text_encoder.t5.config
     assert made._attn_implementation == "eager" and not hasattr(made, "auto_map")
-    assert {name: getattr(made, name) for name in llamagen._FLAN_T5_XL} == {
-        name: hostile.get(name, usual) for name, usual in llamagen._FLAN_T5_XL.items()
-    }
+    assert {name: getattr(made, name) for name in T5 if name != "feed_forward_proj"}.items() <= T5.items()
 
 
 @pytest.mark.parametrize(
     "field, value",
     [("feed_forward_proj", "gated-evil"), ("layer_norm_epsilon", "1e-6"), ("num_layers", 10**6), ("d_model", -1)],
 )
-def test_a_configuration_of_t5_that_makes_no_sense(tmp_path, told, field, value):
-    folder = write_hugging_face(tmp_path)
-    file = next(tmp_path.rglob("flan-t5-xl/config.json"))
-    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+def test_a_configuration_of_t5_that_makes_no_sense(llamagen, told, field, value):
+    folder, encoder = llamagen
+    edit_config(encoder, lambda config: config.update({field: value}))
     assert field in told(load_target, folder) and "download it again" in told(load_target, folder)
 
 

@@ -1,0 +1,29 @@
+"""Changes to a checkpoint's files, for tests of what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+Change = Callable[[dict], object]
+"""Changes a dictionary in its place."""
+
+
+def edit_json(file: Path, change: Change) -> None:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    change(content)
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def edit_config(folder: Path, change: Change) -> None:
+    edit_json(folder / "config.json", change)
+
+
+def edit_tensors(folder: Path, change: Change) -> None:
+    """Of a checkpoint in one file."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")

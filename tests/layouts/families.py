@@ -1,0 +1,45 @@
+"""A small random model of every family, quick to load and to draw with: some thirty tokens an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adt_core import load_target
+from adt_core.models.target import Target
+from tests.drafted import write_drafter
+from tests.tiny import write_tiny_checkpoint
+
+from . import llamagen
+from .edits import edit_config
+from .emu3 import write_emu3
+from .janus import write_janus
+from .lumina import share_norms, write_lumina
+
+WRITERS = {
+    "chameleon": lambda home: write_tiny_checkpoint(home / "Anole-7b-v0.1-hf", scale=3.0, resolution=48),
+    "lumina": lambda home: write_lumina(home / "Lumina-mGPT-7B-768", scale=3.0),
+    "emu3": lambda home: write_emu3(home / "Emu3-Gen-hf"),
+    "janus": lambda home: write_janus(home / "Janus-Pro-1B", image_size=96),
+    "llamagen": lambda home: llamagen.write_hugging_face(home, side=6),
+}
+"""By family, what writes a checkpoint into a folder, together with what belongs beside it."""
+SIZES = {"lumina": (96, 64), "emu3": (48, 40)}
+"""Pixels of the families that draw other sizes than their usual one, which is large."""
+
+
+def load_small(family: str, path: Path, **how) -> Target:
+    """The checkpoint that the family's writer left at ``path``. how: as ``load_target`` takes it."""
+    target = load_target(path, **how)
+    return target.sized(*SIZES[family]) if family in SIZES else target
+
+
+def write_network(family: str, folder: Path, target: Target) -> Path:
+    """A drafter of the family, in the layout that LANTERN has published it in."""
+    if family == "llamagen":
+        llamagen.write_drafter(folder)
+        edit_config(folder, lambda config: config.pop("input_type"))  # it would ask for one of the published sizes
+        return folder
+    write_drafter(folder, target)
+    if family == "lumina":
+        share_norms(folder)
+    return folder

@@ -1,0 +1,23 @@
+"""One tiny target in float64, and every kind of drafter for it."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from adt_core import load_drafter, load_target
+from adt_lab.benchmark import sources
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+LENGTH = 16
+"""Tokens of its images."""
+
+
+@cache
+def models():
+    """The target, and its drafters by source."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tiny_checkpoint(Path(folder) / "target", scale=3.0)
+        target = load_target(path, dtype=torch.float64)
+        return target, sources(load_drafter(write_tiny_drafter(Path(folder) / "drafter", path), target))

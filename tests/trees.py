@@ -1,0 +1,29 @@
+"""Draft trees of one image, written down by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from adt_core.rules.tree import DraftTree, ancestor_matrix
+
+
+def tree_of(tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool] | None = None) -> DraftTree:
+    """Node 0 is the root; parents stand before their children. Nodes that are not valid are padding behind the root."""
+    valid = valid or [True] * len(tokens)
+    depths, ranks = [0], [0]
+    for node, parent in enumerate(parents[1:], 1):
+        depths.append((depths[parent] + 1) if valid[node] else 0)
+        ranks.append(list(parents[1:node]).count(parent))
+    row, height = torch.tensor([parents]), max(1, *depths)
+    return DraftTree(
+        torch.tensor([tokens]),
+        row,
+        torch.tensor([depths]),
+        torch.tensor([ranks]),
+        torch.zeros(1, len(tokens)),
+        torch.tensor([valid]),
+        ancestor_matrix(row, height),
+        height,
+    )

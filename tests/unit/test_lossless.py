@@ -1,0 +1,179 @@
+"""Whatever drafts, and however images are drawn together: each is the one that plain decoding draws of it alone.
+
+One matrix of what may meet in a decoding. Every two values of two axes are in one row at least.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+
+from adt_core import Drafting, Lantern, Sampling, load_drafter
+from adt_core.engine import graphs, pool
+from adt_core.engine.task import Task
+from adt_core.policies import PLAIN
+from adt_core.rules.verify import longest_path
+from adt_lab.benchmark import sources
+from tests.drafted import costs, run
+from tests.layouts.families import WRITERS, load_small, write_network
+from tests.pairwise import all_pairs, pairwise
+from tests.tape import Tape
+
+AXES = {
+    "method": {
+        "eagle2": dict(method="eagle2", depth=4, width=3, nodes=12),
+        "one draft": dict(method="eagle2", depth=1, width=1, nodes=1),
+        "chain": dict(method="eagle2", depth=16, width=1, nodes=16),
+        "deep": dict(method="eagle2", depth=12, width=3, nodes=16),
+        "wide": dict(method="eagle2", depth=2, width=40, nodes=60),
+        "pruned": dict(method="eagle2", expand_above=0.2, keep_above=0.05),
+        "adt-tree": dict(method="adt-tree"),
+        "adt-tree, vertical": dict(method="adt-tree", init="vertical", wrap="reset"),
+        "adt-tree, random": dict(method="adt-tree", init="random", nodes=30, width_max=10),
+        "static, 57": dict(method="static:naive_extend_57"),
+        "static, 63": dict(method="static:mc_sim_7b_63"),
+        "auto": dict(method="auto"),
+        "plain": dict(method=PLAIN),
+    },
+    "numbers": {
+        "float64": dict(dtype=torch.float64),
+        "bfloat16": dict(dtype=torch.bfloat16),
+        "float16": dict(dtype=torch.float16),
+        "int8, float64": dict(dtype=torch.float64, weights="int8"),
+        "int8, bfloat16": dict(dtype=torch.bfloat16, weights="int8"),
+        "fp8, float16": dict(dtype=torch.float16, weights="fp8"),
+    },
+    "family": WRITERS,
+    "prompts": {"": ("a cat", "a dog", "a fox"), "of any length": ("a cat", "three small dogs", "fog")},
+    "drafter": dict.fromkeys(("network", "jacobi", "network+jacobi", "repeat")),
+    "kept": {"nothing": 0, "one": 1, "own": 9, "strange": 11, "all but one": -1},
+    "guidance": {"guided": 3.0, "unguided": 1.0, "away": 0.0},
+    "temperature": {"sampled": 1.0, "greedy": 0.0, "hot": 1.3},
+    "filter": {"unfiltered": {}, "top-k": dict(top_k=5), "top-p": dict(top_p=0.8)},
+    "at once": {"all at once": None, "two at once": 2, "one at once": 1},
+    "proposal": dict.fromkeys(("coupled", "top-k drafts")),
+    "negative": {"": None, "negative": "snow"},
+    "lantern": {"": None, "lantern": Lantern(10, 0.0)},
+    "launch": dict.fromkeys(("launched", "replayed")),
+}
+"""By axis, its values by their names. In float32, where near ties may turn, tests/property has tolerances."""
+NAMES = {axis: list(values) for axis, values in AXES.items()}
+HALF = [name for name in NAMES["numbers"] if "float16" in name]
+
+
+def meets(one, other):
+    """Can these two values meet? Each is an axis and a value's name."""
+    row = dict((one, other))
+    if row.get("prompts") == "of any length" and row.get("numbers") in HALF:
+        return False  # in half precision, how far a prompt is padded shows in its bits
+    if row.get("method", "").startswith("static"):
+        return row.get("drafter") in (None, "network")
+    return row.get("method") != "auto" or row.get("drafter") != "repeat"
+
+
+EXCLUDED = [pair for pair in all_pairs(NAMES) if not meets(*pair)]
+ROWS = pairwise(NAMES, EXCLUDED)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """Of a family and kind of numbers: the target, and its drafters by source."""
+
+    @cache
+    def written(family):
+        home = tmp_path_factory.mktemp(family)
+        path = WRITERS[family](home)
+        return path, write_network(family, home / "network", load_small(family, path))
+
+    @cache
+    def load(family, numbers):
+        path, network = written(family)
+        target = load_small(family, path, **AXES["numbers"][numbers])
+        return target, sources(load_drafter(network, target))
+
+    return load
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A function: are rounds of one size, as on a GPU, and what captures them for a replay, if anything does."""
+    monkeypatch.setattr(graphs, "refused", [])
+
+    def choose(fixed, recorder):
+        monkeypatch.setattr(Task, "fixed", fixed)
+        monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
+
+    return choose
+
+
+def alone(target, prompts, prefix, negative, **how):
+    """The images [3, T] by plain decoding, each by itself."""
+    negatives = negative and [target.encode_prompt(negative)]
+    images = [
+        run(target, None, (prompt,), prefix=prefix[i : i + 1], negatives=negatives, image_indices=[i], **how).codes
+        for i, prompt in enumerate(prompts)
+    ]
+    return torch.cat(images)
+
+
+def prefix_of(target, kept, whole):
+    """The cells [3, P] that are kept: of the images that would be drawn anyway, or of other ones."""
+    own = target.cells(whole).flatten(1)[:, : AXES["kept"][kept]]
+    other = torch.randint(target.num_codes, own.shape, generator=torch.Generator().manual_seed(3))
+    return other if kept == "strange" else own
+
+
+def drawn(row, loaded, launched):
+    """By a row of the matrix: what must be drawn, codes [3, T], and the decoding that has drawn it."""
+    value = {axis: AXES[axis][name] for axis, name in row.items()}
+    target, drafters = loaded(row["family"], row["numbers"])
+    sampling = Sampling(3, value["temperature"], guidance=value["guidance"], **value["filter"])
+    replayed, prompts, negative = row["launch"] == "replayed", value["prompts"], value["negative"]
+    launched(replayed and row["numbers"] in HALF, None)
+    expected = alone(target, prompts, torch.zeros(3, 0, dtype=torch.long), negative, sampling=sampling)
+    prefix = prefix_of(target, row["kept"], expected)
+    if row["kept"] == "strange":
+        expected = alone(target, prompts, prefix, negative, sampling=sampling)
+    proposal = {"proposal": "top-k"} if row["proposal"] == "top-k drafts" and row["method"] != "plain" else {}
+    tape = Tape() if replayed else None
+    launched(replayed, tape)
+    drafted = run(
+        target,
+        drafters[row["drafter"]],
+        prompts,
+        sampling=sampling,
+        drafting=Drafting(**value["method"], **proposal),
+        prefix=prefix,
+        at_once=value["at once"],
+        negatives=negative and [target.encode_prompt(negative)] * 3,
+        lantern=value["lantern"],
+        image_indices=range(3),
+        profile=costs("chain", "window", "both", "both chain") if row["method"] == "auto" else None,
+    )
+    pool.release(target.decoder)
+    assert not graphs.refused and (not replayed or row["kept"] == "all but one" or tape.captured)
+    return expected, drafted
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(filter(None, row.values())))
+def test_an_image_is_the_one_that_plain_decoding_draws_of_it_alone(row, loaded, launched):
+    expected, drafted = drawn(row, loaded, launched)
+    assert drafted.codes.equal(expected)
+    assert bool(drafted.trace.report()["verified_nodes"]) is (row["method"] != "plain" and row["kept"] != "all but one")
+    assert drafted.trace.report()["substitution_rate"] == 0
+
+
+@pytest.mark.parametrize("row", ROWS[:3], ids=lambda row: row["method"])
+def test_a_verifier_that_takes_all_drafts_would_be_seen(row, loaded, launched, monkeypatch):
+    def careless(tree, agrees, emitted):
+        return longest_path(tree, tree.valid, emitted)
+
+    monkeypatch.setattr("adt_core.engine.round.longest_path", careless)
+    expected, drafted = drawn(row, loaded, launched)
+    assert not drafted.codes.equal(expected)
+
+
+def test_every_two_values_of_two_axes_meet():
+    met = {pair for row in ROWS for pair in all_pairs({axis: [value] for axis, value in row.items()})}
+    assert met == set(all_pairs(NAMES)) - set(EXCLUDED)
+    assert len(ROWS) < 110, "of millions of combinations"
