@@ -158,7 +158,9 @@ class Training(Settings):
         "Precision of the products; auto takes a half on CUDA.",
         ("auto", "float32", "bfloat16", "float16"),
     )
-    features_gb: float = number(8.0, "Disk space for the target's features, which make a step cheaper; 0 keeps none.", 0.0)
+    features_gb: float = number(
+        8.0, "Disk space for the target's features, which make a step cheaper; 0 keeps none.", 0.0
+    )
 
 
 @dataclass(frozen=True)
