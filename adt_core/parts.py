@@ -35,5 +35,5 @@ from .models.target import Prompt, PublishedSampling, Target, suffixed, with_gra
 from .policies import PLAIN, POLICIES, Drafting
 from .policies.recipe import Recipe
 from .rules.sampling import noise_table, process_logits
-from .rules.settings import Lantern, Sampling, relaxed
+from .rules.settings import Lantern, Sampling
 from .version import VERSION

@@ -60,7 +60,7 @@ def forwards(plain: Job, prompts: list[str], batch: int) -> dict[int, list[float
     jobs = {1: plain}
     for nodes in NODES[1:]:
         chain = Drafting(method="eagle2", depth=nodes - 1, width=1, nodes=nodes - 1)
-        jobs[nodes] = replace(plain, drafting=chain, drafter=window)
+        jobs[nodes] = replace(plain, recipe=replace(plain.recipe, drafting=chain), drafter=window)
 
     def measure(prompt: str, nodes: int) -> list[float]:
         trace = decode(jobs[nodes].decoding([prompt] * batch, list(range(batch)))).trace

@@ -110,7 +110,7 @@ def free_drafts(job: Job) -> Job:
     """The same job, in which ``auto`` believes that drafts of every source cost nothing."""
     assert job.drafter is not None
     names = [source.name for source in with_window(job.drafter).sources]
-    return replace(job, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
+    return replace(job, recipe=replace(job.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE))))
 
 
 @dataclass

@@ -197,7 +197,8 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
 def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: int, **options: float) -> Job:
     """The network's trees, always of this shape."""
     tree = Drafting("eagle2", depth=depth, width=width, nodes=nodes)
-    return replace(job_of(target, network, ADT_TREE, **options), drafting=tree)
+    job = job_of(target, network, ADT_TREE, **options)
+    return replace(job, recipe=replace(job.recipe, drafting=tree))
 
 
 def halved(target: Target) -> Target:

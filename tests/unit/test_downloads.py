@@ -192,7 +192,11 @@ def test_anole_in_metas_layout(tmp_path, place, given):
 
 def test_a_drafter_chosen_as_model(tiny):
     message = said_of_a_drafter(tiny / "drafter")
-    assert "is an EAGLE drafter and no model" in message and "Drafter Loader" in message and "--drafter" in message
+    assert (
+        "is an EAGLE drafter and no model" in message
+        and "Drafter Loader" in message
+        and "give it to drafter" in message
+    )
 
 
 def said_of_a_drafter(path) -> str:

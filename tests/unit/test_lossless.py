@@ -100,7 +100,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(graphs, "refused", [])
 
     def choose(fixed, recorder):
-        monkeypatch.setattr(Task, "fixed", fixed)
+        monkeypatch.setattr(Task, "replayed", fixed)
         monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
 
     return choose
