@@ -53,7 +53,8 @@ def short(graph):
 
 
 CONSTANTS = {
-    *("Drafting", "Family", "Lantern", "Option", "Pairing", "Preset", "Published", "Sampling", "Shape"),
+    *("Continuation", "Drafting", "Engines", "Family", "Kind", "Lantern", "Loading", "Numbers", "Option", "Pairing"),
+    *("Preset", "Published", "Recipe", "Sampling", "Shape"),
     *(
         "DraftSettings",
         "Source",
