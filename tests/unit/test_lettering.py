@@ -5,8 +5,8 @@ import pytest
 from adt_tree_pack.nodes import contact_sheet, lettering
 from PIL import Image, ImageDraw, ImageFont
 
-SIZES = iter(range(12, 100))
-"""Each is asked for once, since the fonts that were found for a size are remembered."""
+SIZES = iter(size + 0.5 for size in range(12, 100))
+"""Each is asked for once, since the fonts that were found for a size are remembered. No sheet asks for such a size."""
 
 
 def with_fonts(monkeypatch, size, *fonts):

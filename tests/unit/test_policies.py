@@ -191,7 +191,7 @@ def test_bad_settings_are_named(field, value):
 
 
 def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
-    with pytest.raises(AdtError, match="'eagle2' has no option 'beta'"):
+    with pytest.raises(AdtError, match="beta: method 'eagle2' has no such option"):
         Drafting("eagle2", beta=0.5)
     assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)
 
