@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from .app import orders
 from .errors import INTERRUPTED, AdtError, in_words, is_out_of_memory, one_line
 from .policies.recipe import Loading, Recipe, method_options
-from .rules.settings import Kind, Lantern, Option, Sampling
+from .rules.settings import Lantern, Option, Sampling, Section
 from .terminal import patient, say
 from .version import VERSION
 
@@ -75,7 +75,7 @@ def _checked(plan: Callable[..., Any], *order: Any) -> Any:
         raise UsageError(error.args[0]) from error
 
 
-def _section(section: type[Kind], options: Mapping[str, Any]) -> Kind:
+def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
     """What the options say of a section of an order."""
     return _checked(section.of, options)
 
@@ -150,8 +150,6 @@ SPELLED = {"guidance": "cfg"}
 PUBLISHED = "as the model's authors draw"
 OTHERWISE = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
 """What holds where nothing is given, of settings that have no default of their own here."""
-HIDDEN = "kept", "image_index"
-"""Settings of the recipe that only a PNG can have."""
 Table = Mapping[str, Option]
 
 
@@ -223,15 +221,16 @@ ONE_OF: dict[Command, tuple[str, ...]] = {
 REQUIRED, POSITIONAL = "output", "path"
 
 
-def _add(group: argparse._ActionsContainer, name: str, setting: Option) -> None:
-    """Make a setting an option of a parser's group. None stands for what is not given."""
+def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: bool) -> None:
+    """Make a setting an option of a parser's group. None stands for what is not given.
+
+    suited: drafter and device may have another default for it.
+    """
     default = OTHERWISE.get(name, setting.default)
-    suited = (
-        ", or what suits drafter and device" if name in method_options() and not setting.choices and default else ""
-    )
+    or_suited = ", or what suits drafter and device" if suited and not setting.choices and default else ""
     shown: dict[str, Any] = {"help": in_words(setting.help.rstrip("."), spelled).replace("%", "%%")}
     if default not in (None, "") and default is not False:
-        shown["help"] += f" (default: {default}{suited})"
+        shown["help"] += f" (default: {default}{or_suited})"
     if setting.kind is bool:
         group.add_argument(spelled(name), dest=name, action="store_true", **shown)
         return
@@ -295,7 +294,7 @@ def _add_group(group: argparse._ArgumentGroup, tables: Group, one_of: Sequence[s
         settings |= table()
     either = group.add_mutually_exclusive_group(required=True) if settings.keys() & set(one_of) else group
     for name, setting in settings.items():
-        _add(either if name in one_of else group, name, setting)
+        _add(either if name in one_of else group, name, setting, suited=method_options in tables)
 
 
 def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:

@@ -7,7 +7,7 @@ from .app.checkpoints import explained, load_drafter, published_sampling
 from .app.continuation import open_picture, to_pixels
 from .app.images import UNSOUND, check_outputs, open_image, to_png
 from .app.jobs import Job, decode, replaced, warm_up
-from .app.loading import choose_device, complete, default_drafter, models_of, named, open_target
+from .app.loading import choose_device, complete, models_of, named, open_target
 from .app.orders import Comparison, DrafterFiles, Drawn, Engines, Lessons, Scores, Training
 from .app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from .app.tables import to_csv
@@ -36,4 +36,5 @@ from .policies import PLAIN, POLICIES, Drafting
 from .policies.recipe import Recipe
 from .rules.sampling import noise_table, process_logits
 from .rules.settings import Lantern, Sampling
+from .untrusted import list_of, mapping, number, row, text
 from .version import VERSION

@@ -137,7 +137,7 @@ class Benchmark:
 
     def settings(self, target: core.Target) -> dict:
         """Everything that the figures depend on. Runs with other settings are never mixed with these."""
-        decoder, shared = target.decoder, core.Job(target, self.recipe).recipe.sections()
+        decoder, shared = target.decoder, core.Job(target, self.recipe).loaded.sections()
         cpu = platform.processor() or platform.machine()
         methods = {
             name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}

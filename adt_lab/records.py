@@ -102,19 +102,19 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
 def _is_map(value: object, grid: Sequence[int]) -> bool:
     """Is it a figure of each cell of a grid, row by row?"""
     rows, columns = grid
-    if not isinstance(value, list) or len(value) != rows:
-        return False
-    return all(isinstance(row, list) and len(row) == columns and all(map(core.figures.is_figure, row)) for row in value)
+    return core.list_of(core.list_of(core.figures.FIGURE, columns, columns), rows, rows).fits(value)
+
+
+_LARGEST = core.figures.LARGEST
+_SCORES = core.mapping(
+    core.text(0, LONGEST), core.row(core.number(-_LARGEST, _LARGEST), core.number(0.5, _LARGEST)), 0, _LARGEST
+)
+"""Scores by column, each a sum and how many there are of it."""
 
 
 def _are_scores(value: object) -> TypeGuard[dict]:
-    """Are they scores by column, each a sum and how many there are of it?"""
-    if not isinstance(value, dict) or not all(len(name) <= LONGEST and name.isprintable() for name in value):
-        return False
-    pairs = [pair for pair in value.values() if isinstance(pair, list) and len(pair) == 2]
-    return len(pairs) == len(value) and all(
-        core.figures.is_figure(one, -core.figures.LARGEST) and core.figures.is_figure(of, 0.5) for one, of in pairs
-    )
+    """Are they scores whose columns can be printed?"""
+    return isinstance(value, dict) and _SCORES.fits(value) and all(map(str.isprintable, value))
 
 
 def _is_inside(picture: object) -> bool:

@@ -21,6 +21,7 @@ from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
 from ..files import inside, is_link, write_in
 from ..rules.noise import NOISE_VERSION
+from ..untrusted import list_of, whole_number
 from .figures import are_figures
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
 from .jobs import Job
@@ -97,12 +98,7 @@ class Batch:
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
         """Are they codes of the target, for every cell of its grid?"""
         (rows, columns), codes = self.job.target.grid, self.job.target.num_codes
-        if not isinstance(value, list) or len(value) != rows:
-            return False
-        return all(
-            isinstance(row, list) and len(row) == columns and all(type(c) is int and 0 <= c < codes for c in row)
-            for row in value
-        )
+        return list_of(list_of(whole_number(0, codes - 1), columns, columns), rows, rows).fits(value)
 
     def save(
         self,
@@ -158,7 +154,7 @@ def key(job: Job) -> str:
     modules = (target.decoder, target.codec, target.text_encoder)
     weights = [fingerprint(module) for module in modules if module is not None]
     of_network = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
-    return digest({**job.recipe.image(weights, target.grid, of_network), "noise_version": NOISE_VERSION})
+    return digest({**job.loaded.image(weights, target.grid, of_network), "noise_version": NOISE_VERSION})
 
 
 def fingerprint(module: nn.Module) -> str:

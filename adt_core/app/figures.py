@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeGuard
 
+from ..untrusted import number, record
+
 LARGEST = 10**12
 """Of all figures: a sum of many is still a number."""
 SHARES = "substitution_rate", "agreement"
@@ -13,15 +15,10 @@ SHORTEST = 1e-9
 """Seconds of a run, at least: speeds are ratios to them."""
 
 
+FIGURE, SHARE, SECONDS = number(0, LARGEST), number(0, 1), number(SHORTEST, LARGEST)
+_KINDS = {**dict.fromkeys(SHARES, SHARE), "seconds": SECONDS}
+
+
 def are_figures(value: object, names: Iterable[str]) -> TypeGuard[dict]:
     """Is it a dictionary that has all these figures?"""
-    return isinstance(value, dict) and all(is_figure(value.get(name), *_bounds(name)) for name in names)
-
-
-def _bounds(name: str) -> tuple[float, float]:
-    return SHORTEST if name == "seconds" else 0, 1 if name in SHARES else LARGEST
-
-
-def is_figure(value: object, least: float = 0, most: float = LARGEST) -> bool:
-    """Is it a number within these bounds?"""
-    return isinstance(value, int | float) and type(value) is not bool and least <= value <= most  # which NaN is not
+    return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)

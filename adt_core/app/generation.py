@@ -49,11 +49,6 @@ class Plan:
     parts: list[range]
     note: str = ""
 
-    @property
-    def at_once(self) -> int:
-        """Pictures drawn at the same time."""
-        return self.order.numbers.at_once or self.order.numbers.batch_size
-
 
 def plan(order: Order) -> Plan:
     """Check everything that can be checked before a model is loaded. Raises AdtError."""
@@ -84,8 +79,7 @@ def plan(order: Order) -> Plan:
             *models_of(recipe.loading.model, recipe.drafter or JACOBI),
         ],
     )
-    at_once = numbers.at_once or numbers.batch_size
-    parts = stretches(len(prompts), at_once, numbers.batch_size, order.engines.workers)
+    parts = stretches(len(prompts), numbers.together, numbers.batch_size, order.engines.workers)
     return Plan(order, recipe, prompts, paths, parts, blank_note(listed))
 
 
@@ -133,7 +127,7 @@ class Engine:
         first, size = job.recipe.image_index, self.plan.order.numbers.batch_size
         indices = list(range(first, first + size))
         prompts = [self.plan.prompts[number] for number in numbers for _ in indices]
-        return job.decoding(prompts, indices * len(numbers), self.plan.at_once)
+        return job.decoding(prompts, indices * len(numbers), self.plan.order.numbers.together)
 
     def __call__(self, part: int) -> Iterator[Step]:
         """Draw the part of this number, counted from 0. The first method's images become pictures."""

@@ -31,16 +31,17 @@ WARM_UP = 3
 class Job:
     """What all images of a run have in common: the loaded models, and the recipe.
 
-    drafter: None for plain decoding. What the recipe says of the loading is replaced by what the target is.
+    drafter: None for plain decoding.
     """
 
     target: Target
     recipe: Recipe = Recipe()
     drafter: Drafter | None = None
 
-    def __post_init__(self) -> None:
-        loaded = replace(self.recipe.loading, **self.target.loaded)
-        object.__setattr__(self, "recipe", replace(self.recipe, loading=loaded))
+    @property
+    def loaded(self) -> Recipe:
+        """The recipe, with what the target is in place of how it was to be loaded."""
+        return replace(self.recipe, loading=replace(self.recipe.loading, **self.target.loaded))
 
     def check(self, prompts: Sequence[str]) -> list[str]:
         """What is to be said of the prompts.
@@ -116,7 +117,7 @@ class Job:
         """
         return {
             "prompt": prompt,
-            **self.recipe.flat(),
+            **self.loaded.flat(),
             "model_name": self.target.name,
             "device": self.target.decoder.embedding.device.type,
             "image_index": image_index,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..rules.settings import Settings, choice, number, path, setting, share, text, whole
+from ..rules.settings import BUNDLED, Settings, choice, number, path, setting, share, text, whole
 from .prompts import CAPTIONS
 
 MOST_AT_ONCE = 4096
@@ -38,6 +38,11 @@ class Numbers(Settings):
         MOST_AT_ONCE,
         stands="N",
     )
+
+    @property
+    def together(self) -> int:
+        """Pictures drawn at the same time."""
+        return self.at_once or self.batch_size
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Order:
 class Comparison(Settings):
     """What ``benchmark`` compares."""
 
-    prompts: str = text("bundled", "As for generate; bundled are the captions that come with the pack.", "FILE")
+    prompts: str = text(BUNDLED, "As for generate; bundled are the captions that come with the pack.", "FILE")
     count: int | None = whole(None, "Prompts to take from it (default: all).", 1, None, stands="N")
     sample_seed: int = whole(0, "Which prompts `count` takes.", 0, 2**64 - 1, stands="N")
     caption: str = choice(CAPTIONS[0], "Which of the captions of an MS-COCO image.", CAPTIONS)
@@ -184,5 +189,5 @@ class Drawn(Settings):
 class Inspected(Settings):
     """What ``inspect`` looks at."""
 
-    path: str = text("bundled", "Folder or file of a target or a drafter, or 'bundled'.", "PATH")
+    path: str = text(BUNDLED, "Folder or file of a target or a drafter, or 'bundled'.", "PATH")
     json: bool = setting(False, "Print JSON.")

@@ -35,12 +35,9 @@ def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     options = {"prompt": Subject.options()["prompt"], **Recipe.options()}
     values = {name: saved[name] for name in ("prompt", *Recipe.names()) if saved.get(name) is not None}
     for name, option in options.items():
-        try:
-            if name == "prompt" or name in values:
-                option._replace(default="").check(name, values.get(name))
-        except AdtError as error:
-            value = shown(values.get(name))
-            raise AdtError(f"{path} says {name} is {value}, which can't be; draw a new image instead.") from error
+        value = values.get(name)
+        if (name == "prompt" or name in values) and not option.holds(value):
+            raise AdtError(f"{path} says {name} is {shown(value)}, which can't be; draw a new image instead.")
     for name in PATHS:
         asked = values.get(name)
         if name not in given and not _is_ours(asked):

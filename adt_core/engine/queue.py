@@ -125,9 +125,8 @@ class ImageQueue:
             noise = Noise(keys, length, tokens, ahead, like, task.check)
             noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
-        graphs = Graphs(
-            recorder_for(rows.device) if task.replayed and slots else None
-        )  # none for lanes to be copied from
+        # Lanes without a number of slots are copied into others, which have the graphs.
+        graphs = Graphs(recorder_for(rows.device) if task.replayed and slots else None)
         return Lanes(task, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
     def _tables(self) -> Tables:

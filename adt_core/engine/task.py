@@ -185,9 +185,8 @@ class Task:
 
     def settings(self) -> dict:
         """What traces and reports say of the run."""
-        decoder = self.target.decoder
-        here = {"device": str(decoder.embedding.device), "exact": decoder.tile > 0}  # some devices have no exact mode
-        return {**self.recipe.sections(), **here, "noise_version": NOISE_VERSION}
+        device = str(self.target.decoder.embedding.device)
+        return {**self.recipe.sections(), "device": device, "noise_version": NOISE_VERSION}
 
     def memory_required(self, at_once: int, device: torch.device | None = None) -> int:
         """As :meth:`.Decoding.memory_required`, with so many images at work."""

@@ -18,10 +18,10 @@ from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
 from ..files import LARGEST_JSON, parse_json, read_text, reason
+from ..rules.settings import BUNDLED
 from . import unsound
 
-BUNDLED = "bundled"
-_BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+_BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""

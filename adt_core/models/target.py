@@ -125,11 +125,15 @@ class Target:
 
     @property
     def loaded(self) -> dict[str, Any]:
-        """How it was loaded, by the names of a recipe's settings. size: None if it is the usual one."""
+        """How it was loaded, by the fields of a recipe's loading; ``tiled`` holds where it is now.
+
+        size: None if it is the usual one.
+        """
         rows, columns = self.grid
         return {
             "dtype": str(self.decoder.dtype).removeprefix("torch."),
             "exact": "on" if self.decoder.exact else "off",
+            "tiled": self.decoder.tile > 0,
             "weights": self.decoder.weights,
             "size": (columns * self.downsample, rows * self.downsample) if self.usual_grid else None,
         }

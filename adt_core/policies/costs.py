@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AdtError
+from ..untrusted import label, list_of, mapping, number, record, row, whole_number
 
 Curve = tuple[tuple[int, float], ...]
 """Pairs of a number of drafts of every image, ascending from 0, and plain steps that a round with them takes."""
@@ -76,18 +76,26 @@ class CostProfile:
     @classmethod
     def from_json(cls, value: Any) -> CostProfile:
         """What :meth:`to_json` gave. Raises AdtError for anything else."""
-        try:
-            name, images, costs = value["name"], value["images"], value["costs"]
-            made = cls(name, images, {source: _curve(points) for source, points in costs.items()})
-            texts = all(map(_is_text, (name, *costs))) and 0 < len(costs) <= MOST_POINTS
-            if texts and _is_whole(images, 1, 2**20) and value == made.to_json():
-                return made
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            pass
+        if _PROFILE.fits(value) and all(map(_ascends, value["costs"].values())):
+            costs = {source: tuple((size, float(steps)) for size, steps in p) for source, p in value["costs"].items()}
+            profile = cls(value["name"], value["images"], costs)
+            if value == profile.to_json():
+                return profile
         raise AdtError(
             "the profile of costs is damaged or was changed by hand; draw the image without it, and costs are measured "
             "anew."
         )
+
+
+_NAME = label(LONGEST_NAME)
+_POINTS = list_of(row(whole_number(0, MOST_DRAFTS), number(0, MOST_STEPS)), 2, MOST_POINTS)
+_PROFILE = record({"name": _NAME, "images": whole_number(1, 2**20), "costs": mapping(_NAME, _POINTS, 1, MOST_POINTS)})
+
+
+def _ascends(points: list) -> bool:
+    """Do the sizes of a curve ascend from 0, and is no round for nothing?"""
+    sizes = [size for size, _ in points]
+    return sizes[0] == 0 and sizes == sorted(set(sizes)) and all(steps > 0 for _, steps in points)
 
 
 def rounded(steps: float) -> float:
@@ -104,23 +112,3 @@ def built_in(device: str, images: int) -> CostProfile:
         for source, (idle, once, each) in BUILT_IN[kind].items()
     }
     return CostProfile(f"built in for {kind}", images, costs)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
-
-
-def _is_whole(value: Any, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
-
-
-def _curve(points: Any) -> Curve:
-    """Raises TypeError or ValueError for what is none."""
-    sizes = [size for size, _ in points]
-    whole = all(_is_whole(size, 0, MOST_DRAFTS) for size in sizes) and sizes[:1] == [0] and sizes == sorted(set(sizes))
-    numbers = all(
-        type(steps) in (int, float) and math.isfinite(steps) and 0 < steps <= MOST_STEPS for _, steps in points
-    )
-    if not (whole and numbers and 2 <= len(sizes) <= MOST_POINTS):
-        raise ValueError
-    return tuple((size, float(steps)) for size, steps in points)

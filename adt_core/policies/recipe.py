@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..rules.settings import (
+    BUNDLED,
     Lantern,
     Option,
     Sampling,
@@ -27,17 +28,17 @@ from .costs import CostProfile
 from .table import DEFAULT, POLICIES, Drafting
 from .table import options as drafting_options
 
-BUNDLED = "bundled"
-"""The name of the target that comes with the pack, and of its drafter."""
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-HALVES = DTYPES[2:]
 MOST_CODES, MOST_PIXELS, MOST_IMAGES = 2**20, 2**14, 2**32
 """Bounds of a code and of how many are kept, of a side, and of an image's number among those of its prompt."""
 
 
 @dataclass(frozen=True)
 class Loading(Settings):
-    """Which target draws, and in which numbers."""
+    """Which target draws, and in which numbers.
+
+    tiled: the exact mode of half precision is at work, which only a loaded target can tell: some devices have none.
+    """
 
     model: str = text(BUNDLED, "Folder or weights file of the target.", "PATH")
     dtype: str = choice("float32", "Of the computation; all keep the image, if `exact` is on.", DTYPES)
@@ -56,11 +57,7 @@ class Loading(Settings):
         length=2,
         stands="WxH",
     )
-
-    @property
-    def is_exact(self) -> bool:
-        """Is the exact mode of half precision at work?"""
-        return self.exact == "on" and self.dtype in HALVES
+    tiled: bool = False
 
 
 _DRAFTER_HELP = (
@@ -146,7 +143,7 @@ class Recipe(Settings):
             "seed": self.sampling.seed,
             "dtype": self.loading.dtype,
             "weights": self.loading.weights,
-            "exact": self.loading.is_exact,
+            "exact": self.loading.tiled,
             "sampling": asdict(self.sampling),
             "drafting": self.drafting.flat(),
             "lantern": self.lantern and asdict(self.lantern),
@@ -164,7 +161,7 @@ class Recipe(Settings):
             "stored": self.loading.weights,
             "grid": list(grid),
             "dtype": self.loading.dtype,
-            **({"exact": True} if self.loading.is_exact else {}),
+            **({"exact": True} if self.loading.tiled else {}),
             "sampling": asdict(self.sampling),
             **({"suffix": self.suffix} if self.suffix else {}),
             "negative": self.negative.strip(),
@@ -174,11 +171,11 @@ class Recipe(Settings):
     def memory(self) -> Hashable:
         """What the memory of a decoding, and what is captured in it, depends on."""
         how = replace(self.sampling, seed=0), self.drafting.settings, self.lantern
-        return *how, self.loading.dtype, self.loading.weights, self.loading.is_exact
+        return *how, self.loading.dtype, self.loading.weights, self.loading.tiled
 
     def costs(self) -> tuple[str, str]:
         """What costs of rounds depend on, in words: the numbers, and the way in which tokens are drawn and accepted."""
-        numbers = f"{self.loading.dtype}{' exact' if self.loading.is_exact else ''}"
+        numbers = f"{self.loading.dtype}{' exact' if self.loading.tiled else ''}"
         drawn = "greedy" if self.sampling.temperature == 0 else "drawn"
         return f"{numbers}, {self.loading.weights or 'plain weights'}", drawn + (", relaxed" if self.lantern else "")
 

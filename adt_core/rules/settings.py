@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import AdtError, shown
 
+BUNDLED = "bundled"
+"""The name of the target that comes with the pack, and of its drafter."""
 LONGEST_TEXT = 10**6
 """Characters of a setting that is a text."""
 
@@ -42,10 +44,11 @@ class Option(NamedTuple):
     def check(self, name: str, value: Any) -> None:
         """Raises AdtError, which names the setting, for a value that it can't have. None is what was not given."""
         if value is not None or self.default is not None:
-            if not self._holds(value):
+            if not self.holds(value):
                 raise AdtError(f"`{name}` is {shown(value)}; {self._wanted()}.")
 
-    def _holds(self, value: Any) -> bool:
+    def holds(self, value: Any) -> bool:
+        """Can it have this value?"""
         if self.choices:
             return isinstance(value, str) and value in self.choices
         if self.kind is str:
@@ -120,7 +123,7 @@ def text(default: str | None, help: str, stands: str = "TEXT", **more: Any) -> A
     return setting(default, help, kind=str, stands=stands, **more)
 
 
-Kind = TypeVar("Kind", bound="Settings")
+Section = TypeVar("Section", bound="Settings")
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Settings:
         return {option.name or field_name: option for field_name, option in cls.fields().items()}
 
     @classmethod
-    def of(cls: type[Kind], given: Mapping[str, Any]) -> Kind:
+    def of(cls: type[Section], given: Mapping[str, Any]) -> Section:
         """Settings by the names that files and the command line use. What is None, or of others, is left out."""
         names = {option.name or field_name: field_name for field_name, option in cls.fields().items()}
         values = {names[name]: value for name, value in given.items() if name in names and value is not None}

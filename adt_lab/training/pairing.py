@@ -31,10 +31,10 @@ class Plan(NamedTuple):
 
 def plan(order: core.Drawn, given: Mapping[str, Any], device: str) -> Plan:
     """Check what can be checked before a model is loaded. AdtError if the drafter is no network."""
-    drafter = given.get("drafter") or core.default_drafter(given.get("model", core.BUNDLED))
+    recipe = core.complete(given, device, core.published_sampling(given.get("model", core.BUNDLED)))
+    drafter = recipe.drafter or core.JACOBI
     if not core.is_network(drafter):
         raise core.AdtError(f"`drafter`: {drafter!r} is no network; give the folder of one.")
-    recipe = core.complete(given, device, core.published_sampling(given.get("model", core.BUNDLED)))
     prompts = core.read_prompts(order.prompts or core.BUNDLED_CAPTIONS)
     prompts = core.sample(prompts, order.count, recipe.sampling.seed)
     file = None if drafter == core.BUNDLED else _record_of(drafter)
