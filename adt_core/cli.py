@@ -72,7 +72,7 @@ def _checked(plan: Callable[..., Any], *order: Any) -> Any:
     try:
         return plan(*order)
     except AdtError as error:
-        raise UsageError(error.args[0]) from error
+        raise UsageError(error.marked) from error
 
 
 def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
@@ -112,7 +112,8 @@ def inspect(options: dict[str, Any]) -> str:
     from .app import inspect
 
     checkpoints = inspect.inspect(options["path"])
-    return json.dumps(checkpoints, indent=2) if options["json"] else "\n\n".join(map(inspect.as_text, checkpoints))
+    text = json.dumps(checkpoints, indent=2) if options["json"] else "\n\n".join(map(inspect.as_text, checkpoints))
+    return in_words(text, spelled)
 
 
 def train_drafter(options: dict[str, Any]) -> str:

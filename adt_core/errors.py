@@ -34,9 +34,14 @@ class AdtError(ValueError):
     def __str__(self) -> str:
         return self.naming(str)
 
+    @property
+    def marked(self) -> str:
+        """The sentence with its inputs in backquotes, for another sentence that takes it in."""
+        return self.args[0]
+
     def naming(self, written: Callable[[str], str]) -> str:
         """The sentence with its inputs as a surface writes them. written: of the name of a field."""
-        return in_words(self.args[0], written)
+        return in_words(self.marked, written)
 
     def __reduce__(self) -> tuple:
         return _again, self.args  # by which other processes can be told of it, in spite of the module

@@ -62,7 +62,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if row is None:
             raise
         raise AdtError(
-            f"{str(error).removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
+            f"{error.marked.removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
         ) from error
 
 

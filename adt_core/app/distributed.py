@@ -146,7 +146,7 @@ class _Worker:
             if self._address is None:
                 raise
             where = f"On the machine {platform.node()}: the paths of weights and pictures must hold on every machine."
-            raise AdtError(f"{error} ({where})") from error
+            raise AdtError(f"{error.marked} ({where})") from error
 
     def load(self) -> Any:
         return self._engine.facts

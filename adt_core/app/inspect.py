@@ -66,8 +66,8 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:
-        if not any(remedy in str(error) for remedy in advice):
-            advice.append(str(error).removesuffix("."))
+        if not any(remedy in error.marked for remedy in advice):
+            advice.append(error.marked.removesuffix("."))
     figures = {
         "role": "target",
         "family": family.name,

@@ -55,7 +55,9 @@ class Job:
             except AdtError as error:
                 if len(prompts) == 1:
                     raise
-                raise AdtError(f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error}") from error
+                raise AdtError(
+                    f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error.marked}"
+                ) from error
         if self.recipe.negative.strip():
             self.target.check_prompt(self.recipe.negative)
         return list(filter(None, notes))
