@@ -121,8 +121,8 @@ class Recipe(Settings):
         return PurePath(self.drafter).name if self.drafter else "none"
 
     def flat(self) -> dict[str, Any]:
-        """What :meth:`of` reads, in JSON's types, as PNGs carry it; ``profile`` only if there is one."""
-        size, profile = self.loading.size, self.profile
+        """What :meth:`of` reads, in JSON's types, as PNGs carry it. A decoding says which ``profile`` it followed."""
+        size = self.loading.size
         return {
             **super().flat(),
             **self.loading.flat(),
@@ -132,7 +132,6 @@ class Recipe(Settings):
             "negative": self.negative.strip(),
             "size": list(size) if size else None,
             "kept": list(self.kept),
-            **({"profile": profile.to_json()} if profile else {}),
         }
 
     def sections(self) -> dict[str, Any]:

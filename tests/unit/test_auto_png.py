@@ -40,7 +40,7 @@ def test_a_png_carries_the_profile_that_its_trees_followed(generate, monkeypatch
         drawn = generate(**options)
     assert CostProfile.from_json(read_settings(Path("a.png"))["profile"]) == profile
     assert generate(from_png="a.png", output="again.png") == drawn and not Path("cache").exists()
-    assert read_settings(Path("again.png")) == read_settings(Path("a.png"))
+    assert Path("again.png").read_bytes() == Path("a.png").read_bytes()
     assert generate(**options, output="b.png") != drawn, "this machine is thought to be another one"
 
 
