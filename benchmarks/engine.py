@@ -117,8 +117,8 @@ def components(job: Job, prompts: list[str], batch: int) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
         decoding = job.decoding([prompt] * batch, list(range(batch)))
-        with timers(job.target, job.drafter.network if job.drafter else None) as spent:
-            for number, _ in enumerate(rounds(decoding)):
+        with timers(job.target, job.drafter.network if job.drafter else None) as spent, rounds(decoding) as running:
+            for number, _ in enumerate(running):
                 if number == 0:
                     spent.clear()  # of the prompt, and of what is done once
         measured = decoding.trace.rounds[1:]

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -225,7 +224,7 @@ def _draw(
             decoding = batch.job.decoding(
                 [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
             )
-        with loaded_for([decoding], model, drafter), closing(rounds(decoding)) as running:
+        with loaded_for([decoding], model, drafter), rounds(decoding) as running:
             for finished in running:
                 for image in finished:
                     made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)

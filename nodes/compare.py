@@ -1,6 +1,6 @@
 """The compare node: one prompt and seed, two ways to draft, side by side."""
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -120,7 +120,7 @@ def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> 
     progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))
     maps = [LiveMap(decoding.trace, model.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
-        running = [stack.enter_context(closing(rounds(decoding))) for decoding in both]
+        running = [stack.enter_context(rounds(decoding)) for decoding in both]
         done = [0, 0]
         while min(done) < total:
             behind = done.index(min(done))

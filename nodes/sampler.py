@@ -1,7 +1,5 @@
 """The sampler node: text in, codebook vectors out."""
 
-from contextlib import closing
-
 import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
@@ -135,7 +133,7 @@ def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict |
     """Decode to the end, with progress and the live map. Returns what the node shows of it then."""
     live_map = LiveMap(decoding.trace, model.target.name, hidden)
     progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(model.target, decoding))
-    with closing(rounds(decoding)) as running:
+    with rounds(decoding) as running:
         for _ in running:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text: the map says as much

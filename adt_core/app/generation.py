@@ -135,22 +135,23 @@ class Engine:
         for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
             decoding = self._decoding(job, numbers)
             first, done = numbers[0] * self.plan.order.numbers.batch_size, decoding.done_tokens
-            for finished in rounds(decoding):
-                shown = finished if job is self.jobs[0] else []
-                grids, known = decoding.grid_codes(), decoding.conditions()
-                made = {image: known | replaced(decoding, image) for image in shown}
-                pngs = {first + image: self._png(first + image, grids[[image]], made[image]) for image in shown}
-                yield Step(decoding.done_tokens - done, pngs)
-                done = decoding.done_tokens
+            with rounds(decoding) as running:
+                for finished in running:
+                    shown = finished if job is self.jobs[0] else []
+                    yield Step(decoding.done_tokens - done, self._pngs(decoding, first, shown))
+                    done = decoding.done_tokens
             results.append(Result(decoding.grid_codes(), decoding.trace))
         yield Step(results={part: results[::turn]})
 
-    def _png(self, number: int, codes: Tensor, conditions: dict) -> bytes:
-        """The picture of this number, counted from 0. codes: [1, rows, columns]. conditions: of its decoding."""
-        job = self.jobs[0]
-        prompt, image = divmod(number, self.plan.order.numbers.batch_size)
-        settings = job.settings(self.plan.prompts[prompt], job.recipe.image_index + image, conditions)
-        return to_png(job.pixels(codes)[0], settings)
+    def _pngs(self, decoding: Decoding, first: int, images: list[int]) -> dict[int, bytes]:
+        """The pictures of these images of a decoding, by number, counted from 0. first: number of its first image."""
+        job, pngs, codes = self.jobs[0], {}, decoding.grid_codes()
+        for image in images:
+            prompt, index = divmod(first + image, self.plan.order.numbers.batch_size)
+            conditions = decoding.conditions() | replaced(decoding, image)
+            settings = job.settings(self.plan.prompts[prompt], job.recipe.image_index + index, conditions)
+            pngs[first + image] = to_png(job.pixels(codes[[image]])[0], settings)
+        return pngs
 
 
 def run(plan: Plan) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -130,26 +130,33 @@ class Job:
         }
 
 
-def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
-    """Decode to the end. Yields after every round the numbers of the images that are newly finished: often none.
+@contextmanager
+def rounds(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
+    """``with rounds(decoding) as running: for finished in running: ...`` decodes to the end.
 
-    Yields once more at the end if the last images were finished without a round, by reading their prompts. A caller
-    whose loop may raise uses ``contextlib.closing``, so that the caches are freed at once. At the very end, what rounds
-    cost here is measured if it is not known.
+    Each round gives the numbers of the images that are newly finished: often none. A round more comes at the end if the
+    last images were finished by reading their prompts alone. The block's end frees the caches, however it ends. If all
+    images are finished then, what rounds cost here is measured unless it is known.
     """
+    with closing(_finished(decoding)) as running:
+        yield running
+    if decoding.done_tokens == decoding.total_tokens:
+        decoding.learn_costs()
+
+
+def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
     waiting = list(range(decoding.images))
 
-    def finished() -> list[int]:
+    def newly() -> list[int]:
         whole = (decoding.codes[:, -1] >= 0).tolist()
         done = [image for image in waiting if whole[image]]
         waiting[:] = [image for image in waiting if not whole[image]]
         return done
 
     for _ in decoding:
-        yield finished()
+        yield newly()
     if waiting:
-        yield finished()
-    decoding.learn_costs()
+        yield newly()
 
 
 def replaced(decoding: Decoding, image: int) -> dict:
@@ -161,8 +168,9 @@ def replaced(decoding: Decoding, image: int) -> dict:
 
 def decode(decoding: Decoding) -> Decoding:
     """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
-    for _ in rounds(decoding):
-        pass
+    with rounds(decoding) as running:
+        for _ in running:
+            pass
     return decoding
 
 

@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import random
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,7 +93,7 @@ class Engine:
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
         decoding = job.decoding(request.texts, request.indices, request.batch, kept, check)
-        with closing(rounds(decoding)) as running:
+        with rounds(decoding) as running:
             for finished in running:
                 for image in finished[:1]:
                     job.pixels(decoding.grid_codes()[image][None], check)

@@ -41,10 +41,11 @@ def run(
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
-        for finished in rounds(decoding):
-            made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
-            if stop is not None and len(made) >= stop:
-                return made
+        with rounds(decoding) as running:
+            for finished in running:
+                made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
+                if stop is not None and len(made) >= stop:
+                    return made
     return made
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import closing
 from types import SimpleNamespace
 from unittest import mock
 
@@ -212,7 +211,7 @@ def test_a_warm_up_that_draws_the_whole_image_measures_once(models, cache, monke
 
 def test_a_decoding_that_is_left_measures_nothing(models, cache):
     job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
-    with closing(rounds(job.decoding(["a cat"]))) as running:
+    with rounds(job.decoding(["a cat"])) as running:
         next(running)
     assert not cache.exists()
 

@@ -78,9 +78,10 @@ def test_the_batch_sampler_keeps_what_is_finished(models, tmp_path, monkeypatch)
     def make() -> None:
         missing = [prompt for prompt in prompts if batch.find(prompt) is None]
         decoding = job.decoding(missing, at_once=1)
-        for finished in rounds(decoding):
-            for image in finished:
-                batch.save(decoding, image, missing[image])
+        with rounds(decoding) as running:
+            for finished in running:
+                for image in finished:
+                    batch.save(decoding, image, missing[image])
 
     with monkeypatch.context() as patch:
         patch.setattr(*at("write", 3, full_disk))

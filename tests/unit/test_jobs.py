@@ -1,6 +1,5 @@
 """Jobs: the one loop over a decoding, prompts in stretches, and what a PNG says."""
 
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -22,21 +21,23 @@ def job(models):
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
     decoding, announced = job.decoding(PROMPTS, at_once=at_once), []
-    for finished in rounds(decoding):
-        for image in finished:
-            assert (decoding.codes[image] >= 0).all()
-        announced += finished
+    with rounds(decoding) as running:
+        for finished in running:
+            for image in finished:
+                assert (decoding.codes[image] >= 0).all()
+            announced += finished
     assert sorted(announced) == list(range(len(PROMPTS)))
 
 
 def test_images_that_are_kept_whole_are_announced_without_a_round(job):
     prefix = torch.zeros(2, 16, dtype=torch.long)
-    assert list(rounds(job.decoding(PROMPTS[:2], prefix=prefix))) == [[0, 1]]
+    with rounds(job.decoding(PROMPTS[:2], prefix=prefix)) as running:
+        assert list(running) == [[0, 1]]
 
 
 def test_a_loop_that_is_left_frees_the_caches(job):
     decoding = job.decoding(PROMPTS)
-    with pytest.raises(ValueError), closing(rounds(decoding)) as running:
+    with pytest.raises(ValueError), rounds(decoding) as running:
         for _ in running:
             raise ValueError
     assert decoding.at_work == []

@@ -19,7 +19,7 @@ from adt_core.app.batch import Batch, home
 from adt_core.app.checkpoints import parts_of
 from adt_core.app.continuation import open_picture
 from adt_core.app.images import FORMATS, LARGEST, read_pixels, read_settings
-from adt_core.app.jobs import Job, rounds
+from adt_core.app.jobs import Job, decode
 from adt_core.engine import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write, write_in
@@ -147,8 +147,7 @@ def batch(models, ours):
 
 def draw(batch: Batch, prompt: str):
     decoding = batch.job.decoding([prompt])
-    for _ in rounds(decoding):
-        pass
+    decode(decoding)
     return batch.save(decoding, 0, prompt)
 
 
