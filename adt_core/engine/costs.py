@@ -48,8 +48,9 @@ class Costs:
         if not self._wanted or task.start == task.target.length or self._given is not None:
             return
         name = name_of(task)
-        known = profiles.find(name, at_once)
-        if known is not None and not profiles.doubted(known, self._readings if known == self.profile else ()):
+        measured = profiles.find(name, at_once)
+        readings = self._readings if measured == self.profile else ()
+        if measured is not None and not profiles.doubted(measured, readings):
             return
         if profiles.is_unmeasurable(name, at_once):
             return

@@ -72,7 +72,7 @@ class Lanes:
         if self.noise is not None:
             self.noise.select(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
-        self.images, self.positions = ([one[lane] for lane in lanes] for one in (self.images, self.positions))
+        self.images, self.positions = ([values[lane] for lane in lanes] for values in (self.images, self.positions))
         self.at_work = [self.at_work[lane] for lane in lanes]
         self.orders, self._orders, self.plan = self.orders[index], [], None
         if self.proposer is not None:

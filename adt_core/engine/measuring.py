@@ -77,11 +77,11 @@ def _curve(plain: _Rounds, drafting: _Rounds, source: Source) -> Curve:
     began = time.perf_counter()
     ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if source.width == 1 else TREES)}
     for turn in range(1 + READINGS):
-        for size, found in ratios.items():
+        for size, readings in ratios.items():
             step = plain.seconds(0)
             ratio = drafting.seconds(size) / step
             if turn:  # in the first, things are done for the first time
-                found.append(ratio)
+                readings.append(ratio)
         if turn and time.perf_counter() - began > ENOUGH_SECONDS:
             break
     steps = accumulate(map(median, ratios.values()), max)  # more drafts are never cheaper

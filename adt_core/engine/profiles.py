@@ -46,10 +46,10 @@ def find(name: str, images: int) -> CostProfile | None:
     path = _path(name, images)
     try:
         with opened(path) as file:
-            found: CostProfile | None = CostProfile.from_json(parse_json(file.read(LARGEST_FILE)))
+            profile: CostProfile | None = CostProfile.from_json(parse_json(file.read(LARGEST_FILE)))
     except (OSError, ValueError, AdtError):
-        found = _unwritten.get(path)
-    return found if found is not None and (found.name, found.images) == (name, images) else None
+        profile = _unwritten.get(path)
+    return profile if profile is not None and (profile.name, profile.images) == (name, images) else None
 
 
 def save(profile: CostProfile) -> None:

@@ -134,11 +134,11 @@ class Task:
         """Where the weights are now."""
         decoder, target = self.target.decoder, self.target
         grammar = target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device))
-        found = None
+        neighbours = None
         if self.lantern is not None:
             nearest = target.codec.neighbours(self.lantern.neighbours).padded(target.num_tokens)
-            found = nearest.to(decoder.embedding.device)
-        return Tables(rope_tables(decoder.config, decoder.embedding), grammar, found)
+            neighbours = nearest.to(decoder.embedding.device)
+        return Tables(rope_tables(decoder.config, decoder.embedding), grammar, neighbours)
 
     @property
     def largest(self) -> Shape:
@@ -166,7 +166,7 @@ class Task:
     def plan(self, count: int, drafter: Drafter | None) -> Hashable:
         """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
-        places = tuple(part.data_ptr() for one in weights for part in (*one.parameters(), *one.buffers()))
+        places = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
         sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid, self.largest
         return sizes, self.recipe.memory(), drafter and drafter.kind, places
 

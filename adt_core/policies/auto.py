@@ -78,9 +78,9 @@ class Auto(Policy):
         super().__init__(settings, scene)
         profile = scene.profile
         assert profile is not None
-        known = [source for source in scene.sources if source.name in profile.costs]
-        self._choices = [self._choice(source, size) for source in known for size in sizes_of(source)]
-        self._plain = Choice(NO_DRAFTS, 0.0, min((profile.of(source.name, 0) for source in known), default=1.0))
+        priced = [source for source in scene.sources if source.name in profile.costs]
+        self._choices = [self._choice(source, size) for source in priced for size in sizes_of(source)]
+        self._plain = Choice(NO_DRAFTS, 0.0, min((profile.of(source.name, 0) for source in priced), default=1.0))
         self._images, self._chosen = dict[int, _Image](), self._plain
 
     def _choice(self, source: Source, size: int) -> Choice:
@@ -103,9 +103,8 @@ class Auto(Policy):
         images = [self._images.setdefault(lane.image, _Image()) for lane in lanes]
 
         choices = self._plain, *self._affordable(images)
-        promises = {
-            source: sum(image.promise(source) for image in images) for source in {one.shape.source for one in choices}
-        }
+        sources = {choice.shape.source for choice in choices}
+        promises = {source: sum(image.promise(source) for image in images) for source in sources}
 
         def pace(choice: Choice) -> float:
             return (len(images) + promises[choice.shape.source] * choice.hope) / choice.cost
@@ -117,9 +116,10 @@ class Auto(Policy):
     def _affordable(self, images: Sequence[_Image]) -> list[Choice]:
         """What all images can pay for: the last one decides when a batch is done. If that is nothing, drafting ends."""
         room = LOSS * self.scene.length + min(image.tokens - image.cost for image in images)
-        smallest = min(one.cost for one in self._choices) - 1
+        smallest = min(choice.cost for choice in self._choices) - 1
         self.drafts = smallest <= room
-        return [one for one in self._choices if self.drafts and one.cost - 1 <= max(STAKE * room, smallest)]
+        most = max(STAKE * room, smallest)
+        return [choice for choice in self._choices if self.drafts and choice.cost - 1 <= most]
 
     def observe(self, round: Round) -> None:
         for share in round.images:

@@ -181,6 +181,6 @@ class Recipe(Settings):
 
 def method_options() -> dict[str, Option]:
     """The method and the options of all policies. They are looked up when they are needed: policies may be added."""
-    said = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
-    method = Option(DEFAULT, said, str, choices=tuple(POLICIES), stands="METHOD")
+    methods = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
+    method = Option(DEFAULT, methods, str, choices=tuple(POLICIES), stands="METHOD")
     return {"method": method, **drafting_options()}

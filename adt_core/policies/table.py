@@ -59,8 +59,8 @@ class Drafting:
         """The same from options of several methods: None, and what the method does not have, is left out."""
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", DEFAULT)
-        known = POLICIES[method].settings_type.options() if method in list(POLICIES) else {}
-        return cls(method, **{name: given[name] for name in known if name in given})
+        names = POLICIES[method].settings_type.options() if method in list(POLICIES) else {}
+        return cls(method, **{name: given[name] for name in names if name in given})
 
     def flat(self) -> dict[str, Any]:
         """The method and all its options by their names, as PNGs, traces and reports carry them."""
@@ -85,11 +85,11 @@ def options() -> dict[str, Option]:
     Their order is that of the Settings node's inputs, which saved workflows name by position: what comes with another
     policy goes last.
     """
-    found = AdtTreeSettings.options()
-    found |= {name: found.pop(name) for name in ("expand_above", "keep_above")}
+    table = AdtTreeSettings.options()
+    table |= {name: table.pop(name) for name in ("expand_above", "keep_above")}
     for policy in POLICIES.values():
-        found |= {name: option for name, option in policy.settings_type.options().items() if name not in found}
-    return found
+        table |= {name: option for name, option in policy.settings_type.options().items() if name not in table}
+    return table
 
 
 def check_fit(method: str, network: bool) -> None:

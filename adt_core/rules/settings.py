@@ -138,7 +138,7 @@ class Settings:
     @classmethod
     def fields(cls) -> dict[str, Option]:
         """What is said of every setting, by the name of its field."""
-        return {one.name: one.metadata["option"] for one in fields(cls) if "option" in one.metadata}
+        return {field.name: field.metadata["option"] for field in fields(cls) if "option" in field.metadata}
 
     @classmethod
     def options(cls) -> dict[str, Option]:

@@ -52,8 +52,10 @@ class Round:
 
     def to_json(self) -> dict:
         """As plain JSON types; ``prepared`` where it is true."""
-        known = asdict(self)
-        return known if self.prepared else {name: value for name, value in known.items() if name != "prepared"}
+        content = asdict(self)
+        if not self.prepared:
+            del content["prepared"]
+        return content
 
 
 @dataclass
@@ -130,7 +132,7 @@ class Trace:
     def forget(self, images: list[int]) -> None:
         """These images are begun anew: what became of their tokens doesn't count; the time that it took does."""
         for i, round in enumerate(self.rounds):
-            self.rounds[i] = replace(round, images=tuple(one for one in round.images if one.image not in images))
+            self.rounds[i] = replace(round, images=tuple(share for share in round.images if share.image not in images))
 
     def acceptance_map(self, image: int = 0) -> list[list[float]]:
         """For each cell of an image, row by row: how many tokens its round emitted; 0 if it was given."""
