@@ -25,17 +25,16 @@ def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
 def prefill(lanes: Lanes, step: Step) -> Tensor:
     """The prompts and the prefixes through the target: features [R, n, h].
 
-    In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time.
+    In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time. So are
+    prompts where all keys are near: else their padding would show.
     """
     task, rows, decoder = lanes.task, lanes.rows, lanes.task.target.decoder
-    first = rows.first_slot if decoder.tile else rows.length
-    ends = [0, first, *range(first + PREFIX_AT_ONCE, rows.length, PREFIX_AT_ONCE)]
+    exact = rows.length if not decoder.tile else rows.first_slot if task.near is not None else 0
+    starts = [*([0] if exact else []), *range(exact, rows.length, PREFIX_AT_ONCE)]
     features = []
-    for start, end in zip(ends, [*ends[1:], rows.length]):
-        if start == end:
-            continue
+    for start, end in zip(starts, [*starts[1:], rows.length]):
         part = step.part(start, end)
-        if start >= first:
+        if start >= exact:
             part = rows.windowed(part, start, task.near)
         inputs = None if rows.features is None else rows.features[:, start:end]
         features.append(decoder(rows.ids[:, start:end], part, lanes.cache, lanes.tables.rope, task.check, inputs))

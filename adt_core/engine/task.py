@@ -29,7 +29,7 @@ A GPU's kernel adds up 64 or 128 keys at a time. A multiple of 128 keeps an imag
 however long the prompts beside it are."""
 
 PREFIX_AT_ONCE = 256
-"""Tokens of a prefix in a forward in the exact mode. Memory for attention grows with its square."""
+"""Tokens of a prompt or a prefix in a forward in the exact mode. Memory for attention grows with its square."""
 
 NUMBERS_FOR_ONE_THREAD = 3 * 10**7
 """Parameters of the largest decoder that runs on one CPU thread. Threads that wait for each other at every one of many
@@ -97,7 +97,7 @@ class Task:
 
     @property
     def near(self) -> int | None:
-        """Of the exact mode: positions before a token whose keys are near; None for all, and without that mode."""
+        """Exact mode: how many positions before a token have near keys. None if all do, or if the mode is off."""
         decoder = self.target.decoder
         return near_on(decoder.embedding.device, decoder.dtype, decoder.config.head_dim) if decoder.tile else None
 
@@ -217,7 +217,8 @@ class Task:
         decoder, config = self.target.decoder, self.target.decoder.config
         if not decoder.tile:
             return 0
-        tokens = max(self.largest.nodes + 1, min(self.start, PREFIX_AT_ONCE))
+        read = self.start if self.near is not None else self.padded + self.start
+        tokens = max(self.largest.nodes + 1, min(read, PREFIX_AT_ONCE))
         width = slots if self.near is None else self.near + tokens
         return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 

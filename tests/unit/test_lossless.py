@@ -64,8 +64,6 @@ HALF = [name for name in NAMES["numbers"] if "float16" in name]
 def meets(one, other):
     """Can these two values meet? Each is an axis and a value's name."""
     row = dict((one, other))
-    if row.get("prompts") == "of any length" and row.get("numbers") in HALF:
-        return False  # in half precision, how far a prompt is padded shows in its bits
     if row.get("method", "").startswith("static"):
         return row.get("drafter") in (None, "network")
     return row.get("method") != "auto" or row.get("drafter") != "repeat"
