@@ -40,7 +40,7 @@ class Session:
     replayed: bool = False
 
     def size(self, numbers: Callable[[], Tensor], most: int) -> int:
-        """A size that is enough for every image, where the images need ``numbers()``, and none more than ``most``.
+        """The size that fits all images. ``numbers()`` says what each needs; ``most`` is the upper bound.
 
         It is the largest of the numbers if the host may read them. The sizes of a round that is replayed can't depend
         on what the device holds. There it is ``most``, and the numbers are not made.
@@ -71,8 +71,8 @@ class Shapes:
     of them. alike: all images have the largest sizes.
     """
 
-    def __init__(self, shapes: Sequence[Shape], limits: Tensor, less: bool = False):
-        """limits: depth, width and nodes of every image, [B, 3] int64. less: they may be less than its shape says."""
+    def __init__(self, shapes: Sequence[Shape], limits: Tensor, may_be_cut: bool = False):
+        """limits: depth, width and nodes of every image, [B, 3] int64. may_be_cut: they may be below its shape."""
         self._limits = limits
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
@@ -81,7 +81,7 @@ class Shapes:
         # Policies that set these have one shape for all images, but for those that have no room left for drafts.
         largest = max(shapes, key=lambda shape: shape.depth)
         self.tree, self.source = largest.tree, largest.source
-        self.alike = not less and len(set(shapes)) == 1
+        self.alike = not may_be_cut and len(set(shapes)) == 1
 
     @property
     def key(self) -> Hashable:
@@ -148,11 +148,12 @@ class Proposer:
 
     def __init__(self, session: Session):
         self.session = session
-        self.sees(session.rows, session.noise)
+        self.noise = session.noise
+        self.sees(session.rows)
 
-    def sees(self, rows: Rows, noise: Noise | None) -> None:
-        """These are the rows and the noise from now on."""
-        self.rows, self.noise = rows, noise
+    def sees(self, rows: Rows) -> None:
+        """These are the rows from now on."""
+        self.rows = rows
 
     def begin(self, prefill: Prefill) -> None:
         """The prompts were read."""
@@ -167,17 +168,17 @@ class Proposer:
     def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
-    def select(self, lanes: Tensor, rows: Rows, noise: Noise | None) -> None:
-        """Go on with the images of these lanes alone. rows, noise: theirs."""
+    def select(self, lanes: Tensor, rows: Rows) -> None:
+        """Go on with the images of these lanes alone. rows: theirs."""
         for name, index in self._places(lanes, self.rows):
             part = getattr(self, name)
             if isinstance(part, Tensor):
                 setattr(self, name, part[index])
             elif isinstance(part, Proposer):
-                part.select(index, rows, noise)
+                part.select(index, rows)
             else:
                 part.select(index)
-        self.sees(rows, noise)
+        self.sees(rows)
 
     def admit(self, lanes: Tensor, others: Any, rows: Rows) -> None:
         """Put the images of ``others``, a proposer of the same class, into these lanes.
@@ -193,7 +194,7 @@ class Proposer:
                 part.admit(index, new, rows)
             else:
                 part.admit(index, new)
-        self.sees(rows, self.noise)
+        self.sees(rows)
 
     def state(self) -> list[Tensor]:
         """All tensors that a round changes and the next one reads, but for KV caches."""
@@ -213,7 +214,7 @@ class Proposer:
 
 
 class Drafter:
-    """What a decoding, a loader and memory management need to know of a drafter: one without weights, unless told.
+    """What a decoding, a loader and memory management need to know of a drafter: by default it has no weights.
 
     defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. roomy:
     other values of some of these options, for a device on which drafts cost nearly nothing, such as a GPU. sources: its

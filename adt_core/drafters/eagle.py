@@ -20,7 +20,6 @@ from ..models.layers import Decoder, Frame, Layer, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
 from ..models.rows import Roots, Rows, Step
 from ..policies import Shape
-from ..rules.noise import Noise
 from ..rules.settings import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
@@ -108,14 +107,15 @@ class EagleProposer(Proposer):
         self._drafter, self._decoder = drafter, session.target.decoder
         self._sees_padding = drafter.config.grid_rope is not None
         super().__init__(session)
+        if session.settings.proposal != "coupled":
+            self.noise = None
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
         self._grammar, self._length = session.target.grammar(like), session.target.length
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
 
-    def sees(self, rows: Rows, noise: Noise | None) -> None:
-        coupled = self.session.settings.proposal == "coupled"
-        super().sees(rows.unhidden() if self._sees_padding else rows, noise if coupled else None)
+    def sees(self, rows: Rows) -> None:
+        super().sees(rows.unhidden() if self._sees_padding else rows)
 
     # ---- what the target has read -----------------------------------------------------------
 

@@ -169,9 +169,9 @@ class JacobiProposer(Proposer):
         self._above[self._images, column] = self._unperturbed(perturbed, at)
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:
-        """Depth of the deepest node on every node's path whose token isn't the one now at its position, [B, N + 1].
+        """For each node: depth of the last token on its path that differs from the one now at its position, [B, N + 1].
 
-        0 if all are. at: [B, m] raster positions from the root on.
+        0 if none does. at: [B, m] raster positions from the root on.
         """
         changed = tree.depths * (tree.tokens != self.codes(at).gather(1, tree.depths))
         return (tree.ancestors * changed[:, None]).amax(-1)
@@ -217,7 +217,7 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
 
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
-        """Guess the positions that have come into the windows: the cell above's distribution, with their own noise.
+        """Guess the positions that are new in the windows, by the logits of the cell above and by their own noise.
 
         lengths: of the windows, [B, 1]. longest: of all.
         """

@@ -82,7 +82,7 @@ class Calibration:
     def learn(self, forecast: Forecast, verified: Verified) -> None:
         """Sharpen or flatten a class by how often its favourite turned out right.
 
-        Positions tell something up to the spine's first miss: behind it, nothing was expected of the tokens that came.
+        Only positions up to the spine's first miss count. Those behind it were guessed after another token.
         """
         emitted = verified.following
         m = min(emitted.shape[1], forecast.codes.shape[1], verified.tree.height)
@@ -167,14 +167,6 @@ def branch_scores(log_p: Tensor) -> Tensor:
     return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
-def _inside(branches: Tensor) -> Tensor:
-    """Scores of all branches, flattened; -inf for those that outlive the spine."""
-    length = branches.shape[1]
-    returns = torch.arange(LONGEST_RETURN + 1, device=branches.device)
-    end = torch.arange(length, device=branches.device)[:, None, None] + returns
-    return branches.masked_fill(end >= length, -math.inf).flatten(1)
-
-
 def spine_and_branches(
     tokens: Tensor,
     others: Tensor,
@@ -190,7 +182,7 @@ def spine_and_branches(
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
-    scores = _inside(branch_scores(log_p))
+    scores = branch_scores(log_p).flatten(1)
     if budgets is not None:
         scores = best_only(scores, budgets - cumulative.isfinite().sum(1, keepdim=True))
     count = min(nodes - length, scores.shape[1])

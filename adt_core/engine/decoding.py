@@ -15,7 +15,7 @@ from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
-from . import pool
+from . import exactness, pool
 from .budget import Budget
 from .costs import Costs
 from .lanes import Lanes
@@ -121,6 +121,15 @@ class Decoding:
         """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.learn`."""
         self._costs.learn(self.at_once, self.codes.clamp_min(0))
 
+    def differences(self) -> list[str]:
+        """See :func:`.exactness.differences`; of its images nothing is drawn."""
+        return exactness.differences(self._task)
+
+    @property
+    def near(self) -> int | None:
+        """See :attr:`.task.Task.near`."""
+        return self._task.near
+
     # ---- the loop --------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[Round, None, None]:
@@ -128,10 +137,10 @@ class Decoding:
             return
         self._settle_conditions()
         self._policy = self._task.policy(self.profile)
-        self._queue = queue = ImageQueue(self._task, self._policy, self._entered)
+        self._queue = queue = ImageQueue(self._task, self._policy.begin, self._entered)
         queue.begin(list(range(self.images)), self.at_once)
         try:
-            while (round := self._next_on_own_threads(queue)) is not None:
+            while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
                 yield round
         except (MemoryError, RuntimeError) as error:
@@ -153,18 +162,15 @@ class Decoding:
         """What the trees depend on beside the settings, as plain JSON types: CPU threads, and what rounds cost."""
         return {"threads": self._threads, "profile": self.profile and self.profile.to_json()}
 
-    def _next_on_own_threads(self, queue: ImageQueue) -> Round | None:
-        with at_most(self._threads):
-            return self._next(queue)
-
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""
         while True:
             try:
-                lanes = queue.refill()
-                if lanes is not None and self._task.check is not None:
-                    self._task.check()
-                return None if lanes is None else self._round(lanes)
+                with at_most(self._threads):
+                    lanes = queue.refill()
+                    if lanes is not None and self._task.check is not None:
+                        self._task.check()
+                    return None if lanes is None else self._round(lanes)
             except (MemoryError, RuntimeError) as error:
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):

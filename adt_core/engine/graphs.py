@@ -188,7 +188,7 @@ def _refuse_to_wait(mode: int | str) -> None:
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """What captures rounds on this device; None where nothing can, or where as many sets of rounds live as may."""
+    """What captures rounds on this device; None on a CPU, and where all streams are taken."""
     return None if device.type != "cuda" or _streams(device).is_exhausted else CudaRecorder(device)
 
 

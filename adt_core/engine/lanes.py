@@ -26,8 +26,8 @@ class Lanes:
 
     images: number of each lane's image. rows, cache: of the target. tables: what forwards look up. noise: None at
     temperature 0. roots: the last decided tokens. positions: theirs, on the host. graphs: captured rounds. proposer:
-    what drafts; None for nothing. plan: what ``Task.plan`` says of these lanes; None if no other images can go on in
-    their memory. at_work: False for a lane whose image is finished, and which runs along.
+    what drafts; None for nothing. plan: what ``Task.plan`` says of these lanes; None if their memory can't be used
+    again. at_work: False for a lane whose image is finished, and which runs along.
 
     What is in the device's memory stays in its place.
     """
@@ -76,7 +76,7 @@ class Lanes:
         self.at_work = [self.at_work[lane] for lane in lanes]
         self.orders, self._orders, self.plan = self.orders[index], [], None
         if self.proposer is not None:
-            self.proposer.select(index, self.rows, self.noise)
+            self.proposer.select(index, self.rows)
 
     def retire(self, lanes: list[int]) -> None:
         """The images of these lanes are finished. The lanes stay and run along: with fewer lanes, rounds would have
@@ -85,7 +85,7 @@ class Lanes:
             self.at_work[lane] = False
 
     def stop_drafting(self) -> None:
-        """Go on plainly: what nobody drafts with need not be kept up to date."""
+        """Decode plainly from now on. The proposer is dropped, so nothing has to keep it up to date."""
         self.proposer = self.plan = None
 
     def admit(self, lanes: list[int], others: Lanes) -> None:
@@ -104,7 +104,7 @@ class Lanes:
 
     def restart(self, others: Lanes) -> None:
         """Begin with the images of ``others``, which has the same plan, in the same memory."""
-        self.task, self.images = others.task, list(others.images)
+        self.task = others.task
         self.admit(list(range(len(self))), others)
 
     # ---- a round ----------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Lanes:
         return [self.roots.codes, self.roots.at, *(self.proposer.state() if self.proposer is not None else [])]
 
     def _columns(self) -> int:
-        """Columns of the KV cache that a round reads which is to be replayed."""
+        """How many columns of the KV cache a replayed round reads."""
         used = max(self.positions) + self.rows.first_slot + self.task.uncommitted
         return min(-(-used // COLUMNS) * COLUMNS, len(self.rows.columns))
 

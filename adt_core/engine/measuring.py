@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..policies import NO_DRAFTS, CostProfile, Policy, Source
+from ..policies import NO_DRAFTS, CostProfile, Source
 from ..policies.auto import shape_of
 from ..policies.costs import Curve, rounded
 from . import pool
@@ -93,7 +93,7 @@ class _Rounds:
 
     def __init__(self, task: Task, source: Source | None, images: int):
         self._task, self._images, self._source = task, images, source
-        self._queue = ImageQueue(task, _Chosen(source is not None), lambda *_: None)
+        self._queue = ImageQueue(task, lambda: source is not None, lambda *_: None)
         self._queue.begin([], images)
 
     def seconds(self, size: int) -> float:
@@ -107,18 +107,8 @@ class _Rounds:
             return time.perf_counter() - started
 
     def _ready(self) -> Lanes:
-        """Images that are at most in their last quarter; else they are begun anew."""
+        """Lanes whose images have not reached their last quarter; if they have, they begin again."""
         lanes, length = self._queue.lanes, self._task.target.length
         if lanes is None or max(lanes.positions) >= (length + self._task.start) // 2:
             lanes = self._queue.restart(list(range(self._images)))
         return lanes
-
-
-class _Chosen(Policy):
-    """The shapes of rounds are given."""
-
-    def __init__(self, drafts: bool):
-        self._drafts = drafts
-
-    def begin(self) -> bool:
-        return self._drafts

@@ -31,7 +31,7 @@ def put(decoder: nn.Module, lanes: Lanes) -> None:
 
 
 def take(decoder: nn.Module, plan: Hashable) -> Lanes | None:
-    """The lanes of this plan, if the pool has them. It has them no more."""
+    """Take the lanes of this plan out of the pool; None if there are none."""
     return _sets(decoder).pop(plan, None)
 
 

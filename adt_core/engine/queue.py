@@ -10,7 +10,6 @@ import torch
 from ..drafters import Drafter, Prefill, Session
 from ..models.cache import KVCache
 from ..models.rows import Roots, Rows
-from ..policies import Policy
 from ..rules.noise import Noise
 from . import pool
 from .forward import logits, perturbed, prefill
@@ -25,9 +24,9 @@ class ImageQueue:
     lanes: the state of the images at work; None before the first.
     """
 
-    def __init__(self, task: Task, policy: Policy, entered: Callable[[Lanes, float], None]):
+    def __init__(self, task: Task, drafts: Callable[[], bool], entered: Callable[[Lanes, float], None]):
         """entered: called with the lanes of images that have begun, and the seconds that this took."""
-        self._task, self._policy, self._entered = task, policy, entered
+        self._task, self._drafts, self._entered = task, drafts, entered
         self.lanes: Lanes | None = None
         self._drafter: Drafter | None = None
         self._known: Tables | None = None
@@ -66,7 +65,7 @@ class ImageQueue:
     def _enter_all(self) -> Lanes:
         """The next images, in the memory of those before them where that has the same plan."""
         count, task = min(self._at_once, len(self._waiting)), self._task
-        self._drafter = task.active_drafter if self._policy.begin() else None
+        self._drafter = task.active_drafter if self._drafts() else None
         plan = task.plan(count, self._drafter)
         before = self.lanes
         if task.replayed and (before is None or before.plan != plan):
@@ -89,7 +88,7 @@ class ImageQueue:
     def _enter(self, count: int, slots: int | None = None) -> Lanes:
         """Read the prompts and prefixes of the next images, and draw the next token of each.
 
-        slots: of the KV cache; those of the prompts unless told, for a cache that is to be copied from.
+        slots: of the KV cache. If not given, just enough for the prompts: such lanes are copied into others.
         """
         started = time.perf_counter()
         images, self._waiting = self._waiting[:count], self._waiting[count:]

@@ -1,7 +1,7 @@
 """What a decoding may take of the machine's own memory. A system that runs out of it kills the process, without a word.
 
-A GPU says so itself: then fewer images are drawn at once (:mod:`.decoding`). Only for what can be left undone its free
-memory is looked at first.
+A GPU says so itself: then fewer images are drawn at once (:mod:`.decoding`). Its free memory is looked at beforehand
+only for work that may be skipped, such as measuring.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ together in the cache, the drafter learns, and the token behind the path is the 
 host reads, once a round.
 
 A device only says how this is launched: piece by piece on a CPU, and on a GPU as a CUDA graph that is replayed when a
-round of the same sizes comes again (:mod:`.graphs`). Nobody asks which it is. A size that depends on what was computed
-is asked of ``Session.size``, which cuts it down where the host may read numbers in the middle of a round.
+round of the same sizes comes again (:mod:`.graphs`). The code is the same, and only sizes differ: one that depends on
+what was computed is asked of ``Session.size``, which cuts it down where the host may read numbers in the middle of a
+round. On a CPU a finished image leaves its lane. On a GPU it may run along in it, and does not move.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from .lanes import Lanes
 from .report import Report
 
 WAIT_SHARE = 0.05
-"""A plain image may wait for the others for this share of the way that it has left: forwards over images that are all
-at one position are cheaper by about as much."""
+"""Plain images that are ahead wait for those behind, if the gap is at most this share of the tokens that they still
+need. A forward over images that are all at one position is cheaper by about as much."""
 
 
 class Outcome(NamedTuple):
@@ -57,8 +58,9 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> 
     key: Hashable
     if _drafts(lanes, fitting, max(rooms)):
         moves = [int(at_work) for at_work in lanes.at_work]
-        # The sizes that are asked for repeat, so these are replayed. The limits of the images say what fits.
-        sizes = Shapes(shapes if lanes.task.replayed else fitting, lanes.limits, less=lanes.task.replayed)
+        # A replayed round has the sizes that the policy asked for, because these repeat. The limits cut each tree to
+        # what fits.
+        sizes = Shapes(shapes if lanes.task.replayed else fitting, lanes.limits, may_be_cut=lanes.task.replayed)
         key, launch = sizes.key, partial(_drafted, lanes, sizes)
     else:
         moves = _plain_moves(lanes)
@@ -94,7 +96,7 @@ def _drafted(lanes: Lanes, shapes: Shapes) -> tuple[Tensor, _Launched]:
     tree = proposer.propose(lanes.roots, shapes)
     drafting = 0.0 if lanes.task.replayed else time.perf_counter() - started
     verified = check(lanes, tree, shapes.width)
-    report = Report.of(verified)  # before the roots change, which the tree may show
+    report = Report.of(verified)  # first: the tree's tokens may be those of the roots, which ``settle`` changes
     settle(lanes, verified)
     packed, widths = report.packed()
     return packed, _Launched(widths, drafting, proposer.forwards - before)
@@ -172,7 +174,10 @@ def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageR
 
 
 def _within(shape: Shape, room: int) -> Shape:
-    """The shape for an image in which ``room`` drafts can follow each other: a shorter tree has no more branches."""
+    """The shape for an image in which ``room`` drafts can follow each other.
+
+    A tree that is cut shorter gets no more branches.
+    """
     if room <= 0:
         return NO_DRAFTS
     depth, branches = min(shape.depth, room), max(shape.nodes - shape.depth, 0)
@@ -180,14 +185,17 @@ def _within(shape: Shape, room: int) -> Shape:
 
 
 def _drafts(lanes: Lanes, shapes: Sequence[Shape], room: int) -> bool:
-    """Are there drafts in this round, or may the drafter learn from a lone root? room: for drafts, in any image."""
+    """Is this a round with trees? So it is if an image gets drafts, or if the drafter must read every root.
+
+    room: for drafts, in the image that has most.
+    """
     if lanes.proposer is None:
         return False
     return any(shape.nodes > 0 for shape in shapes) or (room > 0 and not lanes.proposer.idles)
 
 
 def _plain_moves(lanes: Lanes) -> list[int]:
-    """Which images take a step: all at work, or those behind, while the others wait until all are at one position."""
+    """Which images take a step: all at work. Where the gap is small, those furthest ahead wait."""
     positions = [position for position, at_work in zip(lanes.positions, lanes.at_work) if at_work]
     first, last = min(positions), max(positions)
     waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (lanes.task.target.length - last)

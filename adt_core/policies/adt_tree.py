@@ -55,7 +55,7 @@ class AdtTreeSettings(FixedSettings):
 class AdtTree(Policy):
     """Shapes that follow each image.
 
-    Every position remembers the shape that the round which emitted it left behind. A round starts from the shape of a
+    A round leaves the shape for the next one behind at every position that it emitted, and it starts from that of a
     neighbour (``init``): of its root, which is the token on the left (horizontal), or of the token above (vertical), or
     from a shape drawn at random. Left of a row's first token is the far end of the row above. ``wrap`` says what the
     first round in a new row starts from under horizontal init: from that token all the same (carry), from the token

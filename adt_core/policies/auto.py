@@ -93,10 +93,13 @@ class Auto(Policy):
     def largest(cls, settings: DraftSettings) -> Shape:
         return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
 
+    def expectation(self) -> float:
+        """Tokens per plain step's time that the best source and size usually bring; 0 without any."""
+        return max(((1 + choice.hope) / choice.cost for choice in self._choices), default=0.0)
+
     def begin(self) -> bool:
         """Is the best that is to be expected clearly faster than plain decoding?"""
-        best = max(((1 + choice.hope) / choice.cost for choice in self._choices), default=0.0)
-        self._images, self.drafts = {}, best >= WORTH_TRYING
+        self._images, self.drafts = {}, self.expectation() >= WORTH_TRYING
         return self.drafts
 
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
@@ -128,8 +131,11 @@ class Auto(Policy):
 
 @dataclass
 class _Record:
-    """Accepted drafts, and those that were expected; prior: as many for which the usual, which is a ratio of 1, counts.
-    memory: weight of earlier rounds."""
+    """Accepted drafts, and those that were expected.
+
+    prior: drafts that are added to both, so that their ratio begins at 1 and moves slowly. memory: weight of earlier
+    rounds.
+    """
 
     prior: float
     memory: float
@@ -163,7 +169,7 @@ class _Image:
         return self.skills[source].ratio if source in self.skills else 1.0
 
     def promise(self, source: str) -> float:
-        """What is to be expected here of the drafts that are usually accepted, as a share; 0 in the first round."""
+        """Factor on a source's usual number of accepted drafts, for this image now; 0 in its first round."""
         return self.ease.ratio * self.skill(source) if self.tokens else 0.0
 
     def learn(self, accepted: int, choice: Choice) -> None:

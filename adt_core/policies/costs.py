@@ -58,10 +58,7 @@ class CostProfile:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON types."""
-        return {
-            "digest": self.digest,
-            **self._content(),
-        }
+        return {"digest": self.digest, **self._content()}
 
     def _content(self) -> dict[str, Any]:
         curves = {source: [list(point) for point in curve] for source, curve in self.costs.items()}

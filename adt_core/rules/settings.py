@@ -26,7 +26,7 @@ class Option(NamedTuple):
 
     help: one or two sentences for people. kind: of its values; tuple stands for a list of whole numbers. low, high:
     bounds of a number, of each number of a list, or of the characters of a text; None for what is none. choices: of a
-    word. count: numbers of a list, where there is a rule. step: of the arrows beside a number. name: in files and on
+    word. length: numbers of a list, where there is a rule. step: of the arrows beside a number. name: in files and on
     the command line, if it is not the field's. stands: for its value in the help of the command line.
     """
 
