@@ -116,6 +116,13 @@ def inspect(options: dict[str, Any]) -> str:
     return in_words(text, spelled)
 
 
+def doctor(options: dict[str, Any]) -> str:
+    """Say what this machine makes of a model: what is fast here, what is not, and whether images stay the same."""
+    from .app import doctor
+
+    return in_words(doctor.run(_given(options), _device(options)), spelled)
+
+
 def train_drafter(options: dict[str, Any]) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to go on with it."""
     drafter = _laboratory("training.drafter")
@@ -204,6 +211,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
         ),
     },
     inspect: {"checkpoint": (orders.Inspected.options,)},
+    doctor: {"model": MODEL, "sampling": (_sampling,)},
     train_drafter: {
         "what it learns from": (orders.Lessons.options,),
         "model": (Loading.options, orders.Device.options),

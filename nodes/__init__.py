@@ -6,6 +6,7 @@ from server import PromptServer
 from . import folders, homes, saved_map
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
+from .check import ADTTreeCheck
 from .collector import ADTTreeCollector
 from .compare import ADTTreeCompare
 from .figures import ADTTreeFigures, ADTTreeMapImage
@@ -38,4 +39,5 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeBatchSampler,
             ADTTreeCollector,
             ADTTreeBenchmark,
+            ADTTreeCheck,
         ]

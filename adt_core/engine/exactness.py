@@ -1,0 +1,144 @@
+"""Is a token read alike in every forward on this device, to the last bit?
+
+The exact mode (:mod:`..models.exact`) builds on how libraries add up: a row of a product depends neither on its place
+nor on the rows beside it, and a kernel takes keys in the order of their columns. No library promises that. So it is
+tried, with the first layers of the very weights and the functions of a round: tokens are read one by one, and again as
+rounds read them.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..drafters.jacobi import JacobiDrafter
+from ..models.exact import ALIGNED
+from ..models.rows import Roots
+from ..models.target import Prompt, Target
+from ..policies import Drafting
+from ..rules.tree import ancestor_matrix
+from .forward import forward
+from .queue import ImageQueue
+from .task import Task
+
+LAYERS = 2
+"""Of the decoder. What differs in one of them shows in the attention of the next."""
+BEFORE, BESIDE = 160, 90
+"""Tokens of the image before those that are read; tokens by which the prompt beside it is longer."""
+LONGEST = 32
+"""Drafts of a path. With as many beside them, they fill more than a tile."""
+
+CHAIN, TREE, COMPANY, COLUMNS = "in a chain", "in a tree", "beside a longer prompt", "among more columns"
+
+
+@torch.inference_mode()
+def differences(task: Task) -> list[str]:
+    """The ways to read tokens in which the model's output is not that of tokens that are read one by one.
+
+    Empty where all is well, and where there is no exact mode. The task says which prompt, how many rows an image has,
+    and what its guidance is.
+    """
+    if not task.target.decoder.tile:
+        return []
+    expected = _Trial(task).one_by_one()
+    ways = {
+        CHAIN: lambda: _Trial(task).chain(),
+        TREE: lambda: _Trial(task).tree(),
+        COLUMNS: lambda: _Trial(task).chain(further=True),
+    }
+    if _room(task) > task.longest:
+        ways[COMPANY] = lambda: _Trial(task, beside=True).chain()
+    return [way for way, read in ways.items() if not _same(expected, read())]
+
+
+def _same(expected: list[Tensor], outputs: list[Tensor]) -> bool:
+    """To the last bit. Whatever is no number is like itself."""
+    return all(a.equal(b) or a.nan_to_num(0.5).equal(b.nan_to_num(0.5)) for a, b in zip(expected, outputs))
+
+
+class _Trial:
+    """An image in the middle of its drawing, by the model's first layers, and the codes that come next."""
+
+    def __init__(self, task: Task, beside: bool = False):
+        """beside: another image is drawn with it, whose prompt is longer."""
+        target, groups = shallow(task.target), task.groups
+        before = min(BEFORE, target.length // 2)
+        prompts = [task.prompts[group * task.images] for group in range(groups)]
+        images = 2 if beside else 1
+        if beside:
+            longer = min(task.longest + BESIDE, _room(task))
+            prompts = [row for prompt in prompts for row in (prompt, _longer(prompt, longer))]
+        generator = torch.Generator().manual_seed(0)
+        cells = torch.randint(target.num_codes, (1, target.grid[0] * target.grid[1]), generator=generator)
+        tokens = target.tokens(cells)
+        drafting = Drafting("eagle2", depth=LONGEST, width=2, nodes=2 * LONGEST)
+        self._task = replace(
+            task, target=target, prompts=prompts, keys=[(0, 0)] * images, prefix=tokens[:, :before].expand(images, -1),
+            drafting=drafting, drafter=JacobiDrafter(), lantern=None, check=None,
+        )  # fmt: skip
+        self._depth = min(self._task.largest.depth, target.length - 2 - before)
+        queue = ImageQueue(self._task, lambda: False, lambda *_: None)
+        queue.begin(list(range(images)), images)
+        lanes = queue.refill()
+        assert lanes is not None
+        self._lanes, self._start = lanes, before
+        self._codes = tokens[:, before : before + self._depth + 1].to(lanes.rows.device).expand(images, -1)
+
+    def one_by_one(self) -> list[Tensor]:
+        """Features [rows of an image, n, h] and logits [1, n, V] of the first image's codes, each read alone."""
+        lone = torch.ones(1, 1, 1, dtype=torch.bool, device=self._codes.device)
+        each = [self._read(self._codes[:, [place]], place, 0, lone) for place in range(self._depth + 1)]
+        return [torch.cat(outputs, 1) for outputs in zip(*each)]
+
+    def chain(self, further: bool = False) -> list[Tensor]:
+        """The same, all in one forward. further: it goes through all columns of the KV cache."""
+        depths = torch.arange(self._depth + 1, device=self._codes.device)[None]
+        return self._read(self._codes, 0, depths, depths[..., None] >= depths[:, None], further)
+
+    def tree(self) -> list[Tensor]:
+        """The same, with another draft before each: node 2d is the path's on level d, and node 2d - 1 stands beside."""
+        others = (self._codes[:, 1:] + 1) % self._task.target.num_codes
+        pairs = torch.stack([others, self._codes[:, 1:]], -1).flatten(1)
+        nodes = torch.arange(2 * self._depth + 1, device=pairs.device)[None]
+        depths = (nodes + 1) // 2
+        parents = (2 * (depths - 1)).clamp_min(0)
+        own = ancestor_matrix(parents, self._depth)
+        return [out[:, ::2] for out in self._read(torch.cat([self._codes[:, :1], pairs], 1), 0, depths, own)]
+
+    def _read(
+        self, codes: Tensor, place: int, depths: Tensor | int, own: Tensor, further: bool = False
+    ) -> list[Tensor]:
+        """Read codes [B, n] from this place on, as a round does."""
+        lanes, images = self._lanes, len(codes)
+        lanes.roots = roots = Roots.all_at(codes[:, 0], self._start + place)
+        used, columns = self._start + place + lanes.rows.first_slot + codes.shape[1], len(lanes.rows.columns)
+        if further or self._task.replayed:
+            roots.columns = columns if further else min(-(-used // ALIGNED) * ALIGNED, columns)
+        offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
+        features = forward(lanes, codes, lanes.rows.step(roots, 0, offsets, own.expand(images, -1, -1)))
+        z = self._task.target.decoder.logits(features, self._task.sampling.guidance)
+        return [features[::images], z[:1]]
+
+
+def shallow(target: Target) -> Target:
+    """The target with its first layers alone, whose weights are the same."""
+    alike, decoder = copy(target), copy(target.decoder)
+    decoder._modules = {**decoder._modules, "layers": decoder.layers[:LAYERS]}
+    decoder.config = replace(decoder.config, num_layers=min(LAYERS, decoder.config.num_layers))
+    alike.decoder = decoder
+    return alike
+
+
+def _room(task: Task) -> int:
+    """Tokens of the longest prompt that the model can read."""
+    return task.target.decoder.config.max_positions - task.target.length
+
+
+def _longer(prompt: Prompt, length: int) -> Prompt:
+    """A prompt of this length that ends as this one does, and has its own tokens again and again before."""
+    places = [place % len(prompt) for place in range(len(prompt) - length, len(prompt))]
+    features = None if prompt.features is None else prompt.features[places]
+    return Prompt([prompt[place] for place in places], features, prompt.hidden)

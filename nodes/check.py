@@ -1,0 +1,45 @@
+"""The check node: what this machine makes of a model, on one page."""
+
+import time
+
+from comfy_api.v0_0_2 import io, ui
+
+from ..adt_core.app import doctor
+from ..adt_core.app.jobs import Job
+from ..adt_core.policies.recipe import Recipe
+from .drafting import check_same_model, own_drafter
+from .runtime import check_cancelled, loaded
+from .sampling import OWN, choose_sampling, patchers
+from .schema import schema
+from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
+
+
+class ADTTreeCheck(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "ADTTreeCheck",
+            "ADT-Tree Check",
+            description="Says on one page what this machine makes of a model: what a step and drafts cost, whether "
+            "every method draws the tokens of plain decoding, and what would make it faster. It takes two minutes at "
+            "most. Its last part is for a report to the makers of this pack; it names no path.",
+            search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
+            inputs=[ModelSocket.Input("model"), DrafterSocket.Input("drafter", optional=True)],
+            outputs=[io.String.Output(display_name="page")],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, **_) -> float:
+        """Different every time: a check that is asked for again is made again."""
+        return time.monotonic()
+
+    @classmethod
+    @checked
+    def execute(cls, model: LoadedModel, drafter: LoadedDrafter | None = None) -> io.NodeOutput:
+        drafter = drafter or own_drafter(model)
+        check_same_model(drafter, model)
+        job = Job(model.target, Recipe(choose_sampling(model, OWN)), drafter.drafter)
+        with loaded(patchers(model, drafter), memory_required=doctor.memory_required(job, model.patcher.load_device)):
+            page = doctor.examine(job, check_cancelled)
+        return io.NodeOutput(page, ui=ui.PreviewText(page))

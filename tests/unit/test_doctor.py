@@ -1,0 +1,92 @@
+"""The page about what a machine makes of a model: it measures, names what differs, and says nothing of whose it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from adt_core import Sampling, load_drafter
+from adt_core.app import doctor
+from adt_core.app.jobs import Job
+from adt_core.cli import main
+from adt_core.models import layers
+from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
+from tests.layouts.families import WRITERS, load_small
+
+TITLES = ["Machine", "Model", "Plain decoding", "What drafts cost", "Methods", "The same image"]
+TITLES += ["What would make it faster", "To paste into a report"]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(doctor, "TOKENS", 24)
+
+
+def job_of(target, drafter: str = "jacobi") -> Job:
+    return Job(target, Recipe(Sampling(seed=3)), load_drafter(drafter, target))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return load_small("chameleon", WRITERS["chameleon"](tmp_path_factory.mktemp("model")), dtype=torch.bfloat16)
+
+
+def part(page: str, title: str) -> str:
+    return page.split(f"## {title}\n")[1].split("\n\n## ")[0]
+
+
+def test_the_command_says_everything_of_the_bundled_model(capsys):
+    assert main(["doctor"]) == 0
+    page = capsys.readouterr().out
+    assert re.findall("^## (.*)$", page, re.M) == TITLES
+    methods = part(page, "Methods")
+    assert re.findall(r"^\| ([\w, -]+) \|", methods, re.M)[1:] == [PLAIN, "auto", "adt-tree", "jacobi, a chain"]
+    assert "DIFFERS" not in methods and methods.count("the same") == 8
+    assert part(page, "The same image") == "Every method draws the tokens of plain decoding."
+    assert re.search(r"\| both \| [\d.]+ \|", part(page, "What drafts cost"))
+    assert str(Path.cwd()) not in page and str(Path.home()) not in page
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_every_family_has_a_page(family, tmp_path):
+    page = doctor.examine(job_of(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16)))
+    assert part(page, "The same image") == "Every method draws the tokens of plain decoding."
+    assert "A drafter network" in part(page, "What would make it faster")
+
+
+def test_a_method_that_draws_other_tokens_is_named(small, monkeypatch):
+    monkeypatch.setattr("adt_core.engine.round.exact_agreement", lambda tree, emitted: torch.ones_like(tree.valid))
+    page = doctor.examine(job_of(small))
+    assert "DIFFERS" in part(page, "Methods")
+    assert "auto" in part(page, "The same image") and "jacobi, a chain" in part(page, "The same image")
+
+
+def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
+    product = layers.product
+
+    def by_place(x, *args, **options):
+        y = product(x, *args, **options)
+        y[len(y) // 2 :] *= 1 + 2**-7
+        return y
+
+    monkeypatch.setattr(layers, "product", by_place)
+    assert "are not read as they are alone" in part(doctor.examine(job_of(small)), "The same image")
+
+
+def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
+    monkeypatch.setattr(doctor, "PATIENCE", -1.0)
+    page = doctor.examine(job_of(small))
+    assert "Left out for want of time: auto, jacobi, a chain." in part(page, "Methods")
+
+
+def test_it_can_be_cancelled(small):
+    class Cancelled(Exception):
+        pass
+
+    def cancel():
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        doctor.examine(job_of(small), cancel)

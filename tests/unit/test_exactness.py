@@ -1,0 +1,83 @@
+"""The exact mode is tried on the very weights: whatever breaks it on a device is found, and named."""
+
+import pytest
+import torch
+
+from adt_core import Drafting, Sampling, load_target
+from adt_core.app.jobs import Job
+from adt_core.engine import exactness
+from adt_core.engine.exactness import CHAIN, COLUMNS, COMPANY, TREE
+from adt_core.models import layers
+from adt_core.models.rows import Rows
+from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+def target(request):
+    weights = None if request.param == "bfloat16" else request.param
+    return load_target(dtype=torch.bfloat16, weights=weights)
+
+
+def differences(target, guidance: float = 2.0) -> list[str]:
+    return Job(target, Recipe(Sampling(guidance=guidance), Drafting(PLAIN))).decoding(["a red house"]).differences()
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_here_tokens_are_read_alike_in_every_forward(target, guidance):
+    assert differences(target, guidance) == []
+
+
+def test_without_the_exact_mode_nothing_is_tried():
+    assert differences(load_target()) == []
+    assert differences(load_target(dtype=torch.bfloat16, exact=False)) == []
+
+
+def test_a_product_that_depends_on_a_rows_place_is_found(target, monkeypatch):
+    product = layers.product
+
+    def by_place(x, *args, **options):
+        y = product(x, *args, **options)
+        if y.ndim == 2 and len(y) > 1:
+            y[len(y) // 2 :] *= 1 + 2**-7  # the last bit of a number in bfloat16
+        return y
+
+    monkeypatch.setattr(layers, "product", by_place)
+    assert {CHAIN, TREE} <= set(differences(target))
+
+
+def test_attention_to_which_hidden_keys_show_is_found(target, monkeypatch):
+    near_attention = layers.near_attention
+
+    def leaky(q, near, window, far):
+        hidden = window.mask.isinf().double().mean(-1, keepdim=True)
+        return near_attention(q, near, window, far) * (1 + hidden)
+
+    monkeypatch.setattr(layers, "near_attention", leaky)
+    assert TREE in differences(target)
+
+
+def test_attention_that_depends_on_how_many_columns_it_goes_through_is_found(target, monkeypatch):
+    near_attention = layers.near_attention
+    monkeypatch.setattr(
+        layers, "near_attention", lambda q, near, *rest: near_attention(q, near, *rest) * (1 + near.shape[3] * 2**-12)
+    )
+    assert COLUMNS in differences(target)
+
+
+def test_padding_that_shows_is_found(target, monkeypatch):
+    prefill = Rows.prefill
+
+    def shifted(rows):
+        step = prefill(rows)
+        step.positions += (rows.pads > 0)[:, None]  # of the image whose prompt is the shorter one
+        return step
+
+    monkeypatch.setattr(Rows, "prefill", shifted)
+    assert COMPANY in differences(target)
+
+
+def test_what_is_tried_are_the_first_layers_of_the_very_weights(target):
+    alike = exactness.shallow(target)
+    assert len(alike.decoder.layers) == exactness.LAYERS and len(target.decoder.layers) > exactness.LAYERS
+    assert alike.decoder.layers[0] is target.decoder.layers[0] and alike.decoder.head is target.decoder.head
