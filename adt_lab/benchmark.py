@@ -205,8 +205,7 @@ class Engine:
             codes, trace, png = done[name].grid_codes(), done[name].trace, None
             agreement = (codes == plain).double().mean().item()
             if name == core.PLAIN or agreement < 1:
-                known = done[name].conditions() | core.replaced(done[name], 0)
-                settings = {**job.settings(prompt, 0, known), "benchmark_method": name}
+                settings = job.settings(prompt, 0, core.conditions(done[name], 0)) | {"benchmark_method": name}
                 png = core.to_png(job.pixels(codes, self._check)[0], settings)
             figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
             measured[name] = figures, png
