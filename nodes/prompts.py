@@ -95,10 +95,10 @@ class ADTTreePrompts(io.ComfyNode):
         choices: str = CHANCE,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        found = chosen(read(_source(file, text), _name(file), caption), choices, choice_seed)
-        if note := blank_note(found):
+        listed = chosen(read(_source(file, text), _name(file), caption), choices, choice_seed)
+        if note := blank_note(listed):
             tell(note)
-        prompts = select(present(found), filter, shuffle, start, count)
+        prompts = select(present(listed), filter, shuffle, start, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
