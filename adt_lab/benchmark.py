@@ -2,8 +2,7 @@
 
 Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed
 drifts. A prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the
-next one. Pictures are kept in ``images/METHOD``; a method that wrote plain decoding's tokens has plain decoding's
-picture.
+next one. Pictures are in ``images/METHOD``; a method that drew plain decoding's tokens has plain decoding's picture.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 
 def sources(drafter: core.Drafter | None) -> dict[str, core.Drafter]:
     """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
-    found = {name: make() for name, make in core.DRAFTERS.items()}
+    drafters = {name: make() for name, make in core.DRAFTERS.items()}
     network = core.without_window(drafter) if drafter is not None else None
     if network is not None:
-        found |= {NETWORK: network, NETWORK + core.WITH_WINDOW: core.with_window(network)}
-    return found
+        drafters |= {NETWORK: network, NETWORK + core.WITH_WINDOW: core.with_window(network)}
+    return drafters
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,12 @@ class Benchmark:
     @property
     def presets(self) -> dict[str, Preset]:
         """What every method's name stands for; plain decoding first, since everything is measured against it."""
-        found = {}
-        for name in (core.PLAIN, *self.methods):
-            preset = self.known[name.removesuffix(RELAXED)]
-            found[name] = preset._replace(lantern=self.recipe.lantern) if name.endswith(RELAXED) else preset
-        return found
+        presets = {name: self.known[name.removesuffix(RELAXED)] for name in (core.PLAIN, *self.methods)}
+        lantern = self.recipe.lantern
+        return {
+            name: preset._replace(lantern=lantern) if name.endswith(RELAXED) else preset
+            for name, preset in presets.items()
+        }
 
     def files(self, folder: Path) -> list[Path]:
         """What is written into the benchmark's folder; of pictures, those that are there."""
@@ -188,7 +188,8 @@ class Engine:
     """A benchmark's models in memory; measures prompts. facts: the settings that the figures depend on."""
 
     def __init__(self, benchmark: Benchmark, jobs: dict[str, core.Job], check: core.Check | None = None):
-        self._prompts, self._jobs, self._check, self._warm = benchmark.prompts, jobs, check, False
+        self._prompts, self._jobs = benchmark.prompts, jobs
+        self._check, self._warm = check, False
         self.facts = benchmark.settings(jobs[core.PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
@@ -199,14 +200,14 @@ class Engine:
         self._warm, prompt = True, self._prompts[number]
         rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
         order = map(str, rng.permutation(list(self._jobs)))
-        done = {name: core.decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
-        plain, measured = done[core.PLAIN].grid_codes(), Measured()
+        decodings = {name: core.decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
+        plain, measured = decodings[core.PLAIN].grid_codes(), Measured()
         for name, job in self._jobs.items():
-            codes, trace, png = done[name].grid_codes(), done[name].trace, None
+            decoding, png = decodings[name], None
+            codes, trace = decoding.grid_codes(), decoding.trace
             agreement = (codes == plain).double().mean().item()
             if name == core.PLAIN or agreement < 1:
-                known = done[name].conditions() | core.replaced(done[name], 0)
-                settings = {**job.settings(prompt, 0, known), "benchmark_method": name}
+                settings = job.settings(prompt, 0, core.conditions(decoding, 0)) | {"benchmark_method": name}
                 png = core.to_png(job.pixels(codes, self._check)[0], settings)
             figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
             measured[name] = figures, png
@@ -246,10 +247,10 @@ def collect(
     yield from done
     missing = set(range(len(benchmark.prompts))) - {record["prompt"] for record in done}
     for number, measured in mapped(sorted(missing)):
-        yield _keep(benchmark, number, measured, folder)
+        yield _save(benchmark, number, measured, folder)
 
 
-def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
+def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
     """Write the pictures of a prompt and score them, then its record."""
     prompt, runs = benchmark.prompts[number], {}
     plain: dict = {}
@@ -259,8 +260,9 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
             path = f"{_pictures(name)}/{number + 1:04}.png"
             core.write_in(folder, path, png)
             with core.open_image(BytesIO(png)) as picture:
-                scores = [metric(picture, prompt) for metric in benchmark.metrics.values()]
-            shown = {"picture": path, "quality": {column: one for found in scores for column, one in found.items()}}
+                by_metric = [metric(picture, prompt) for metric in benchmark.metrics.values()]
+            scores = {column: score for columns in by_metric for column, score in columns.items()}
+            shown = {"picture": path, "quality": scores}
         plain = plain or shown
         runs[name] = {**figures, **shown}
     record = {"prompt": number, "text": prompt, "runs": runs}
@@ -271,7 +273,7 @@ def _keep(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
 def _alike(settings: dict, others: list[dict]) -> dict:
     """The settings of all machines that measure. AdtError if they differ."""
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
-    unlike = [f"{name} ({one}, {other})" for name, one, other in pairs if one != other]
+    unlike = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
     if unlike:
         raise core.AdtError(
             f"`ray_address`: the machines differ in {', '.join(unlike)}; "

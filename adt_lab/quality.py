@@ -96,10 +96,10 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
         given = {"text": [prompt], "images": [picture], "truncation": True, "max_length": longest}
         with core.told_by_library(lambda reason: f"`{option}`: '{folder}' can't read {core.shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
-        found = model(**inputs.to(device))  # its embeddings [1, width] have length 1
-        scores: Scores = {column: (100 * max((found.image_embeds * found.text_embeds).sum().item(), 0.0), 1)}
+        out = model(**inputs.to(device))  # its embeddings [1, width] have length 1
+        scores: Scores = {column: (100 * max((out.image_embeds * out.text_embeds).sum().item(), 0.0), 1)}
         if layers:
-            x = found.image_embeds.cpu()
+            x = out.image_embeds.cpu()
             for weight, bias in layers:
                 x = torch.nn.functional.linear(x, weight, bias)
             scores["aesthetic"] = (x.item(), 1)
@@ -170,8 +170,8 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
             f"run {core.pip_install('torch-fidelity')}"
         ) from error
     _read(weights, "inception")  # torch-fidelity would run what a pickle asks for
-    found = real_images.rglob("*") if real_images else ()
-    real = sorted(path for path in found if path.suffix.lower() in _PICTURES and core.is_regular(path))
+    files = real_images.rglob("*") if real_images else ()
+    real = sorted(path for path in files if path.suffix.lower() in _PICTURES and core.is_regular(path))
     if real_images and min(len(real), count) < 2:
         raise core.AdtError(
             f"`real_images`: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
@@ -184,13 +184,13 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
         with core.open_image(next(iter(pictures.values()))[0]) as first:
             size = min(first.size)
         fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
-        known: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores
+        scores: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores
         with TemporaryDirectory() as cache:
             for files in set(map(tuple, pictures.values())):
-                found = calculate_metrics(input1=_Pictures(files, size), cache_root=cache, **shared, **fid)
-                known[files] = {"IS": float(found["inception_score_mean"])}
+                figures = calculate_metrics(input1=_Pictures(files, size), cache_root=cache, **shared, **fid)
+                scores[files] = {"IS": float(figures["inception_score_mean"])}
                 if real:
-                    known[files]["FID"] = float(found["frechet_inception_distance"])
-        return {name: known[tuple(files)] for name, files in pictures.items()}
+                    scores[files]["FID"] = float(figures["frechet_inception_distance"])
+        return {name: scores[tuple(files)] for name, files in pictures.items()}
 
     return metric

@@ -42,15 +42,15 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
         raise core.AdtError(
             f"`output`: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
         )
-    found: dict[int, dict] = {}
+    sound: dict[int, dict] = {}
     for record in records:
         if _is_record(record, settings, folder):
-            found.setdefault(record["prompt"], record)
+            sound.setdefault(record["prompt"], record)
     unsound = {str(record.get("text")) for record in records if "runs" in record}
-    unsound -= {record["text"] for record in found.values()}
+    unsound -= {record["text"] for record in sound.values()}
     if unsound:
         _log.warning("'%s': what it says of %d prompts can't be; they are measured again.", path, len(unsound))
-    return list(found.values())
+    return list(sound.values())
 
 
 def append(folder: Path, record: dict) -> None:
@@ -66,9 +66,9 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
         raise core.AdtError(
             f"`output`: '{path}' can't be read ({core.reason(error)}); delete it, or give another folder."
         ) from error
-    objects = map(_object, text.split("\n"))
-    settings = next((found for one in objects if isinstance(found := one.get("settings"), dict)), None)
-    return settings, list(objects)
+    lines = map(_object, text.split("\n"))
+    settings = next((line["settings"] for line in lines if isinstance(line.get("settings"), dict)), None)
+    return settings, list(lines)
 
 
 def _object(line: str) -> dict[str, Any]:

@@ -43,10 +43,10 @@ FILES = ("results.md", "results.csv", "results.json", "speedup.png", "regions.pn
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 
 
-def median_interval(values: np.ndarray, draws: int = 4000) -> tuple[float, float]:
+def median_interval(values: np.ndarray) -> tuple[float, float]:
     """95 % bootstrap interval of the median of ``values`` [n], with a generator of its own."""
     rng = np.random.Generator(np.random.Philox(key=0))
-    medians = np.median(rng.choice(values, (draws, len(values))), axis=1)
+    medians = np.median(rng.choice(values, (4000, len(values))), axis=1)
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 

@@ -110,11 +110,11 @@ class ADTTreeBatchSampler(io.ComfyNode):
         batch = Batch(job, folder, metadata(cls.hidden))
         made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         unknown = remark(model.target, [item.prompt for item in items])
-        if said := " ".join(filter(None, (news(items, left_out), unknown))):
-            tell(f"The images are in output/{FOLDER}/{folder.name}. {said}")  # one line takes the place of another
+        if remarks := " ".join(filter(None, (news(items, left_out), unknown))):
+            tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # one line takes the place of another
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
-        results = BatchResults(_images(made), rows, settings, folder, [one._asdict() for one in left_out])
+        results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
         ids = [item.id for item in items]
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
 
@@ -179,8 +179,8 @@ def metadata(hidden: Any) -> dict[str, str]:
     if args.disable_metadata:
         return {}
     more = hidden.extra_pnginfo if isinstance(hidden.extra_pnginfo, dict) else {}
-    found = {"prompt": hidden.prompt, **without_maps(more)}
-    return {name: json.dumps(value) for name, value in found.items() if value is not None and is_keyword(name)}
+    texts = {"prompt": hidden.prompt, **without_maps(more)}
+    return {name: json.dumps(value) for name, value in texts.items() if value is not None and is_keyword(name)}
 
 
 @checked
@@ -194,13 +194,13 @@ def _make(
 ) -> list[Picture]:
     """Make what is not in the folder yet. All that is asked for, in the order of the items."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
-    kept = {}
+    before = {}
     for item in distinct:
         check_cancelled()
         if (picture := batch.find(*item[:2])) is not None:
-            kept[item[:2]] = picture
-    missing = [item for item in distinct if item[:2] not in kept]
-    pictures = kept | _draw(batch, model, drafter, missing, list(kept.values()), chunk_size, node_id)
+            before[item[:2]] = picture
+    missing = [item for item in distinct if item[:2] not in before]
+    pictures = before | _draw(batch, model, drafter, missing, list(before.values()), chunk_size, node_id)
     return [pictures[item[:2]] for item in items]
 
 
@@ -209,13 +209,13 @@ def _draw(
     model: LoadedModel,
     drafter: LoadedDrafter | None,
     missing: list[Item],
-    kept: list[Picture],
+    before: list[Picture],
     chunk_size: int,
     node_id: str,
 ) -> dict[tuple, Picture]:
-    """Make the images of these items, by prompt and seed, and write each once it is finished. kept: made before."""
+    """Make the images of these items, by prompt and seed, and write each once it is finished. before: made before."""
     made: dict[tuple, Picture] = {}
-    length, count = model.target.length, len(kept) + len(missing)
+    length, count = model.target.length, len(before) + len(missing)
     progress, shown = Progress(count * length, node_id, None), 0.0
     for stretch in stretches(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]
@@ -228,15 +228,15 @@ def _draw(
             for finished in running:
                 for image in finished:
                     made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
+                pictures = [*before, *made.values()]
                 if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                    pictures = [*kept, *made.values()]
                     show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
                     shown = time.monotonic()
-                done = (len(kept) + stretch.start) * length + decoding.done_tokens
-                told = f"{len(kept) + len(made)} of {count} images, {done} of {count * length} tokens"
-                progress.update(done, told + _relaxed(batch.job, [*kept, *made.values()]))
-    told = f"{count} images, {len(kept)} of them made before; they are in output/{FOLDER}/{batch.folder.name}"
-    progress.say(told + _relaxed(batch.job, [*kept, *made.values()]))
+                done = (len(before) + stretch.start) * length + decoding.done_tokens
+                line = f"{len(pictures)} of {count} images, {done} of {count * length} tokens"
+                progress.update(done, line + _relaxed(batch.job, pictures))
+    line = f"{count} images, {len(before)} of them made before; they are in output/{FOLDER}/{batch.folder.name}"
+    progress.say(line + _relaxed(batch.job, [*before, *made.values()]))
     return made
 
 

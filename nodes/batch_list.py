@@ -56,15 +56,12 @@ def read_items(
         except AdtError as error:
             remedy = "or choose what else becomes of such prompts, at 'unfit_prompts'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
-        own = (
-            (job.recipe.sampling.seed + (number if rule == STEPPED else 0)) % 2**64
-            if _seed(id, seed) == NO_SEED
-            else seed
-        )
+        if _seed(id, seed) == NO_SEED:
+            seed = (job.recipe.sampling.seed + (number if rule == STEPPED else 0)) % 2**64
         if text is None:
             left_out.append(LeftOut(id, prompt, note))
         else:
-            items.append(Item(text, own, place, id, prompt, note))
+            items.append(Item(text, seed, place, id, prompt, note))
     if not items:
         first = left_out[0]
         raise AdtError(
@@ -77,12 +74,12 @@ def news(items: list[Item], left_out: list[LeftOut]) -> str:
     """What is to be said of the list in a line, or ""."""
     noted = [item for item in items if item.note]
     kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "not read to their ends"), (left_out, "left out")]
-    said = (
-        f"{len(some)} of {len(items) + len(left_out)} prompts are {what}. The first, '{some[0].id}': {some[0].note}"
+    total = len(items) + len(left_out)
+    return " ".join(
+        f"{len(some)} of {total} prompts are {what}. The first, '{some[0].id}': {some[0].note.removesuffix('.')}."
         for some, what in kinds
         if some
     )
-    return " ".join(one if one.endswith(".") else f"{one}." for one in said)
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:

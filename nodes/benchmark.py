@@ -134,11 +134,11 @@ def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
         )
 
     progress = Progress(len(plan.prompts), node_id, newest)
-    told = f"of {len(plan.prompts)} prompts, {len(jobs)} methods each"
-    progress.say(f"0 {told}")
+    line = f"of {len(plan.prompts)} prompts, {len(jobs)} methods each"
+    progress.say(f"0 {line}")
     for record in bench.measure(plan, jobs, folder, check_cancelled):
         records.append(record)
-        progress.update(len(records), f"{len(records)} {told}")
+        progress.update(len(records), f"{len(records)} {line}")
     table, _ = report.write(records, settings, folder)
     progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{folder.name}")
     return table

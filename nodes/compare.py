@@ -139,8 +139,8 @@ def _report(a: Decoding, b: Decoding) -> str:
     """A line that compares them, then one for each: a small node shows the first lines."""
     reports = [decoding.trace.report() for decoding in (a, b)]
     differ = int((a.codes != b.codes).sum())
-    found = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
-    lines = [f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {found}"]
+    difference = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
+    lines = [f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {difference}"]
     for name, report in zip("AB", reports):
         speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"
         lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")

@@ -22,7 +22,7 @@ COLUMNS = tuple(
     "id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split()
 )
 """Columns of the CSV; JSON has all figures."""
-_MINE = "id", "prompt", "file"
+_OWN = "id", "prompt", "file"
 """What tells the rows of a list from those of another."""
 ENDINGS = "csv", "json", "png"
 """Of a report's files."""
@@ -59,9 +59,9 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
     A report is this list's if all its images are among the list's: so nothing is lost when the list has grown.
     """
-    mine = {tuple(row[key] for key in _MINE) for row in rows}
+    mine = {tuple(row[key] for key in _OWN) for row in rows}
     names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(one for one in names if _may_replace(folder, one, mine))
+    return next(name for name in names if _may_replace(folder, name, mine))
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
@@ -70,7 +70,7 @@ def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
         return True
     try:
         images = parse_json(read_text(folder / f"{name}.json", LARGEST_LIST))["images"]
-        return {tuple(row[key] for key in _MINE) for row in images} <= mine
+        return {tuple(row[key] for key in _OWN) for row in images} <= mine
     except (OSError, ValueError, KeyError, TypeError):
         return False  # it can't be read, so nobody knows whose it is
 
@@ -119,7 +119,7 @@ def contact_sheet(
     letters = Lettering(size)
     texts = [letters.readable(label) for label in labels]
     rows, caption = -(-len(pictures) // columns), _LINES * (size + 4) if any(texts) else 0
-    notes = [one for one in (remark, NOTE if any(MISSING in text for text in texts) else "") if one]
+    notes = [line for line in (remark, NOTE if any(MISSING in text for text in texts) else "") if line]
     note = (size + 2 * _GAP) * len(notes)
     ratio, room = pictures[0].height / pictures[0].width, LONGEST_SIDE - _GAP
     width = max(8, min(width, room // columns - _GAP, int(((room - note) // rows - _GAP - caption) / ratio)))
@@ -133,24 +133,24 @@ def contact_sheet(
         sheet.paste(picture.convert("RGB").resize(shape, Image.Resampling.LANCZOS), (left, top))
         for row, line in enumerate(_wrap(text, letters, shape[0], _LINES)):
             letters.draw(draw, left, top + shape[1] + 2 + row * (size + 3), line, _INK)
-    for number, one in enumerate(notes):
-        letters.draw(draw, _GAP, height + number * (size + 2 * _GAP), one, _INK)
+    for number, line in enumerate(notes):
+        letters.draw(draw, _GAP, height + number * (size + 2 * _GAP), line, _INK)
     return sheet
 
 
 def _wrap(text: str, letters: Lettering, width: int, lines: int) -> list[str]:
     """The text in at most ``lines`` lines of ``width`` pixels, broken between words where that is possible. A text that
     does not fit ends in three dots."""
-    found: list[str] = []
+    wrapped: list[str] = []
     rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
-    while rest and len(found) < lines:
-        last = len(found) == lines - 1
+    while rest and len(wrapped) < lines:
+        last = len(wrapped) == lines - 1
         fits = _fitting(rest, letters, width, "..." if last else "")
         if fits < len(rest) and not last and " " in rest[: fits + 1]:
             fits = rest.rindex(" ", 0, fits + 1)
-        found.append(rest[:fits].rstrip() + ("..." if last and fits < len(rest) else ""))
+        wrapped.append(rest[:fits].rstrip() + ("..." if last and fits < len(rest) else ""))
         rest = rest[fits:].lstrip()
-    return found
+    return wrapped
 
 
 def _fitting(text: str, letters: Lettering, width: float, ending: str) -> int:

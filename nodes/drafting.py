@@ -108,11 +108,11 @@ def own_path(model: LoadedModel) -> str:
 
 def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedDrafter:
     """Load the drafter at a path for a model. window: draft with the window as well."""
-    found = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
+    drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
-    if found.network is not None:
+    if drafter.network is not None:
         title, remedy = f"The drafter '{Path(path).name}'", f"choose '{JACOBI}' in the Drafter Loader"
-        patcher = manage(found.network, title, remedy, model.target.decoder)
+        patcher = manage(drafter.network, title, remedy, model.target.decoder)
     if window and patcher is not None:
-        found, path = with_window(found), path + WITH_WINDOW
-    return LoadedDrafter(found, patcher, model.target, path)
+        drafter, path = with_window(drafter), path + WITH_WINDOW
+    return LoadedDrafter(drafter, patcher, model.target, path)

@@ -57,8 +57,8 @@ def plain(name: str) -> str:
 
 def installed(name: str) -> str | None:
     """The path of a model of the list, or of a shipped workflow, if it is installed."""
-    found, own = models(), plain(name)
-    return found.get(own) or next((path for path in found.values() if name_of(Path(path)) == own), None)
+    paths, own = models(), plain(name)
+    return paths.get(own) or next((path for path in paths.values() if name_of(Path(path)) == own), None)
 
 
 def is_published(name: str) -> bool:
@@ -124,14 +124,14 @@ def _roots(key: str) -> list[str]:
 
 def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]:
     """The bundled checkpoint, and all checkpoints below the roots whose ``config.json`` is wanted."""
-    found = {BUNDLED: BUNDLED}
+    paths = {BUNDLED: BUNDLED}
     for root in roots:
         for folder in _checkpoints(root, _DEPTH):
             config = os.path.join(folder, "config.json")
             if is_target_file(os.path.basename(folder)) or wanted(_read_config(config, _mtime(config))):
                 name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
-                found.setdefault(Path(name).as_posix(), folder)
-    return found
+                paths.setdefault(Path(name).as_posix(), folder)
+    return paths
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:
@@ -159,12 +159,12 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
     """Whether the folder holds a ``config.json``; paths of the folders in it; paths of files that are whole targets."""
     try:
         with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name.lower())
+            listed = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
         return False, (), ()
-    folders = tuple(e.path for e in found if e.is_dir() and not e.name.startswith("."))
-    files = tuple(e.path for e in found if is_target_file(e.name) and e.is_file())
-    return any(e.name == "config.json" and e.is_file() for e in found), folders, files
+    folders = tuple(e.path for e in listed if e.is_dir() and not e.name.startswith("."))
+    files = tuple(e.path for e in listed if is_target_file(e.name) and e.is_file())
+    return any(e.name == "config.json" and e.is_file() for e in listed), folders, files
 
 
 @lru_cache(maxsize=256)

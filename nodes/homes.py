@@ -13,9 +13,9 @@ EVENT = "adt_tree.queued"
 def announce(request: dict) -> dict:
     """Before a prompt is queued. Its id is made here, as any client may do, so that the page can be told of it."""
     with decorating("where maps belong"):
-        tab, found = request.get("client_id"), homes(request)
-        if isinstance(tab, str) and found is not None:
+        tab, places = request.get("client_id"), homes(request)
+        if isinstance(tab, str) and places is not None:
             if request.get("prompt_id") is None:
                 request["prompt_id"] = str(uuid4())
-            PromptServer.instance.send_sync(EVENT, {"prompt": request["prompt_id"], "homes": found}, tab)
+            PromptServer.instance.send_sync(EVENT, {"prompt": request["prompt_id"], "homes": places}, tab)
     return request

@@ -22,7 +22,7 @@ def read_latent(
     samples, codec = latent["samples"], model.target.codec
     count = prefix_length(model.target.grid, keep, keep_left)
     with loaded([model.codec]):
-        codes = torch.cat([codec.nearest(one).flatten(1)[:, :count].cpu() for one in samples.split(1)])
+        codes = torch.cat([codec.nearest(vectors).flatten(1)[:, :count].cpu() for vectors in samples.split(1)])
     indices = latent.get("batch_index") or list(range(len(samples)))
     step = max(indices) + 1
     return codes.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]

@@ -1,6 +1,7 @@
 """Text of any language in a picture: each letter in the first of the system's fonts that has it."""
 
 import unicodedata
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
 
@@ -67,13 +68,11 @@ class Lettering:
 @lru_cache(maxsize=4)
 def _fonts(size: int) -> tuple[Font, ...]:
     """What there is of the list, and Pillow's own at the end, which is always there."""
-    found: list[Font] = []
+    fonts: list[Font] = []
     for name in _FONTS:
-        try:
-            found.append(ImageFont.truetype(name, size))
-        except OSError:
-            continue
-    return (*found, ImageFont.load_default(size))
+        with suppress(OSError):
+            fonts.append(ImageFont.truetype(name, size))
+    return (*fonts, ImageFont.load_default(size))
 
 
 def _has(font: Font, letter: str) -> bool:

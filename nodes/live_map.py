@@ -19,7 +19,7 @@ import folder_paths
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core.rules.trace import ImageRound, Round, Trace
+from ..adt_core.rules.trace import Round, Trace
 from .decoration import decorating
 from .runtime import prompt_id, watched
 from .saved_map import attach, pack, workflow_of
@@ -44,11 +44,10 @@ class LiveMap:
 
     def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
         self._trace, self._model = trace, model
-        self._prompt, self._node = (
-            prompt_id(),
-            PromptServer.instance.last_node_id,
-        )  # as the page knows it, in a loop too
-        self._part, self._parts, self._interval = part, parts, self._INTERVAL * parts
+        self._prompt = prompt_id()
+        self._node = PromptServer.instance.last_node_id  # as the page knows it, in a loop, too
+        self._part, self._parts = part, parts
+        self._interval = self._INTERVAL * parts
         self._id = secrets.token_hex(8)
         workflow = (workflow_of(hidden) or {}).get("id")
         self._workflow = workflow if isinstance(workflow, str) else None
@@ -62,7 +61,7 @@ class LiveMap:
             return
         self._next = math.inf  # what fails once is not tried again
         with decorating("the live map"):
-            rounds = [_pack(one) for one in self._trace.rounds[self._sent :]]
+            rounds = [_pack(round) for round in self._trace.rounds[self._sent :]]
             PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
             self._sent += len(rounds)
             self._next = now + self._interval
@@ -112,7 +111,7 @@ class LiveMap:
             "grid": list(trace.grid),
             "ends": int(trace.row_end),
             "start": trace.start,
-            "prefill": round(1000 * trace.prefill_seconds, 2),
+            "prefill": _milliseconds(trace.prefill_seconds),
         }
 
 
@@ -135,16 +134,16 @@ def _values(hidden: Any) -> dict[str, str]:
 def _texts(hidden: Any) -> dict[str, dict[str, str]]:
     """The texts that the node's prompts were made of, by node and input: what is typed in the nodes before them, a
     model's own left out."""
-    found: dict[str, dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
     while pending:
         given = pending.pop()
         number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
-        if number is not None and number not in found:
+        if number is not None and number not in texts:
             inputs = _inputs(hidden, number)
-            found[number] = {name: value for name, value in inputs.items() if isinstance(value, str)}
+            texts[number] = {name: value for name, value in inputs.items() if isinstance(value, str)}
             pending += [value for name, value in inputs.items() if name != "clip"]
-    return {number: texts for number, texts in found.items() if texts}
+    return {number: typed for number, typed in texts.items() if typed}
 
 
 def _inputs(hidden: Any, number: Any) -> dict:
@@ -152,12 +151,13 @@ def _inputs(hidden: Any, number: Any) -> dict:
     return ((hidden.prompt or {}).get(number) or {}).get("inputs") or {}
 
 
-def _pack(one: Round) -> list:
-    return [round(1000 * one.seconds, 2), round(1000 * one.drafting, 2), *(_pack_share(share) for share in one.images)]
+def _pack(round: Round) -> list:
+    shares = ([getattr(share, name) for name in SHARE] for share in round.images)
+    return [_milliseconds(round.seconds), _milliseconds(round.drafting), *shares]
 
 
-def _pack_share(share: ImageRound) -> list:
-    return [getattr(share, name) for name in SHARE]
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 2)
 
 
 def _keep(picture: Image.Image) -> dict:

@@ -17,17 +17,16 @@ SIDE = 8
 _KEPT = 256  # images that have not been decoded, or may be again
 _MAPS = 4  # maps with the same image, as where two nodes draw it
 
-_awaited: OrderedDict[bytes, list[tuple[dict, int]]] = (
-    OrderedDict()
-)  # digest of vectors -> maps, and the image's number
+_awaited: OrderedDict[bytes, list[tuple[dict, int]]] = OrderedDict()
+"""Digest of vectors -> maps, and the image's number."""
 
 
 def expect(vectors: Tensor, saved: dict) -> None:
     """Let a saved map have the marks of its images once they are decoded. vectors: [B, C, h, w], of all its images."""
     if len(vectors) < 2:
         return
-    for image, one in enumerate(vectors):
-        key = _digest(one)
+    for image in range(len(vectors)):
+        key = _digest(vectors[image])
         _awaited[key] = [*_awaited.pop(key, ()), (saved, image)][-_MAPS:]
         if len(_awaited) > _KEPT:
             _awaited.popitem(last=False)

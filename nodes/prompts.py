@@ -14,12 +14,12 @@ from ..adt_core.app.prompts import (
     CAPTIONS,
     FILES,
     Prompt,
-    all_typed,
     blank_note,
     file_stems,
     present,
     read_all,
     select,
+    typed,
 )
 from ..adt_core.errors import AdtError
 from .runtime import refusal, tell
@@ -95,10 +95,10 @@ class ADTTreePrompts(io.ComfyNode):
         choices: str = CHANCE,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        found = chosen(read(_source(file, text), _name(file), caption), choices, choice_seed)
-        if note := blank_note(found):
+        listed = chosen(read(_source(file, text), _name(file), caption), choices, choice_seed)
+        if note := blank_note(listed):
             tell(note)
-        prompts = select(present(found), filter, shuffle, start, count)
+        prompts = select(present(listed), filter, shuffle, start, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
@@ -140,7 +140,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
     """
     path = _named(text, name)
     with _called(name):
-        return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else all_typed(text)
+        return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else typed(text)
 
 
 def _named(text: str, name: str) -> Path | None:

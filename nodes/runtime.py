@@ -37,13 +37,13 @@ def refusal(make: Callable, **values) -> bool | str:
     ComfyUI itself checks the bounds of numbers, and then names the one input that is wrong; this answer counts for all
     inputs that ``validate_inputs`` has.
     """
-    known = {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        signature(make).bind(**known)
+        signature(make).bind(**given)
     except TypeError:
         return True
     try:
-        make(**known)
+        make(**given)
     except AdtError as error:
         return str(error)
     return True
@@ -91,7 +91,8 @@ class ADTTreeWeights(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module):
         super().__init__()
-        self.module, self.title, self.remedy = module, title, remedy
+        self.module = module
+        self.title, self.remedy = title, remedy
         self.decoder = [decoder]  # in a list, so that its weights don't count as this module's
         # What the engine keeps holds the weights, so those that ComfyUI drops would stay on the card until Python looks
         # for cycles.
@@ -167,8 +168,8 @@ def loaded(
     """
     device = patchers[0].load_device
     needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
-    known = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML can't say how much memory there is
-    if known and needed > mm.get_total_memory(device):
+    is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML can't say how much memory there is
+    if is_limited and needed > mm.get_total_memory(device):
         raise _too_large(patchers[0], needed, "has {total:.1f} GB; {remedy}")
     held = sum(map(held_bytes, {patcher.model.decoder[0] for patcher in patchers}))
     try:

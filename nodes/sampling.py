@@ -65,8 +65,8 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
 
 def tell_unknown(model: LoadedModel, positive: list) -> None:
     """Say under the node that has drawn a prompt if that asks for nothing that the model knows."""
-    if said := remark(model.target, [read_prompt(positive, "positive").text]):
-        tell(said)
+    if unknown := remark(model.target, [read_prompt(positive, "positive").text]):
+        tell(unknown)
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:
@@ -85,7 +85,7 @@ def loaded_for(
     singles = [copy(decoding) for decoding in decodings]
     for single in singles:
         single.at_once = 1
-    room, least = (sum(one.memory_required(model.patcher.load_device) for one in some) for some in (decodings, singles))
+    room, least = (sum(d.memory_required(model.patcher.load_device) for d in some) for some in (decodings, singles))
     return loaded(patchers(model, drafter), room, least)
 
 

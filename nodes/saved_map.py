@@ -33,12 +33,12 @@ def pack(rounds: list[Round]) -> str:
     them spent on drafting, and its number of shares; then of each share the image, the position (how far it is behind
     the one expected, zigzag), and ``_NUMBERS``; then the drafts on each level of each share's tree, ``depth`` of them.
     """
-    shares = [share for one in rounds for share in one.images]
+    shares = [share for entry in rounds for share in entry.images]
     columns: list[Iterable[int]] = [
         [len(rounds)],
-        (round(100_000 * one.seconds) for one in rounds),
-        (round(100_000 * one.drafting) for one in rounds),
-        (len(one.images) for one in rounds),
+        (round(100_000 * entry.seconds) for entry in rounds),
+        (round(100_000 * entry.drafting) for entry in rounds),
+        (len(entry.images) for entry in rounds),
         (share.image for share in shares),
         _jumps(shares),
         *([getattr(share, name) for share in shares] for name in _NUMBERS),
@@ -63,11 +63,11 @@ def _jumps(shares: list[ImageRound]) -> Iterable[int]:
 
 def _varint(number: int) -> bytes:
     """Seven bits a byte, the lowest first; the high bit says that more follow."""
-    found = bytearray()
+    varint = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        varint.append(number & 127 | 128)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*varint, number])
 
 
 def digest(prompt: dict, node: str) -> str | None:
@@ -75,15 +75,15 @@ def digest(prompt: dict, node: str) -> str | None:
 
     prompt: in ComfyUI's API format, where an input is a value or ``[node, output]``.
     """
-    known: dict[str, Any] = {}
+    digests: dict[str, str | None] = {}
 
-    def part(number: str) -> Any:
-        if number not in known:
-            known[number] = None  # a node that feeds itself
+    def part(number: str) -> str | None:
+        if number not in digests:
+            digests[number] = None  # a node that feeds itself
             inputs = prompt[number]["inputs"]
-            known[number] = [prompt[number]["class_type"], [[name, value(inputs[name])] for name in sorted(inputs)]]
-            known[number] = hashlib.sha256(json.dumps(known[number]).encode()).hexdigest()
-        return known[number]
+            content = [prompt[number]["class_type"], [[name, value(inputs[name])] for name in sorted(inputs)]]
+            digests[number] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return digests[number]
 
     def value(given: Any) -> Any:
         linked = isinstance(given, list) and len(given) == 2 and given[0] in prompt
@@ -99,20 +99,20 @@ def attach(hidden: Any, parts: list[dict]) -> None:
     """Put a node's finished maps into the workflow that images made of its result are saved with.
 
     hidden: the node's hidden inputs ``unique_id``, ``prompt`` and ``extra_pnginfo``. A node that runs over a list has
-    several maps, and no image says which is its own, so none of them travels. Nor do
-    ``pictures``, which are files of this server.
+    several maps, and no image says which is its own, so none of them travels. Nor do ``pictures``, which are files of
+    this server.
     """
-    found = digest(hidden.prompt or {}, hidden.unique_id)
+    key = digest(hidden.prompt or {}, hidden.unique_id)
     maps = _maps(workflow_of(hidden))
     before = maps.get(hidden.unique_id)
     again = isinstance(before, dict) and not before.get("cached")
     small = [{name: value for name, value in part.items() if name != "pictures"} for part in parts]
     entry: dict = {"parts": [] if again else small}
     maps[hidden.unique_id] = entry
-    if found is not None:
-        _finished[found] = entry
-        _finished.move_to_end(found)
-        while len(_finished) > _KEPT:
+    if key is not None:
+        _finished[key] = entry
+        _finished.move_to_end(key)
+        if len(_finished) > _KEPT:
             _finished.popitem(last=False)
 
 
@@ -137,8 +137,8 @@ def workflow_of(hidden: Any) -> dict | None:
 
 
 def _entry(value: Any, name: str) -> dict | None:
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else None
+    entry = value.get(name) if isinstance(value, dict) else None
+    return entry if isinstance(entry, dict) else None
 
 
 def _maps(workflow: dict | None) -> dict:
@@ -191,7 +191,7 @@ def _tag(workflow: dict, number: str) -> str | None:
     try:
         for part in path:
             kind = _node(graph, part)["type"]
-            graph = next(one for one in workflow["definitions"]["subgraphs"] if one["id"] == kind)
+            graph = next(graph for graph in workflow["definitions"]["subgraphs"] if graph["id"] == kind)
         tag = _node(graph, last)["properties"][PROPERTY]["tag"]
     except (AttributeError, LookupError, StopIteration, TypeError):
         return None

@@ -35,13 +35,13 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
     more: what else ``io.Schema`` takes. Raises KeyError for an input or an output that the page does not have.
     """
     on_page = _tooltips(node_id)
-    for one in inputs:
-        one.tooltip = one.tooltip or on_page["Inputs"][one.id]
-        one.optional = one.optional or default(one) is not None
-        if isinstance(one, io.Float.Input):
-            one.min = _Least(one.min)
-    for one in outputs:
-        one.tooltip = one.tooltip or on_page["Outputs"][one.display_name]
+    for plug in inputs:
+        plug.tooltip = plug.tooltip or on_page["Inputs"][plug.id]
+        plug.optional = plug.optional or default(plug) is not None
+        if isinstance(plug, io.Float.Input):
+            plug.min = _Least(plug.min)
+    for plug in outputs:
+        plug.tooltip = plug.tooltip or on_page["Outputs"][plug.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
 
 
@@ -56,9 +56,9 @@ def widget(name: str, option: Option, **more: Any) -> io.Input:
     return io.Int.Input(name, **numbers) if option.kind is int else io.Float.Input(name, step=option.step, **numbers)
 
 
-def default(one: io.Input) -> Any:
+def default(plug: io.Input) -> Any:
     """What an input is where it is left out; None if nothing is said of it."""
-    return getattr(one, "default", None)
+    return getattr(plug, "default", None)
 
 
 @cache

@@ -15,7 +15,7 @@ from .schema import schema, widget
 from .sockets import SettingsSocket
 
 UNCHOSEN = "0: what suits drafter and device."
-"""Said of every number that has a default of its own."""
+"""In the tooltip of every number that has a default of its own."""
 
 
 class ADTTreeSettings(io.ComfyNode):
@@ -54,6 +54,6 @@ def _input(name: str, option: Option) -> io.Input:
     """The widget for an option. Numbers begin at 0, which says that they were not chosen."""
     if option.choices:
         return widget(name, option, tooltip=option.help, advanced=True)
-    said = option.help + (f" {UNCHOSEN}" if option.default else "")
+    tooltip = option.help + (f" {UNCHOSEN}" if option.default else "")
     unchosen = option._replace(default=option.kind(0), low=option.kind(0))
-    return widget(name, unchosen, tooltip=said, advanced=True)
+    return widget(name, unchosen, tooltip=tooltip, advanced=True)

@@ -1,7 +1,7 @@
 """The pack's own socket types and what travels on them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -77,8 +77,8 @@ def checked(function: Callable) -> Callable:
     hints = get_type_hints(function).items()
     kinds = {name: get_args(kind) if isinstance(kind, UnionType) else (kind,) for name, kind in hints}
     parameters = signature(function).parameters
-    names, needed = {*parameters}, {name for name, one in parameters.items() if one.default is one.empty}
-    names |= {one.name for one in fields(Sampling)} if "sampling" in names else set()
+    names, needed = {*parameters}, {name for name, this in parameters.items() if this.default is this.empty}
+    names |= Sampling.fields().keys() if "sampling" in names else set()
 
     @wraps(function)
     def wrapper(*args, **inputs):
@@ -89,8 +89,8 @@ def checked(function: Callable) -> Callable:
             if plain and not isinstance(value, (*plain, *([int] if float in plain else []))):
                 raise AdtError(f"{name}: {shown(value)} arrived, which this input can't use; connect a node to it.")
         if args and not needed <= {"cls", "sampling", *inputs}:
-            known = {one.id: default(one) for one in args[0].define_schema().inputs if default(one) is not None}
-            inputs = {name: value for name, value in known.items() if name in needed} | inputs
+            defaults = {plug.id: default(plug) for plug in args[0].define_schema().inputs if plug.id in needed}
+            inputs = {name: value for name, value in defaults.items() if value is not None} | inputs
         return function(*args, **inputs)
 
     return wrapper

@@ -124,7 +124,7 @@ def _are_pairs(conditioning: Any) -> bool:
     """Is it a list of what every CONDITIONING holds: a tensor, and a dict of what belongs to it?"""
     if not isinstance(conditioning, list) or not conditioning:
         return False
-    return all(isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[1], dict) for one in conditioning)
+    return all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in conditioning)
 
 
 class ImageTokenizer(_Stock):
@@ -186,7 +186,7 @@ class ImageTokenizer(_Stock):
         top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
         pixels = pixels[:, top : top + height, left : left + width, :3].movedim(-1, 1) * 2 - 1
         with self._loaded(height * width) as (codec, device):
-            codes = [codec.encode(one.to(device, torch.float32), check=check_cancelled) for one in pixels.split(1)]
+            codes = [codec.encode(image.to(device, torch.float32), check=check_cancelled) for image in pixels.split(1)]
             return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
 
     def encode_tiled(self, pixels: Tensor, *_, **__) -> Tensor:

@@ -1,4 +1,4 @@
-"""An image for each prompt of a list, kept as soon as it is finished: a batch that was stopped goes on where it was.
+"""An image for each prompt of a list, saved as soon as it is finished: a batch that was stopped goes on where it was.
 
 An image depends on its prompt, its seed and the settings alone. So a folder belongs to the settings, and holds one PNG
 for each prompt and seed, which also carries its tokens and figures. What has its PNG there is done, whichever list
@@ -60,14 +60,13 @@ class Batch:
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """What ends the names of the PNGs in the folder, for each what it stands for -> the PNG. Links are none: what
-        is missing or damaged is written there."""
+        """The PNGs in the folder, by the digest at the end of their names. Links don't count: they are replaced."""
         files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
         return {path.stem.rpartition("-")[2]: path for path in files}
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
         """Where an image lies, or will. place: what the name of a new file begins with."""
-        mine = digest(prompt if seed in (None, self.job.recipe.sampling.seed) else [prompt, seed])
+        mine = digest(prompt if self._seed(seed) == self.job.recipe.sampling.seed else [prompt, seed])
         name = "-".join(filter(None, (place, slug(prompt), mine))) + ".png"
         return self._paths.get(mine, self.folder / name)
 
@@ -78,10 +77,10 @@ class Batch:
             saved = read_settings(path)
         except AdtError:
             return None
-        seed, tokens, figures = self._seed(seed), saved.get("tokens"), saved.get("figures")
-        if (saved.get("prompt"), saved.get("seed")) != (prompt, seed):
-            return None
-        if not self._are_tokens(tokens) or not _are_figures(figures):
+        seed = self._seed(seed)
+        tokens, figures = saved.get("tokens"), saved.get("figures")
+        is_ours = (saved.get("prompt"), saved.get("seed")) == (prompt, seed)
+        if not is_ours or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
         pixels = read_pixels(path, self._size)
         return None if pixels is None else Picture(prompt, seed, path, pixels, torch.tensor(tokens), figures)
@@ -138,13 +137,12 @@ def home(root: Path, job: Job, name: str = "") -> Path:
 
 
 def readable(root: Path, unique: str, name: str, usual: str) -> Path:
-    """A folder below ``root`` that is called by ``name``, or else by the usual one, and by what tells it from others.
+    """The folder NAME-UNIQUE below ``root``. usual: the name where none is given. Raises as :func:`inside`.
 
-    Folders of earlier versions had the latter alone. Where one is there, it is that of what has no name of its own.
-    Raises as :func:`inside`.
+    Earlier versions called it UNIQUE alone. Such a folder is used again if no name is given.
     """
-    earlier = not name and (root / unique).is_dir()
-    return inside(root, unique if earlier else "-".join(filter(None, (plain(name or usual), unique))))
+    is_earlier = not name and (root / unique).is_dir()
+    return inside(root, unique if is_earlier else "-".join(filter(None, (plain(name or usual), unique))))
 
 
 def key(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""From a picture to the tokens that an image starts from: in raster order, its beginning is kept and the rest drawn."""
+"""A picture as the beginning of an image: its first tokens in raster order are kept, and the rest is drawn."""
 
 from __future__ import annotations
 

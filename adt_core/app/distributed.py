@@ -57,13 +57,13 @@ def check(order: Engines, prompts: object) -> None:
 def engines(
     build: Callable[[], Engine], order: Engines, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the engines that the order asks for, though no more than ``count``, the numbers there are.
+    """Load the engines that the order asks for, at most one for each of the ``count`` numbers.
 
-    Yields the facts of every engine, and a function that maps numbers to all that the engines yield for them: on Ray in
-    the order in which they finish, and to be called once. build: makes an engine; it is sent to every process. Raises
-    what ``build`` and the engines raise, and AdtError if no cluster is at ``--ray-address``, if it is too small, or if
-    an engine is lost again and again. In the end a cluster that was started here is stopped; on another one, only the
-    engines are.
+    Yields the facts of every engine, and a function that maps numbers to all that the engines yield for them. On Ray
+    the function may be called once, and gives what is finished first. build: makes an engine; it is sent to every
+    process. Raises what ``build`` and the engines raise, and AdtError if no cluster is at ``--ray-address``, if it is
+    too small, or if an engine is lost again and again. In the end the engines are stopped, and with them a cluster that
+    was started here.
     """
     if not order.wanted:
         engine = build()
@@ -133,7 +133,8 @@ class _Worker:
     """Runs in a process of its own. It makes the engine when first asked: Ray hides the errors of a constructor."""
 
     def __init__(self, build: Callable[[], Engine], threads: int, folder: str, address: str | None):
-        self._build, self._threads, self._folder, self._address = build, threads, folder, address
+        self._build, self._threads = build, threads
+        self._folder, self._address = folder, address
 
     @cached_property
     def _engine(self) -> Engine:
@@ -190,11 +191,11 @@ def _needs(ray: Any, device: str, workers: int) -> dict[str, int]:
 
     Raises AdtError if there is too little for all.
     """
-    there = ray.cluster_resources()
-    kind = "GPU" if device == "cuda" or device == "auto" and there.get("GPU") else "CPU"
-    if there.get(kind, 0) < workers:
+    resources = ray.cluster_resources()
+    kind = "GPU" if device == "cuda" or device == "auto" and resources.get("GPU") else "CPU"
+    if resources.get(kind, 0) < workers:
         raise AdtError(
-            f"`workers` is {workers}, and each engine takes one {kind}, of which Ray finds {there.get(kind, 0):g}; "
+            f"`workers` is {workers}, and each engine takes one {kind}, of which Ray finds {resources.get(kind, 0):g}; "
             f"ask for fewer engines or add machines{', or choose `device` cpu' if kind == 'GPU' else ''}."
         )
     return {"num_gpus": 1, "num_cpus": 0} if kind == "GPU" else {"num_cpus": 1}

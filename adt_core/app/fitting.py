@@ -29,7 +29,7 @@ def fit(job: Job, prompt: str, way: str) -> Fitted:
     except AdtError as error:
         if way not in (CUT, SKIP):
             raise
-        reason = str(error).split(";")[0]  # behind it stands what to do, which has been done
+        reason = str(error).split(";")[0]  # without the remedy
         if way == CUT and isinstance(error, TooLong) and (text := _cut(job, prompt)):
             return Fitted(text, f"cut to its first {len(text)} of {len(prompt)} characters: {reason}")
         return Fitted(None, f"left out: {reason}")
@@ -42,7 +42,7 @@ def _cut(job: Job, prompt: str) -> str:
 
 
 def _longest(job: Job, prompt: str, ends: Sequence[int]) -> str:
-    """The longest beginning of a prompt that fits, of those that end here."""
+    """The longest beginning of a prompt that fits and ends at one of ``ends``; "" if none does."""
     count = bisect_left(ends, True, key=lambda end: not _fits(job, prompt[:end]))
     return prompt[: ends[count - 1]] if count else ""
 

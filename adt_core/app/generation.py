@@ -23,7 +23,7 @@ from ..rules.trace import Trace
 from . import continuation, distributed
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
-from .jobs import Job, replaced, rounds, stretches, warm_up
+from .jobs import Job, conditions, rounds, stretches, warm_up
 from .known import remark
 from .loading import choose_device, complete, models_of, named, open_target
 from .orders import Order
@@ -131,27 +131,28 @@ class Engine:
 
     def __call__(self, part: int) -> Iterator[Step]:
         """Draw the part of this number, counted from 0. The first method's images become pictures."""
-        numbers, results, turn = self.plan.parts[part], [], 1 if part % 2 else -1
+        numbers, results = self.plan.parts[part], []
+        first = numbers[0] * self.plan.order.numbers.batch_size
+        turn = 1 if part % 2 else -1
         for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
             decoding = self._decoding(job, numbers)
-            first, done = numbers[0] * self.plan.order.numbers.batch_size, decoding.done_tokens
+            done = decoding.done_tokens
             with rounds(decoding) as running:
                 for finished in running:
-                    shown = finished if job is self.jobs[0] else []
-                    yield Step(decoding.done_tokens - done, self._pngs(decoding, first, shown))
+                    pictured = finished if job is self.jobs[0] else []
+                    pngs = {first + image: self._png(decoding, image, first + image) for image in pictured}
+                    yield Step(decoding.done_tokens - done, pngs)
                     done = decoding.done_tokens
             results.append(Result(decoding.grid_codes(), decoding.trace))
         yield Step(results={part: results[::turn]})
 
-    def _pngs(self, decoding: Decoding, first: int, images: list[int]) -> dict[int, bytes]:
-        """The pictures of these images of a decoding, by number, counted from 0. first: number of its first image."""
-        job, pngs, codes = self.jobs[0], {}, decoding.grid_codes()
-        for image in images:
-            prompt, index = divmod(first + image, self.plan.order.numbers.batch_size)
-            conditions = decoding.conditions() | replaced(decoding, image)
-            settings = job.settings(self.plan.prompts[prompt], job.recipe.image_index + index, conditions)
-            pngs[first + image] = to_png(job.pixels(codes[[image]])[0], settings)
-        return pngs
+    def _png(self, decoding: Decoding, image: int, number: int) -> bytes:
+        """An image of a decoding as a picture. number: of the picture among all, counted from 0."""
+        job = self.jobs[0]
+        prompt, index = divmod(number, self.plan.order.numbers.batch_size)
+        made_with = conditions(decoding, image)
+        settings = job.settings(self.plan.prompts[prompt], job.recipe.image_index + index, made_with)
+        return to_png(job.pixels(decoding.grid_codes()[[image]])[0], settings)
 
 
 def run(plan: Plan) -> str:
@@ -195,7 +196,8 @@ def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float)
     ]
     if plan.order.files.compare:
         plain, images = figures(by_method[1]), len(paths)
-        same = sum(int((a == b).all()) for one, two in zip(*by_method) for a, b in zip(one.codes, two.codes))
+        drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
+        same = int((drafted == undrafted).flatten(1).all(1).sum())
         speedup, identical = plain["seconds"] / report["seconds"], same == images
         report |= {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}
         lines.append(

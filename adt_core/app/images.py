@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import is_device, opened, parse_json, to_json, write
+from ..files import is_device, opened, parse_json, to_json
 from ..version import VERSION
 
 KEY = "adt_tree"
@@ -54,11 +54,6 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
 def to_uint8(pixels: Tensor) -> np.ndarray:
     """Pixels [3, H, W] in [-1, 1] -> [H, W, 3] bytes."""
     return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).cpu().numpy()
-
-
-def save_png(path: Path, pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> None:
-    """Write :func:`to_png` to a file."""
-    write(path, to_png(pixels, settings, texts))
 
 
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:

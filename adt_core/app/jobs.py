@@ -115,7 +115,7 @@ class Job:
         """Everything that makes an image what it is, as plain JSON types.
 
         Most names are those of the recipe, so that ``--from-png`` can read them back. The others are for people.
-        conditions: those of its decoding (``Decoding.conditions``).
+        conditions: of its decoding, see :func:`conditions`.
         """
         return {
             "prompt": prompt,
@@ -159,11 +159,12 @@ def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
         yield newly()
 
 
-def replaced(decoding: Decoding, image: int) -> dict:
-    """What the picture of an image that LANTERN drew says besides: the share of its tokens that were replaced."""
+def conditions(decoding: Decoding, image: int) -> dict:
+    """The decoding's conditions, for an image's settings; if LANTERN drew it, also the share of replaced tokens."""
     if decoding.lantern is None:
-        return {}
-    return {"figures": {"substitution_rate": decoding.trace.part([image]).report()["substitution_rate"]}}
+        return decoding.conditions()
+    rate = decoding.trace.part([image]).report()["substitution_rate"]
+    return {**decoding.conditions(), "figures": {"substitution_rate": rate}}
 
 
 def decode(decoding: Decoding) -> Decoding:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_network
-from ..errors import AdtError, Check
+from ..errors import AdtError
 from ..models.target import PublishedSampling, Target
 from ..policies import check_fit
 from ..policies.recipe import BUNDLED, Loading, Recipe
@@ -45,10 +45,10 @@ def default_drafter(model: str) -> str:
     return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
-def open_target(loading: Loading, device: torch.device, check: Check | None = None) -> Target:
+def open_target(loading: Loading, device: torch.device) -> Target:
     """The target of a recipe, with its weights on ``device``. Raises AdtError if it can't be read."""
     dtype = getattr(torch, loading.dtype)
-    target = load_target(loading.model, device, dtype, check, loading.weights, loading.exact == "on")
+    target = load_target(loading.model, device, dtype, weights=loading.weights, exact=loading.exact == "on")
     return target.sized(*loading.size) if loading.size else target
 
 

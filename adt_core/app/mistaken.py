@@ -8,13 +8,14 @@ from ..errors import AdtError, shown
 from ..models.checkpoint import Checkpoint
 from ..models.families.chameleon import ANOLE
 
+_OTHER_MODEL = "take a visual autoregressive model"
+
 
 def refuse_layout(path: Path) -> None:
     """AdtError if a path is a known kind of file, or a folder of one, that can't be read."""
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
     if "model_index.json" in names:
-        advice = "take a visual autoregressive model"
-        raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {advice}.")
+        raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {_OTHER_MODEL}.")
     if any(name.lower().endswith(".gguf") for name in names):
         raise AdtError(f"{path} is GGUF, which this version can't read; take the repository with *.safetensors.")
     deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
@@ -30,5 +31,4 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
         raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")
     if part is not None:
-        advice = "take a visual autoregressive model"
-        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {advice}.")
+        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {_OTHER_MODEL}.")

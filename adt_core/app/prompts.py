@@ -21,6 +21,8 @@ CAPTIONS = ("first", "longest", "all")
 """Which of the captions of an MS-COCO image are prompts."""
 _NAMED = 5
 """Blank prompts that a note names."""
+_LONGEST = 40
+"""Of a part of a file's name."""
 _Item = TypeVar("_Item")
 
 
@@ -33,13 +35,8 @@ class Prompt(NamedTuple):
 
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
-    """The texts of :func:`read_list`."""
-    return [prompt.text for prompt in read_list(path, caption)]
-
-
-def read_list(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
-    """The prompts of a file, without blank ones; see :func:`read_all`."""
-    return present(read_all(path, caption))
+    """The texts of the prompts of a file, without blank ones; see :func:`read_all`."""
+    return [prompt.text for prompt in present(read_all(path, caption))]
 
 
 def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
@@ -55,7 +52,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
     try:
-        prompts = readers.get(path.suffix.lower(), all_typed)(read_text(path, LARGEST_LIST))
+        prompts = readers.get(path.suffix.lower(), typed)(read_text(path, LARGEST_LIST))
     except (OSError, UnicodeDecodeError) as error:
         raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
@@ -69,12 +66,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 
 def typed(text: str) -> list[Prompt]:
-    """One prompt per line, under the number of the line. Blank lines are left out."""
-    return present(all_typed(text))
-
-
-def all_typed(text: str) -> list[Prompt]:
-    """The same; but a blank line between others is a prompt with an empty text."""
+    """One prompt per line, under the number of the line. A blank line between others is a prompt with an empty text."""
     return _numbered(_lines(text.rstrip()))
 
 
@@ -111,11 +103,11 @@ def select(
     return chosen[start:][: count or None]
 
 
-def slug(text: str, longest: int = 40) -> str:
-    """The first words of a text for a file name: letters, digits, hyphens; ``longest`` at most. May be empty."""
+def slug(text: str) -> str:
+    """The first words of a text for a file name: letters, digits, hyphens; ``_LONGEST`` at most. May be empty."""
     words = re.findall(r"[^\W_]+", text.casefold())
-    name = "-".join(words)[: longest + 1]
-    return name[:longest] if len(name) <= longest or "-" not in name else name.rpartition("-")[0]
+    name = "-".join(words)[: _LONGEST + 1]
+    return name[:_LONGEST] if len(name) <= _LONGEST or "-" not in name else name.rpartition("-")[0]
 
 
 def file_stems(prompts: list[Prompt]) -> list[str]:
@@ -136,9 +128,9 @@ def places(ids: Sequence[str]) -> list[str]:
     return ["-".join(filter(None, (n, "" if n.lstrip("0") == id else plain(id)))) for n, id in zip(numbers, ids)]
 
 
-def plain(id: str, longest: int = 40) -> str:
-    """An id for a file name: letters, digits, hyphens and dots; ``longest`` bytes at most. May be empty."""
-    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:longest].decode("utf-8", "ignore").strip(".-")
+def plain(id: str) -> str:
+    """An id for a file name: letters, digits, hyphens and dots; ``_LONGEST`` bytes at most. May be empty."""
+    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_LONGEST].decode("utf-8", "ignore").strip(".-")
 
 
 def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:

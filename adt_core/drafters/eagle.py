@@ -73,7 +73,7 @@ class EagleDrafter(nn.Module, Drafter):
 
 
 def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
-    """What n features are fed with: ids [R, n + 1] of their tokens and of the one behind the last -> [R, n]."""
+    """Ids [R, n] that n features are fed with. ids: [R, n + 1], of their tokens and of the one behind the last."""
     ids = ids[:, :-1] if pairing.late else ids[:, 1:]
     if not pairing.codes:
         return ids
@@ -155,7 +155,7 @@ class EagleProposer(Proposer):
 
         Returns the features [R, N + 1, h] that the network expected of the tree's nodes.
         """
-        tree, verdict, before = verified.tree, verified.verdict, self.root_feature
+        tree, verdict = verified.tree, verified.verdict
         accepted, last = verdict.accepted[:, None], verdict.last[:, None]
         parents = torch.cat([tree.parents[:, 1:], last], 1)
         lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
@@ -169,7 +169,7 @@ class EagleProposer(Proposer):
         path = F.pad((verdict.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
         starts = self.rows.spread(verified.roots.at) + self.rows.first_slot
         self._cache.compact(starts, self.rows.spread(path))
-        expected = torch.cat([before, out[:, :-1]], 1)
+        expected = torch.cat([self.root_feature, out[:, :-1]], 1)
         self.root_feature.copy_(out[:, -1:])
         return expected
 
@@ -216,7 +216,8 @@ class EagleProposer(Proposer):
 
     def _grow_chain(self, roots: Roots, noise: list[Tensor | None], limits: Limits) -> DraftTree:
         """Width 1: no beam, no candidates to rank, no mask to build."""
-        out, tokens, scores = self.root_feature, [roots.codes[:, None]], []
+        out, tokens = self.root_feature, [roots.codes[:, None]]
+        scores: list[Tensor] = []
         total: Tensor | None = None
         for level, perturbation in enumerate(noise, start=1):
             score, token = self.children(out, perturbation, 1)
@@ -231,8 +232,9 @@ class EagleProposer(Proposer):
 
     def _grow_tree(self, roots: Roots, noise: list[Tensor | None], limits: Limits, shapes: Shapes) -> DraftTree:
         """Level by level: the nodes of a beam get ``width`` children each. Then the best nodes of all are kept."""
-        pool, fed, out = CandidatePool(), roots.codes[:, None], self.root_feature
-        parents, beam_scores = torch.zeros_like(fed), None
+        pool, out = CandidatePool(), self.root_feature
+        fed, beam_scores = roots.codes[:, None], None
+        parents = torch.zeros_like(fed)
         batch = torch.arange(len(fed), device=fed.device)[:, None]
         seen = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)  # uncommitted slots that each node sees
         for level, perturbation in enumerate(noise, start=1):

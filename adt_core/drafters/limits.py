@@ -72,16 +72,15 @@ def _log(probability: float) -> float:
 
 @cache
 def _levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Of each level, whose m parents get k candidates each: which are no nodes, [m, k], and which get children.
-
-    The latter are numbered in flattened order.
-    """
-    found, parents, children = [], [""], STATIC_TREES[name]
+    """For each level, whose m parents get k candidates each: [m, k] bool, which of these are no nodes; and the
+    flattened indices of those that get children."""
+    levels, parents = [], [""]
+    children = STATIC_TREES[name]
     width = children[""]
     while parents:
         absent = [[rank >= children[parent] for rank in range(width)] for parent in parents]
         places = [parent + str(rank) for parent in parents for rank in range(width)]
         parents = [place for place in places if place in children]
         indices = [places.index(place) for place in parents]
-        found.append((torch.tensor(absent, device=device), torch.tensor(indices, device=device)))
-    return found
+        levels.append((torch.tensor(absent, device=device), torch.tensor(indices, device=device)))
+    return levels

@@ -88,12 +88,12 @@ class Calibration:
         m = min(emitted.shape[1], forecast.codes.shape[1], verified.tree.height)
         classes, codes, predicted = (values[:, :m] for values in forecast)
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
-        told = F.pad(missed, (1, 0))[:, :-1] == 0
-        told &= torch.arange(m, device=told.device) <= verified.verdict.accepted[:, None]
-        told &= verified.tree.valid[:, 1 : m + 1]  # an image whose window is shorter than the longest
+        counts = F.pad(missed, (1, 0))[:, :-1] == 0
+        counts &= torch.arange(m, device=counts.device) <= verified.verdict.accepted[:, None]
+        counts &= verified.tree.valid[:, 1 : m + 1]  # an image whose window is shorter than the longest
         hit = (codes == emitted[:, :m]).to(predicted.dtype)
         values = torch.stack([predicted - hit, hit, torch.ones_like(hit)])  # [3, B, m]
-        of_class = (classes[:, None] == self._classes[:, None]) & told[:, None]  # [B, classes, m]
+        of_class = (classes[:, None] == self._classes[:, None]) & counts[:, None]  # [B, classes, m]
         # Sums, since an index_add of floats would not repeat on a GPU.
         error, hits, seen = torch.where(of_class, values[:, :, None], 0.0).sum(-1)
         self._temperature.mul_((LEARNING_RATE * error).exp()).clamp_(1e-2, 1e2)
@@ -178,7 +178,7 @@ def spine_and_branches(
 
     tokens: [B, M + 1], root and spine. others: [B, M, k - 1] and log_p: [B, M, k], the other candidates, and the
     log-probabilities of all. budgets: [B, 1], where images may have fewer than ``nodes`` drafts. Scores fall with a
-    branch's length and ties go to the shorter one, so the branches that are kept have all their ancestors.
+    branch's length and ties go to the shorter one, so the ancestors of a chosen branch are chosen, too.
     """
     batch, length, width = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
@@ -186,12 +186,12 @@ def spine_and_branches(
     if budgets is not None:
         scores = best_only(scores, budgets - cumulative.isfinite().sum(1, keepdim=True))
     count = min(nodes - length, scores.shape[1])
-    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-    scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, kept)], 1)
-    branch, m = kept // (LONGEST_RETURN + 1), kept % (LONGEST_RETURN + 1)
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+    scores = torch.cat([F.pad(cumulative, (1, 0)), scores.gather(1, best)], 1)
+    branch, m = best // (LONGEST_RETURN + 1), best % (LONGEST_RETURN + 1)
     position, ranks = branch // (width - 1), branch % (width - 1) + 1
-    before = torch.arange(length, length + count, device=kept.device)  # the node before; a longer branch hangs on it
-    line = torch.arange(length + 1, device=kept.device).expand(batch, -1)
+    before = torch.arange(length, length + count, device=best.device)  # the node before; a longer branch hangs on it
+    line = torch.arange(length + 1, device=best.device).expand(batch, -1)
     valid = scores.isfinite()
     parents = torch.cat([(line - 1).clamp_min(0), torch.where(m == 0, position, before)], 1) * valid
     carried = tokens.gather(1, (position + m + 1).clamp_max(length))

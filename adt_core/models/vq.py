@@ -181,7 +181,8 @@ class Encoder(nn.Module):
     def __init__(self, config: VQConfig):
         super().__init__()
         self.conv_in = nn.Conv2d(config.in_channels, config.base_channels, 3, padding=1)
-        self.down, channels, last = nn.ModuleList(), config.base_channels, len(config.widths) - 1
+        self.down = nn.ModuleList()
+        channels, last = config.base_channels, len(config.widths) - 1
         for i, width in enumerate(config.widths):
             level = Level(channels, width, config.num_res_blocks, config.attention and i == last)
             if i < last:
@@ -310,7 +311,8 @@ class VQModel(Codec):
 
     def __init__(self, config: VQConfig):
         super().__init__()
-        self.config, self.downsample, self.base_channels = config, config.downsample, config.base_channels
+        self.config = config
+        self.downsample, self.base_channels = config.downsample, config.base_channels
         self.encoder, self.decoder = Encoder(config), Decoder(config)
         self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)

@@ -126,7 +126,7 @@ def _captions(lessons: core.Lessons, batch: int, seed: int) -> tuple[list[str], 
 
 def _check_output(plan: Plan) -> None:
     """AdtError if ``output`` is no folder, or holds something else than a run of this plan."""
-    folder, known = plan.files.output, plan.folder / "settings.json"
+    folder, settings = plan.files.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
         raise core.AdtError(f"`output`: '{folder}' is a file; name a folder.")
     if plan.lessons.images and folder.resolve() == plan.lessons.images.resolve():
@@ -134,7 +134,7 @@ def _check_output(plan: Plan) -> None:
             "`output` is the folder of `images`, where the next run would take its chart for a picture; name another."
         )
     core.inside(folder, "training", "features")
-    if not known.exists():
+    if not settings.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
             raise core.AdtError(
                 f"`output`: '{folder}' holds a model that was not made here, or whose folder 'training' is gone; "
@@ -142,9 +142,9 @@ def _check_output(plan: Plan) -> None:
             )
         return
     try:
-        before = core.read_json(known)
+        before = core.read_json(settings)
     except core.AdtError as error:
-        raise core.AdtError(f"`output`: '{known}' is damaged; name another folder, or delete this one.") from error
+        raise core.AdtError(f"`output`: '{settings}' is damaged; name another folder, or delete this one.") from error
     for name, now in plan.settings.items():
         if before.get(name, now) != now:  # an earlier version wrote down fewer options
             what = "other captions" if name == "captions" else f"{name} {before[name]}, and now it is {now}"
@@ -200,10 +200,10 @@ def run(plan: Plan) -> str:
     trainer = Trainer(target, pictures, plan, drafter)
     trainer.train()
     last = trainer.log[-1]
-    said = f"{files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {sentence(last, passes)}"
+    news = f"{files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {sentence(last, passes)}"
     if other is not None:
-        said += f"\n{files.compare}: {sentence(trainer.measure(other.float()), passes)}"
-    return said
+        news += f"\n{files.compare}: {sentence(trainer.measure(other.float()), passes)}"
+    return news
 
 
 def _network(name: str, path: str | None, target: core.Target) -> core.EagleDrafter | None:
@@ -220,9 +220,9 @@ class Trainer:
     """One training run on the pictures of one target."""
 
     def __init__(self, target: core.Target, pictures: Pictures, plan: Plan, drafter: core.EagleDrafter):
-        self.target, self.pictures, self.sampling = target, pictures, plan.recipe.sampling
+        self.target, self.pictures = target, pictures
         self.plan, self.training = plan, plan.training
-        self.drafter = drafter
+        self.drafter, self.sampling = drafter, plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
         self._config = core.Checkpoint(core.resolve(plan.recipe.loading.model, "target")).config
         self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
@@ -254,7 +254,8 @@ class Trainer:
 
     def _save(self, losses: list[Tensor]) -> None:
         """Measure the averaged weights; write the checkpoint, the drafter and the log. losses: since the last time."""
-        folder, shipped, loss = self.plan.files.output, self._shipped, torch.stack(losses).mean().item()
+        folder, shipped = self.plan.files.output, self._shipped
+        loss = torch.stack(losses).mean().item()
         row = {"step": self.run.step, "seconds": round(self.run.elapsed, 1), "loss": round(loss, 5)}
         self.log.append({**row, **self.measure(shipped)})
         self.run.save(log=self.log)
@@ -266,7 +267,8 @@ class Trainer:
 
     def _step(self) -> Tensor:
         """Make one optimisation step. Returns its loss, a scalar."""
-        training, step, losses = self.training, self.run.step, []
+        training, step = self.training, self.run.step
+        losses = []
         passes = 1 if self.run.fraction < self._warm_up else training.passes
         for part in range(training.accumulate):
             reading = self._read(self._numbers(step * training.accumulate + part))
@@ -297,8 +299,8 @@ class Trainer:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
         batches = [batch.tolist() for batch in torch.arange(self.plan.lessons.held_out).split(self.training.batch)]
         readings = (self._read(batch).paired(drafter.pairing) for batch in batches)
-        found = [acceptance(drafter, reading, self.training.passes) for reading in readings]
-        sums = {name: sum(len(batch) * one[name] for batch, one in zip(batches, found)) for name in found[0]}
+        rows = [acceptance(drafter, reading, self.training.passes) for reading in readings]
+        sums = {name: sum(len(batch) * row[name] for batch, row in zip(batches, rows)) for name in rows[0]}
         return {name: round(value / self.plan.lessons.held_out, 4) for name, value in sums.items()}
 
 

@@ -54,13 +54,13 @@ def run(plan: Plan) -> str:
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
     lines = [f"The target's token is among the first {children} children, {len(prompts)} pictures of {target.name}:"]
-    for pairing, found in shares.items():
+    for pairing, hits in shares.items():
         fed = "their own token" if pairing.late else "the token after them"
-        said = f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
-        figures = " / ".join(f"{share:.3f}" for share in found)
-        lines.append(f"{said:62} {figures}{' <- best' if pairing == best else ''}")
+        words = f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
+        figures = " / ".join(f"{share:.3f}" for share in hits)
+        lines.append(f"{words:62} {figures}{' <- best' if pairing == best else ''}")
     if file is not None:
-        measured = [{**pairing._asdict(), "agreement": found} for pairing, found in shares.items()]
+        measured = [{**pairing._asdict(), "agreement": hits} for pairing, hits in shares.items()]
         core.write_in(file.parent, file.name, core.to_json({**best._asdict(), "measured": measured}))
         lines.append(f"Recorded in {file}; drafting follows it.")
     return "\n".join(lines)
@@ -68,8 +68,8 @@ def run(plan: Plan) -> str:
 
 def _record_of(drafter: str) -> Path:
     """Where the pairing of a drafter is recorded."""
-    found = core.resolve(drafter, "drafter")
-    return (found if found.is_dir() else found.parent) / core.PAIRING_FILE
+    place = core.resolve(drafter, "drafter")
+    return (place if place.is_dir() else place.parent) / core.PAIRING_FILE
 
 
 @torch.inference_mode()
@@ -85,6 +85,6 @@ def measure(
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter, shares = drafter.to(reading.features.dtype), {}
     for pairing in starmap(core.Pairing, product((False, True), repeat=2)):
-        found = acceptance(drafter, reading.paired(pairing), passes=1)
-        shares[pairing] = [found[f"depth 1 of {count}"] for count in CHILDREN]
+        hits = acceptance(drafter, reading.paired(pairing), passes=1)
+        shares[pairing] = [hits[f"depth 1 of {count}"] for count in CHILDREN]
     return shares

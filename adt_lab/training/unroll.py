@@ -72,25 +72,26 @@ def read(
     codes: Tensor,
     numbers: list[int],
     sampling: core.Sampling,
-    kept: Features | None,
+    stored: Features | None,
 ) -> Reading:
-    """One forward of the target over whole pictures, or its features from ``kept``.
+    """One forward of the target over whole pictures, or its features from ``stored``.
 
     prompts: of the conditional rows. codes: [B, T]. numbers: the pictures' image indices, which key noise and features.
     """
-    decoder, length, prompts = target.decoder, codes.shape[1], list(prompts)
+    decoder, length = target.decoder, codes.shape[1]
+    prompts = list(prompts)
     if sampling.guidance != 1:
         prompts += [target.unconditional(prompt) for prompt in prompts]
     rows = core.Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding)
     ids, pads = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1], rows.pads.tolist()
-    features = kept.get(numbers, pads, rows.device) if kept is not None else None
+    features = stored.get(numbers, pads, rows.device) if stored is not None else None
     if features is None:
         cache = core.KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
         rope = core.rope_tables(decoder.config, decoder.embedding)
         text, image = _steps(rows, len(codes), length - 1)
         features = decoder(rows.ids, text, cache, rope, None, rows.features)
         features = torch.cat([features, decoder(ids, image, cache, rope)], 1)
-        features = features if kept is None else kept.put(numbers, pads, features)
+        features = features if stored is None else stored.put(numbers, pads, features)
     z = decoder.logits(features[:, rows.length :].to(decoder.wide_dtype), sampling.guidance)
     z = core.process_logits(z, sampling)
     z = core.with_grammar(z, target.grammar(z), torch.arange(1, length, device=rows.device))
@@ -175,11 +176,12 @@ def acceptance(drafter: core.EagleDrafter, reading: Reading, passes: int) -> dic
     roots = torch.arange(z.shape[1] - passes + 1, device=device)
     noise = core.noise_table(reading.sampling, reading.numbers, z.shape[1] + 1, reading.target.num_tokens, z)
     noise = torch.zeros_like(z) if noise is None else noise[:, 1:]
-    emitted, alive, found = (z + noise).argmax(-1), torch.tensor(True, device=device), {"tau": 1.0}
+    emitted, alive = (z + noise).argmax(-1), torch.tensor(True, device=device)
+    shares = {"tau": 1.0}
     for j, out in enumerate(unroll(drafter, reading, roots, passes)):
         q = reading.draft_logits(out, roots + j + 1) + noise[:, roots + j]
         hits = q.topk(min(max(CHILDREN), q.shape[-1]), -1).indices == emitted[:, roots + j, None]
-        found |= {f"depth {j + 1} of {k}": hits[..., :k].any(-1).float().mean().item() for k in CHILDREN}
+        shares |= {f"depth {j + 1} of {k}": hits[..., :k].any(-1).float().mean().item() for k in CHILDREN}
         alive = alive & hits[..., 0]
-        found["tau"] += alive.float().mean().item()
-    return found
+        shares["tau"] += alive.float().mean().item()
+    return shares

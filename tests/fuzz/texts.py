@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from adt_core.app.batch import Batch
 from adt_core.app.checkpoints import load_target
-from adt_core.app.images import read_settings, save_png
+from adt_core.app.images import read_settings, to_png
 from adt_core.app.jobs import Job
-from adt_core.app.prompts import CAPTIONS, FILES, file_stems, read_list, select
+from adt_core.app.prompts import CAPTIONS, FILES, file_stems, present, read_all, select
 from adt_core.engine import profiles
 from adt_core.policies.costs import built_in
 from adt_core.policies.recipe import Recipe
@@ -49,7 +49,7 @@ def lists(folder: Path) -> Callable:
         path.write_bytes(content(data.draw, ending))
         caption, contained = data.draw(st.sampled_from(CAPTIONS)), data.draw(st.just("") | TEXTS)
         numbers = data.draw(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
-        prompts = read_list(path, caption)
+        prompts = present(read_all(path, caption))
         assert len(file_stems(prompts)) == len(prompts) and all(
             type(text) is str for pair in prompts for text in pair[:2]
         )
@@ -69,7 +69,7 @@ def captions(folder: Path) -> Callable:
         job.check([text])
         path = Batch(job, folder / "out").path(text)
         assert path.parent == folder / "out" and len(path.name.encode()) < 255
-        save_png(path, torch.zeros(3, 8, 8), job.settings(text))
+        path.write_bytes(to_png(torch.zeros(3, 8, 8), job.settings(text)))
         assert read_settings(path)["prompt"] == text
 
     return one

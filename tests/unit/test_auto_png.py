@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.app.images import read_settings, save_png
+from adt_core.app.images import read_settings, to_png
 from adt_core.engine import profiles
 from adt_core.policies import CostProfile
 from tests.drafted import costs
@@ -60,6 +60,6 @@ def test_a_damaged_profile_is_refused_in_one_sentence(tmp_path, monkeypatch, cap
     saved = {"prompt": "a house", "method": "auto", "profile": value, "noise_version": 1}
     from adt_core.rules.noise import NOISE_VERSION
 
-    save_png(Path("bad.png"), torch.zeros(3, 8, 8), saved | {"noise_version": NOISE_VERSION})
+    Path("bad.png").write_bytes(to_png(torch.zeros(3, 8, 8), saved | {"noise_version": NOISE_VERSION}))
     assert cli.main(["generate", "--from-png", "bad.png", "--output", "a.png"]) == 2
     assert "profile of costs is damaged" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import Batch, Picture, home, key
-from adt_core.app.images import parameters, read_settings, save_png
+from adt_core.app.images import parameters, read_settings, to_png
 from adt_core.app.jobs import Job, decode, rounds, stretches
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
@@ -167,7 +167,7 @@ def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
 def test_a_picture_of_another_size_is_made_anew(make, tmp_path):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    save_png(path, torch.zeros(3, 8, 8), read_settings(path))
+    path.write_bytes(to_png(torch.zeros(3, 8, 8), read_settings(path)))
     assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
 
 
@@ -187,7 +187,7 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
         path.write_bytes(b"")
     else:
         settings = {**read_settings(path), "tokens": [[1, 2], [3, 4]]} if damage == "other grid" else {}
-        save_png(path, black(sound), settings)
+        path.write_bytes(to_png(black(sound), settings))
     assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
     assert torch.equal(Batch(make, tmp_path).find(PROMPTS[0]).codes, sound.codes)
 
@@ -221,7 +221,7 @@ def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens
     settings, sound = read_settings(path), Batch(make, tmp_path).find(PROMPTS[0])
     settings["tokens"][0][0] = settings["tokens"][0][0] if tokens == 0 and type(tokens) is int else tokens
     settings["figures"] = settings["figures"] | figures if isinstance(figures, dict) else figures
-    save_png(path, black(sound), settings)
+    path.write_bytes(to_png(black(sound), settings))
     batch = Batch(make, tmp_path)
     assert batch.find(PROMPTS[0]) is None and run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
     assert torch.equal(batch.find(PROMPTS[0]).codes, sound.codes)
@@ -293,7 +293,7 @@ def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
 def test_names_that_have_no_utf8_cost_no_picture(tmp_path):
     """As of a model in a folder from another system: the picture was lost once all of it was drawn."""
     settings = {"prompt": "a cat", "model": "caf\udce9/model.pt", "model_name": "caf\udce9"}
-    save_png(tmp_path / "a.png", torch.zeros(3, 8, 8), settings)
+    (tmp_path / "a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings))
     assert read_settings(tmp_path / "a.png") == settings
     with Image.open(tmp_path / "a.png") as picture:
         assert "Model: caf\\udce9" in picture.info["parameters"]

@@ -500,9 +500,9 @@ def test_a_png_without_settings(generate):
 
 
 def test_a_png_of_another_noise_version(generate):
-    from adt_core.app.images import save_png
+    from adt_core.app.images import to_png
 
-    save_png(Path("old.image"), torch.zeros(3, 8, 8), {"prompt": "a house", "noise_version": 0})
+    Path("old.image").write_bytes(to_png(torch.zeros(3, 8, 8), {"prompt": "a house", "noise_version": 0}))
     assert_refused(generate(prompt=None, from_png="old.image"), "old.image", "noise version 0")
 
 

@@ -6,12 +6,11 @@ import pytest
 
 from adt_core.app.prompts import (
     Prompt,
-    all_typed,
     blank_note,
     file_stems,
     places,
+    present,
     read_all,
-    read_list,
     read_prompts,
     sample,
     select,
@@ -35,8 +34,8 @@ def test_coco_captions_one_per_image(tmp_path, caption, expected):
     ]
     (tmp_path / "captions_val2017.json").write_text(json.dumps({"images": [], "annotations": annotations}))
     assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
-    assert [prompt.id for prompt in read_list(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
-    everything = read_list(tmp_path / "captions_val2017.json", "all")
+    assert [prompt.id for prompt in read_all(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
+    everything = read_all(tmp_path / "captions_val2017.json", "all")
     assert [prompt[:2] for prompt in everything] == [("2", "a cat"), ("7", "a cat on a mat"), ("4", "dogs")]
 
 
@@ -106,7 +105,7 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
     found = {}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-        found[name] = read_list(tmp_path / name)
+        found[name] = present(read_all(tmp_path / name))
     assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(
         files, ["a cat", "a dog"]
     )
@@ -116,7 +115,8 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
         "p.jsonl": ["x/7", "3"],
         "p.tsv": ["1", "2"],
     }
-    assert typed(" a cat\n\na dog ") == [Prompt("1", "a cat"), Prompt("3", "a dog")] and typed(" \n") == []
+    assert present(typed(" a cat\n\na dog ")) == [Prompt("1", "a cat"), Prompt("3", "a dog")]
+    assert present(typed(" \n")) == []
 
 
 def test_blank_prompts_are_counted_and_named(tmp_path):
@@ -138,9 +138,9 @@ def test_blank_prompts_are_counted_and_named(tmp_path):
         found = read_all(tmp_path / name)
         names = ", ".join(map(repr, blank))
         assert blank_note(found) == f"{len(blank)} of {len(found)} prompts are blank and were left out: {names}."
-        assert [prompt.id for prompt in found if prompt not in read_list(tmp_path / name)] == blank
-    assert blank_note(typed("a cat\n\n")) == blank_note(all_typed("a cat\n \n")) == ""
-    assert blank_note(all_typed("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
+        assert [prompt.id for prompt in found if prompt not in present(found)] == blank
+    assert blank_note(typed("a cat\n\n")) == blank_note(typed("a cat\n \n")) == ""
+    assert blank_note(typed("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
 def test_the_first_caption_that_says_something_is_taken(tmp_path):
@@ -152,15 +152,15 @@ def test_the_first_caption_that_says_something_is_taken(tmp_path):
 def test_seeds_of_a_list(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a cat", "seed": 7}\n"a dog"\n{"prompt": "a cow", "seed": "9"}\n')
     (tmp_path / "p.tsv").write_text(f"Prompt\tSeed\na cat\t{2**64 - 1}\na dog\t\n")
-    assert [prompt.seed for prompt in read_list(tmp_path / "p.jsonl")] == [7, None, 9]
-    assert [prompt.seed for prompt in read_list(tmp_path / "p.tsv")] == [2**64 - 1, None]
+    assert [prompt.seed for prompt in read_all(tmp_path / "p.jsonl")] == [7, None, 9]
+    assert [prompt.seed for prompt in read_all(tmp_path / "p.tsv")] == [2**64 - 1, None]
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
 def test_a_seed_that_is_none_is_named(tmp_path, seed):
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n')
     with pytest.raises(AdtError, match="prompts: .*p.jsonl"):
-        read_list(tmp_path / "p.jsonl")
+        read_all(tmp_path / "p.jsonl")
 
 
 def test_places_of_a_list():

@@ -8,8 +8,8 @@ import torch
 
 from adt_core import cli
 from adt_core.app.checkpoints import load_target
-from adt_core.app.images import save_png
-from adt_core.app.prompts import read_list
+from adt_core.app.images import to_png
+from adt_core.app.prompts import read_all
 from adt_core.errors import AdtError
 from adt_core.files import write
 from adt_core.models import checkpoint as files
@@ -65,13 +65,13 @@ def test_a_configuration_of_t5_that_makes_no_sense(llamagen, told, field, value)
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000], ids=["lists", "objects"])
 def test_json_that_is_nested_too_deeply(tmp_path, told, text):
-    for name, make in (("config.json", read_json), ("prompts.json", read_list), ("prompts.jsonl", read_list)):
+    for name, make in (("config.json", read_json), ("prompts.json", read_all), ("prompts.jsonl", read_all)):
         (tmp_path / name).write_text(text)
         assert "nested too deeply" in told(make, tmp_path / name)
 
 
 def test_files_that_are_far_too_large(tmp_path, told):
-    for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_list, 257)):
+    for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_all, 257)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size * 2**20)  # which takes no room on the disk
         assert f"it has {size} MiB" in told(make, tmp_path / name)
@@ -80,7 +80,7 @@ def test_files_that_are_far_too_large(tmp_path, told):
 @needs_pipes
 def test_a_pipe_is_no_file(tmp_path, told):
     os.mkfifo(tmp_path / "prompts.txt")
-    assert "no regular file" in told(read_list, tmp_path / "prompts.txt")
+    assert "no regular file" in told(read_all, tmp_path / "prompts.txt")
     checkpoint = write_tiny_checkpoint(tmp_path / "target")
     (checkpoint / "model.safetensors").unlink()
     os.mkfifo(checkpoint / "model.safetensors")
@@ -143,7 +143,7 @@ def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, g
 def test_a_png_opens_no_files_that_the_user_has_not_named(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
-    save_png(Path("a.png"), torch.zeros(3, 8, 8), settings | {name: "//server/share/model"})
+    Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: "//server/share/model"}))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} was looked at"))
         assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
@@ -161,7 +161,7 @@ def test_a_png_opens_no_files_that_the_user_has_not_named(tmp_path, monkeypatch,
 def test_settings_of_a_png_that_make_no_sense(tmp_path, monkeypatch, capsys, name, value):
     monkeypatch.chdir(tmp_path)
     settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
-    save_png(Path("a.png"), torch.zeros(3, 8, 8), settings | {name: value})
+    Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: value}))
     assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
     said = capsys.readouterr().err
     assert name in said and len(said) < 300 and len(said.splitlines()) == 1
