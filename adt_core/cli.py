@@ -158,6 +158,8 @@ SPELLED = {"guidance": "cfg"}
 PUBLISHED = "as the model's authors draw"
 OTHERWISE = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
 """What holds where nothing is given, of settings that have no default of their own here."""
+NOISE = "noise", "noise_batch"
+"""Settings of sampling that the laboratory does without."""
 Table = Mapping[str, Option]
 
 
@@ -179,7 +181,12 @@ def _drafter() -> Table:
 
 
 def _sampling() -> Table:
-    return {**Sampling.options(), **_take(Recipe.options(), "suffix")}
+    numbers = {name: option for name, option in Sampling.options().items() if name not in NOISE}
+    return {**numbers, **_take(Recipe.options(), "suffix")}
+
+
+def _noise() -> Table:
+    return _take(Sampling.options(), *NOISE)
 
 
 Command = Callable[[dict[str, Any]], str]
@@ -194,7 +201,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
         "model": MODEL,
         "drafting; none of it changes the image; jacobi has defaults of its own": (method_options,),
         RELAXED: (Lantern.options,),
-        "sampling": (_sampling,),
+        "sampling": (_sampling, _noise),
         "results": (orders.Files.options,),
         "more than one GPU or machine, on Ray, for the prompts of a file; changes no picture": (
             orders.Engines.options,

@@ -31,6 +31,7 @@ from .sampling import (
     choose_sampling,
     choose_suffix,
     loaded_for,
+    noise_input,
     patchers,
     preset_input,
     sampling_inputs,
@@ -85,6 +86,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 preset_input(),
                 io.Combo.Input("unfit_prompts", options=list(WAYS), default=STOP, optional=True),
                 io.String.Input("folder", default="", optional=True),
+                noise_input(),
             ],
             outputs=[
                 io.Image.Output(display_name="images"),

@@ -38,17 +38,22 @@ def preset_input() -> io.Input:
     return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
 
 
+def noise_input() -> io.Input:
+    """Whose noise it is, for those who want the picture that another program draws."""
+    return widget("noise", Sampling.options()["noise"], advanced=True)
+
+
 def choose_preset(preset: str | None, **given: Any) -> str:
     """The preset that is asked for. A prompt that says none has numbers that its user chose, or no numbers."""
-    return preset or (CUSTOM if given.keys() - {"seed"} else OWN)
+    return preset or (CUSTOM if given.keys() & set(NUMBERS) else OWN)
 
 
 def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
-    """The numbers that are given, what is left out as the inputs begin; or those of the model's makers. The seed is
-    always the one given."""
+    """The numbers that are given, what is left out as the inputs begin; or those of the model's makers. Seed and noise
+    are always those given."""
     own = BUNDLED_SAMPLING if preset == CUSTOM else model.target.published
     numbers = {name: getattr(own, name) for name in NUMBERS}
-    return Sampling(**numbers | (given if preset == CUSTOM else {"seed": given.get("seed", Sampling.seed)}))
+    return Sampling(**given | (numbers | given if preset == CUSTOM else numbers))
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:

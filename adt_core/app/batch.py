@@ -21,6 +21,8 @@ from ..engine.decoding import Decoding
 from ..errors import AdtError, Check
 from ..files import inside, is_link, write_in
 from ..rules.noise import NOISE_VERSION
+from ..rules.settings import UPSTREAM
+from ..rules.upstream import maker
 from ..untrusted import list_of, whole_number
 from .figures import are_figures
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
@@ -152,7 +154,10 @@ def key(job: Job) -> str:
     modules = (target.decoder, target.codec, target.text_encoder)
     weights = [fingerprint(module) for module in modules if module is not None]
     of_network = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
-    return digest({**job.loaded.image(weights, target.grid, of_network), "noise_version": NOISE_VERSION})
+    made = job.loaded.image(weights, target.grid, of_network)
+    if job.recipe.sampling.noise == UPSTREAM:
+        made["noise_device"] = maker(target.decoder.embedding.device)
+    return digest({**made, "noise_version": NOISE_VERSION})
 
 
 def fingerprint(module: nn.Module) -> str:

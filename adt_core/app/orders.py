@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..rules.settings import BUNDLED, Settings, choice, number, path, setting, share, text, whole
+from ..rules.settings import BUNDLED, MOST_AT_ONCE, Settings, choice, number, path, setting, share, text, whole
 from .prompts import CAPTIONS
-
-MOST_AT_ONCE = 4096
-"""Pictures that one command draws at once, at most."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ from ..drafters import DRAFTERS, WITH_WINDOW
 from ..errors import AdtError, shown
 from ..policies.recipe import BUNDLED, Recipe
 from ..rules.noise import NOISE_VERSION
+from ..rules.settings import UPSTREAM
+from ..rules.upstream import maker
 from .images import read_settings
+from .loading import choose_device
 from .orders import Subject
 
 PATHS = "model", "drafter"
@@ -38,6 +41,8 @@ def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         value = values.get(name)
         if (name == "prompt" or name in values) and not option.holds(value):
             raise AdtError(f"{path} says {name} is {shown(value)}, which can't be; draw a new image instead.")
+    if given.get("noise", values.get("noise")) == UPSTREAM:
+        _check_maker(path, saved.get("noise_device"), str(given.get("device", "auto")))
     for name in PATHS:
         asked = values.get(name)
         if name not in given and not _is_ours(asked):
@@ -46,6 +51,16 @@ def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
                 f"add `{name}` with that path."
             )
     return EARLIER | values
+
+
+def _check_maker(path: Path, device: object, chosen: str) -> None:
+    """Raises AdtError if upstream's noise was made by another device than the chosen one, whose noise is another."""
+    here = maker(choose_device(chosen))
+    if device != here:
+        raise AdtError(
+            f"{path} has the noise that {shown(device)} makes for upstream, and `device` {here} makes another; "
+            "draw it there, or choose `noise` own for another picture."
+        )
 
 
 def _is_ours(asked: object) -> bool:

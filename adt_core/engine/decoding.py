@@ -159,8 +159,9 @@ class Decoding:
         self.trace.settings |= self._task.settings() | self.conditions()
 
     def conditions(self) -> dict:
-        """What the trees depend on beside the settings, as plain JSON types: CPU threads, and what rounds cost."""
-        return {"threads": self._threads, "profile": self.profile and self.profile.to_json()}
+        """What trees and noise depend on beside the settings, as plain JSON types: CPU threads, what rounds cost, and
+        who makes the noise."""
+        return {"threads": self._threads, "profile": self.profile and self.profile.to_json(), **self._task.noise_told()}
 
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""

@@ -10,7 +10,7 @@ import torch
 from ..drafters import Drafter, Prefill, Session
 from ..models.cache import KVCache
 from ..models.rows import Roots, Rows
-from ..rules.noise import Noise
+from ..rules.noise import Kind, Noise
 from . import pool
 from .forward import logits, perturbed, prefill
 from .graphs import Graphs, recorder_for
@@ -30,6 +30,7 @@ class ImageQueue:
         self.lanes: Lanes | None = None
         self._drafter: Drafter | None = None
         self._known: Tables | None = None
+        self._kind: Kind | None = None
 
     def begin(self, images: list[int], at_once: int) -> None:
         """Let these images wait, so many at once to be drawn. Nothing is at work until then."""
@@ -121,7 +122,8 @@ class ImageQueue:
             keys = [task.keys[image] for image in images]
             like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
             length, tokens, ahead = target.length, target.num_tokens, task.noise_ahead
-            noise = Noise(keys, length, tokens, ahead, like, task.check)
+            self._kind = self._kind or task.noise_kind(like)
+            noise = Noise(keys, length, tokens, ahead, like, task.check, self._kind)
             noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
         # Lanes without a number of slots are copied into others, which have the graphs.

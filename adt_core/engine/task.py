@@ -18,8 +18,9 @@ from ..models.rotary import Rope, rope_tables
 from ..models.target import Prompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape
 from ..policies.recipe import Loading, Recipe
-from ..rules.noise import NOISE_VERSION, Key, Noise
-from ..rules.settings import Lantern, Sampling
+from ..rules.noise import NOISE_VERSION, Key, Kind, Noise, Own
+from ..rules.settings import UPSTREAM, Lantern, Sampling
+from ..rules.upstream import Upstream, maker
 from ..rules.verify import Neighbours
 
 PROMPT_STEP = 128
@@ -75,10 +76,24 @@ class Task:
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
             raise AdtError(f"method {method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
+        if self.sampling.noise == UPSTREAM and self.together <= self._last_index:
+            least = self._last_index + 1
+            raise AdtError(
+                f"`noise_batch` is {self.together}, and picture {least} is to be drawn; take {least} or more."
+            )
 
     @property
     def images(self) -> int:
         return len(self.keys)
+
+    @property
+    def _last_index(self) -> int:
+        return max(index for _, index in self.keys)
+
+    @property
+    def together(self) -> int:
+        """Images of a prompt that upstream's script draws at once."""
+        return self.sampling.noise_batch or self._last_index + 1
 
     @property
     def groups(self) -> int:
@@ -163,6 +178,19 @@ class Task:
         """Positions beyond a root whose noise this round or the next may read."""
         return 3 * self.largest.depth + 6
 
+    def noise_kind(self, like: Tensor) -> Kind:
+        """Who makes the noise of all images, for memory of the dtype and device of ``like``."""
+        if self.sampling.noise != UPSTREAM:
+            return Own(self.target.num_tokens, like)
+        kept = Noise.held(self.target.length, self.target.num_tokens, self.noise_ahead) if self.images > 1 else 0
+        return Upstream(*self.target.script_row, self.together, self.start, kept)
+
+    def noise_told(self) -> dict:
+        """What upstream's noise depends on beside the settings, as plain JSON types; nothing for our own."""
+        if self.sampling.noise != UPSTREAM:
+            return {}
+        return {"noise_batch": self.together, "noise_device": maker(self.target.decoder.embedding.device)}
+
     def plan(self, count: int, drafter: Drafter | None) -> Hashable:
         """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
@@ -203,7 +231,8 @@ class Task:
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
         drafting = self.active_drafter.cache_bytes(self.groups * held, slots, itemsize) if self.active_drafter else 0
         caches = KVCache.num_bytes(config, rows, slots, itemsize) + drafting
-        noise = Noise.num_bytes(held, target.length, target.num_tokens, self.noise_ahead, wide)
+        shared = self.together if self.sampling.noise == UPSTREAM and self.images > 1 else 0
+        noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, self.noise_ahead, wide)
         tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
         matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)

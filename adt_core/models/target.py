@@ -93,7 +93,8 @@ class Target:
     grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
     row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
     end of a row and impossible elsewhere. published: how its authors draw. words: those with which a prompt asks
-    for something that it can draw, of a model that knows few.
+    for something that it can draw, of a model that knows few. draws_from_all: its authors' script samples from a vector
+    of the whole vocabulary, other tokens at minus infinity; else from the codes alone.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Target:
     usual_grid: tuple[int, int] | None = None
     published: PublishedSampling = PublishedSampling()
     words: frozenset[str] = frozenset()
+    draws_from_all: bool = False
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:
@@ -146,6 +148,12 @@ class Target:
     def num_tokens(self) -> int:
         """Kinds of tokens: the codes, and the end of a row if there is one."""
         return self.num_codes + self.row_end
+
+    @property
+    def script_row(self) -> tuple[int, Tensor]:
+        """How wide the vector is that its authors' script samples from, and where in it every token is [num_tokens]."""
+        ids, every = self.decoder.image_ids, self.decoder.config.vocab_size
+        return (every, ids) if self.draws_from_all else (len(ids), torch.arange(len(ids), device=ids.device))
 
     @property
     def columns(self) -> int:

@@ -143,7 +143,7 @@ class Recipe(Settings):
             "dtype": self.loading.dtype,
             "weights": self.loading.weights,
             "exact": self.loading.tiled,
-            "sampling": asdict(self.sampling),
+            "sampling": self.sampling.told(),
             "drafting": self.drafting.flat(),
             "lantern": self.lantern and asdict(self.lantern),
         }
@@ -161,7 +161,7 @@ class Recipe(Settings):
             "grid": list(grid),
             "dtype": self.loading.dtype,
             **({"exact": True} if self.loading.tiled else {}),
-            "sampling": asdict(self.sampling),
+            "sampling": self.sampling.told(),
             **({"suffix": self.suffix} if self.suffix else {}),
             "negative": self.negative.strip(),
             "lantern": self.lantern and {**asdict(self.lantern), **drafts},

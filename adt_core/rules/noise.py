@@ -1,4 +1,6 @@
-"""Keyed noise: Gumbel(0, 1) numbers that depend on (seed, image index, position, code) alone, made as images advance.
+"""Noise: Gumbel(0, 1) numbers for every position and code of an image, made as images advance.
+
+Our own is keyed: it depends on (seed, image index, position, code) alone. That of :mod:`.upstream` is the other kind.
 
 The noise of a whole image can be large and slow to make: 1 GiB for 8,192 positions of 32,768 codes. So only the rows
 around which an image is drawn are held, and those to come are made a few at a time.
@@ -6,7 +8,8 @@ around which an image is drawn are held, and those to come are made a few at a t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +19,10 @@ from ..errors import Check
 
 Key = tuple[int, int]
 """What an image's noise depends on: its seed, and its number within its prompt's batch."""
+Rows = Callable[[range], Tensor]
+"""Makes an image's noise [n, V] at n positions. It is asked in raster order, for every position once."""
+Kind = Callable[[Key], Rows]
+"""A kind of noise: whose rows an image gets."""
 NOISE_VERSION = 1
 """Format of the keyed noise; written into metadata, raised if the bits ever change."""
 _NUMBERS_AT_ONCE = 2**15
@@ -43,6 +50,24 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
     return table
 
 
+class Own:
+    """The kind that is the same on every device, and of which any position can be made at once."""
+
+    def __init__(self, vocabulary: int, like: Tensor):
+        """like: gives dtype and device of the memory that rows are copied to."""
+        self._vocabulary, self._like = vocabulary, like
+
+    def __call__(self, key: Key) -> Rows:
+        return partial(self._rows, key)
+
+    def _rows(self, key: Key, positions: range) -> Tensor:
+        """On the host. Pinned memory is not given to anybody else before the copy from it is done."""
+        gumbel = torch.from_numpy(keyed_gumbel(*key, positions, self._vocabulary))
+        if not self._like.is_cuda:
+            return gumbel
+        return torch.empty(gumbel.shape, dtype=self._like.dtype, pin_memory=True).copy_(gumbel)
+
+
 class Noise:
     """The noise of images that are being drawn: of each, the rows from its root on, in the device's memory.
 
@@ -57,17 +82,18 @@ class Noise:
         ahead: int,
         like: Tensor,
         check: Check | None = None,
+        kind: Kind | None = None,
     ):
         """keys: one of each image. length: positions of an image. ahead: how far beyond an image's root any reader may
         ask, in positions.
 
-        like: gives dtype and device. check: called before every chunk that is made.
+        like: gives dtype and device. check: called before every chunk that is made. kind: our own unless given.
         """
         self.length, self.ahead, self._check = length, ahead, check
         self._chunk, width = _sizes(length, vocabulary, ahead)
-        self._keys = list(keys)
-        self._made = [0] * len(self._keys)  # of each image, the position before which nothing is left to make
-        self.ring = like.new_zeros(len(self._keys), width, vocabulary)
+        self._rows = list(map(kind or Own(vocabulary, like), keys))
+        self._made = [0] * len(keys)  # of each image, the position before which nothing is left to make
+        self.ring = like.new_zeros(len(keys), width, vocabulary)
         self._number_lanes()
 
     def _number_lanes(self) -> None:
@@ -76,7 +102,12 @@ class Noise:
     @staticmethod
     def num_bytes(images: int, length: int, vocabulary: int, ahead: int, itemsize: int = 4) -> int:
         """Bytes on the device for so many images. itemsize: bytes of a number."""
-        return images * _sizes(length, vocabulary, ahead)[1] * vocabulary * itemsize
+        return images * Noise.held(length, vocabulary, ahead) * vocabulary * itemsize
+
+    @staticmethod
+    def held(length: int, vocabulary: int, ahead: int) -> int:
+        """Rows of an image that are held."""
+        return _sizes(length, vocabulary, ahead)[1]
 
     def prepare(self, positions: Sequence[int], ahead: int | None = None) -> None:
         """Make what is missing of the rows from each image's root, at ``positions``, to ``ahead`` positions beyond it.
@@ -94,12 +125,9 @@ class Noise:
         """Make one chunk. It never wraps, since the ring is a whole number of chunks, or as long as an image."""
         if self._check is not None:
             self._check()
-        gumbel = torch.from_numpy(keyed_gumbel(*self._keys[lane], positions, self.ring.shape[-1]))
-        # Pinned memory is not given to anybody else before the copy from it is done, and nobody has to wait for that.
-        on_gpu = self.ring.is_cuda
-        rows = torch.empty(gumbel.shape, dtype=self.ring.dtype, pin_memory=on_gpu).copy_(gumbel)
         first = positions.start % self.ring.shape[1]
-        self.ring[lane, first : first + len(positions)].copy_(rows, non_blocking=on_gpu)
+        # Nobody has to wait for a copy to a GPU.
+        self.ring[lane, first : first + len(positions)].copy_(self._rows[lane](positions), non_blocking=True)
         self._made[lane] = positions.stop
 
     def at(self, positions: Tensor) -> Tensor:
@@ -112,7 +140,8 @@ class Noise:
     def select(self, lanes: Tensor) -> None:
         """Go on with the images of these lanes alone."""
         self.ring = self.ring[lanes]
-        self._keys, self._made = ([of[lane] for lane in lanes.tolist()] for of in (self._keys, self._made))
+        kept = lanes.tolist()
+        self._rows, self._made = [self._rows[lane] for lane in kept], [self._made[lane] for lane in kept]
         self._number_lanes()
 
     def admit(self, lanes: Tensor, others: Noise) -> None:
@@ -122,7 +151,7 @@ class Noise:
         """
         self.ring.index_copy_(0, lanes, others.ring)
         for number, lane in enumerate(lanes.tolist()):
-            self._keys[lane], self._made[lane] = others._keys[number], others._made[number]
+            self._rows[lane], self._made[lane] = others._rows[number], others._made[number]
         self._check = others._check
 
 

@@ -17,6 +17,10 @@ from ..errors import AdtError, shown
 
 BUNDLED = "bundled"
 """The name of the target that comes with the pack, and of its drafter."""
+UPSTREAM = "upstream"
+"""The noise of the scripts of the models' authors."""
+MOST_AT_ONCE = 4096
+"""Pictures that are drawn at once, at most."""
 LONGEST_TEXT = 10**6
 """Characters of a setting that is a text."""
 
@@ -168,6 +172,20 @@ class Sampling(Settings):
         1.0, "Draw from the likeliest tokens with a probability of P together; 1 is off.", 0.01, 1.0, stands="P"
     )
     guidance: float = number(3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, stands="S")
+    noise: str = choice(
+        "own",
+        "Own is the same on every device; with upstream, a seed gives the picture of the authors' own script.",
+        ("own", UPSTREAM),
+    )
+    noise_batch: int | None = whole(
+        None, "Pictures that the authors' script draws at once (default: a prompt's).", 1, MOST_AT_ONCE, stands="N"
+    )
+
+    def told(self) -> dict[str, Any]:
+        """As :meth:`flat`, without noise that is our own, as before there was a choice: names of folders are digests of
+        this."""
+        later = () if self.noise == UPSTREAM else ("noise", "noise_batch")
+        return {name: value for name, value in self.flat().items() if name not in later}
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Plan:
             **{name: training[name] for name in ("start", "passes", "batch", "accumulate", "learning_rate")},
         }
         plain = {name: x if isinstance(x, int | float | None) else str(x) for name, x in given.items()}
-        return {**plain, **self.recipe.sampling.flat(), "captions": self.prompts}
+        return {**plain, **self.recipe.sampling.told(), "captions": self.prompts}
 
 
 def plan(

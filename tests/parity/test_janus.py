@@ -32,7 +32,7 @@ def models(request, tmp_path_factory):
 def reference_logits(model, prompt, codes):
     """Logits of the codes after every position of ``prompt`` (text tokens) and ``codes``."""
     text = model.get_input_embeddings()(torch.tensor([prompt]))
-    image = model.prepare_embeddings_for_image_generation(torch.tensor([codes]))
+    image = model.prepare_embeddings_for_image_generation(torch.tensor([codes], dtype=torch.long))
     features = model.model.language_model(inputs_embeds=torch.cat([text, image], 1)).last_hidden_state
     return model.model.generation_head(features)[0]
 

@@ -82,10 +82,10 @@ def attention(q, k, v, turn, bias):
     return (weights @ heads(v)).transpose(0, 1).flatten(1)
 
 
-def reference(tensors, features, hidden, codes):
+def reference(tensors, features, hidden, codes, side=16):
     """Final features [120 + n, h] and logits of a row of 120 projected features and n codes.
 
-    The first ``hidden`` positions are padding. Only they see each other.
+    The first ``hidden`` positions are padding. Only they see each other. side: of the grid.
     """
     project = [tensors[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2)]
     x = torch.cat(
@@ -93,7 +93,7 @@ def reference(tensors, features, hidden, codes):
     )
     at = torch.arange(len(x))
     visible = (at[:, None] >= at) & ((at >= hidden) | (at[:, None] < hidden))
-    bias, turn = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf), rotation(len(x), 120)
+    bias, turn = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf), rotation(len(x), 120, side)
     for i in range(sum(name.endswith("wqkv.weight") for name in tensors)):
         layer = {
             name.removeprefix(f"layers.{i}."): value

@@ -35,12 +35,13 @@ def work(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["plain", "auto", "relaxed", "continued"])
 def test_a_picture_is_made_again_by_the_settings_in_it(work, name):
-    """All that it says of itself is said of the new one, too."""
+    """All that it says of itself is said of the new one, too, which also says whose noise it has: our own."""
     before = read_settings(OLD / f"{name}.png")
     named = ["--model", "target", "--drafter", before["drafter"], "--device", "cpu"]
     assert cli.main(["generate", "--from-png", str(OLD / f"{name}.png"), *named, "--output", "again.png"]) == 0
     after = read_settings(Path("again.png"))
-    assert {**after, "versions": None} == {**before, "versions": None}
+    own = {"noise": "own", "noise_batch": None}
+    assert {**after, "versions": None} == {**before, **own, "versions": None}
 
 
 @pytest.mark.parametrize("name, more", [("", {}), ("cats", {"negative": "fog", "suffix": ", at noon"})])

@@ -77,7 +77,7 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
     if file is not None:
         checkpoint.add(file, CODEC)
-    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end))
+    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from_all=True)
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:

@@ -1,0 +1,81 @@
+"""Upstream's noise: that with which the scripts of the models' authors draw, so that a seed gives their picture.
+
+They draw with ``torch.multinomial(p, 1)``. That is ``argmax(p / q)``, with q from ``exponential_`` of a row as wide as
+p, so -log q is Gumbel noise for log p (torch's source; Gumbel-max). A generator goes on by the shape of p alone,
+so rows can be known before p is. They can be made in order only, and another kind of device makes others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .noise import Key, Rows
+
+
+def maker(device: torch.device) -> str:
+    """Who makes the noise there: of graphics cards the model, since their noise depends on how they share the work."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+class _Drawn(NamedTuple):
+    """Some positions. rows: [n, together, V]. state: of the generator behind them."""
+
+    rows: Tensor
+    state: Tensor
+
+
+class Upstream:
+    """The kind of noise. All images that have a seed in common are rows of the same calls.
+
+    What was drawn for one image is kept for a while: others of its batch may be about as far.
+    """
+
+    def __init__(self, width: int, columns: Tensor, together: int, start: int = 0, kept: int = 0):
+        """width: of the vector that the script samples from. columns: [V] int64, where our tokens are in it, on the
+        device that makes the noise. together: images that the script draws at once, which is rows of a call. start:
+        position of the first call. kept: positions that are kept for other images.
+        """
+        self.start = start
+        self._width, self._columns, self._together, self._most = width, columns, together, kept
+        self._generator = torch.Generator(columns.device)
+        self._kept: dict[tuple[int, range], _Drawn] = {}
+
+    def __call__(self, key: Key) -> Rows:
+        return _Reader(self, *key)
+
+    def drawn(self, seed: int, positions: range, state: Tensor | None) -> _Drawn:
+        """The calls of these positions. state: of the generator before them; None for the first ones of a seed."""
+        found = self._kept.get((seed, positions))
+        if found is None:
+            found = self._kept[seed, positions] = self._draw(seed, positions, state)
+            while len(self._kept) * len(positions) > self._most:
+                del self._kept[next(iter(self._kept))]
+        return found
+
+    def _draw(self, seed: int, positions: range, state: Tensor | None) -> _Drawn:
+        generator = self._generator
+        if state is None:
+            generator.manual_seed(seed)
+        else:
+            generator.set_state(state)
+        rows = torch.empty(len(positions), self._together, self._width, device=self._columns.device)
+        for call in rows:
+            call.exponential_(generator=generator)
+        return _Drawn(rows.index_select(-1, self._columns).log_().neg_(), generator.get_state())
+
+
+class _Reader:
+    """The rows of one image. Those before the first call are 0."""
+
+    def __init__(self, kind: Upstream, seed: int, index: int):
+        self._kind, self._seed, self._index = kind, seed, index
+        self._state: Tensor | None = None
+
+    def __call__(self, positions: range) -> Tensor:
+        own = range(max(positions.start, self._kind.start), positions.stop)
+        rows, self._state = self._kind.drawn(self._seed, own, self._state)
+        return F.pad(rows[:, self._index], (0, 0, len(positions) - len(own), 0))

@@ -1,0 +1,214 @@
+"""Upstream's noise is that of ``torch.multinomial`` and its generator, whoever asks for it, and what is made with it
+says so. Whole pictures are compared with upstream's scripts in tests/parity/test_upstreams_noise.py."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from adt_core import AdtError, Decoding, Drafting, Sampling, cli, load_drafter, load_target
+from adt_core.app import saved
+from adt_core.app.batch import key
+from adt_core.app.images import read_settings
+from adt_core.app.jobs import Job
+from adt_core.policies.recipe import Recipe
+from adt_core.rules.noise import Noise
+from adt_core.rules.upstream import Upstream, maker
+from tests.drafted import run
+
+LENGTH, WIDTH, SEED = 23, 50, 7
+COLUMNS = torch.tensor([3, 4, 8, 40, 41, 49])
+UPSTREAM = Sampling(SEED, noise="upstream")
+
+
+def calls(seed=SEED, together=1, count=LENGTH, width=WIDTH, columns=COLUMNS):
+    """The noise [count, together, V] of a script's calls, one after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.empty(together, width).exponential_(generator=generator) for _ in range(count)]
+    return -torch.stack(drawn)[..., columns].log()
+
+
+def noise(kind, indices, ahead=3, seed=SEED):
+    return Noise([(seed, index) for index in indices], LENGTH, len(COLUMNS), ahead, torch.empty(0), kind=kind)
+
+
+# ---- the numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [8, 50, 4096])
+@pytest.mark.parametrize("together", [1, 3])
+def test_the_likeliest_token_under_its_noise_is_the_one_that_multinomial_draws(width, together):
+    """From one stream of 20 draws of every seed. Half of the tokens are impossible."""
+    columns = torch.arange(width)
+    for seed in (0, 1, 2**63, 2**64 - 1):
+        logits = torch.randn(20, together, width, generator=torch.Generator().manual_seed(1)) * 3
+        logits[..., ::2] = -torch.inf
+        generator = torch.Generator().manual_seed(seed)
+        expected = torch.cat([torch.multinomial(z.softmax(-1), 1, generator=generator).T for z in logits])
+        rows = calls(seed, together, 20, width, columns)
+        kind = Upstream(width, columns, together)
+        made = torch.stack([kind((seed, index))(range(20)) for index in range(together)], 1)
+        assert torch.equal(made, rows) and torch.equal((logits + made).argmax(-1), expected)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 100])
+def test_images_of_a_batch_are_rows_of_the_same_calls_however_far_each_is(kept):
+    kind, whole = Upstream(WIDTH, COLUMNS, 3, kept=kept), calls(together=3)
+    rows = {index: kind((SEED, index)) for index in (2, 0, 1)}
+    for index, positions in [(2, range(4)), (0, range(4)), (2, range(4, 9)), (1, range(4)), (0, range(4, 9))]:
+        assert torch.equal(rows[index](positions), whole[positions.start : positions.stop, index])
+
+
+def test_what_is_kept_for_other_images_is_drawn_once(monkeypatch):
+    kind, drawn, draw = Upstream(WIDTH, COLUMNS, 2, kept=8), [], Upstream._draw
+    monkeypatch.setattr(Upstream, "_draw", lambda *given: drawn.append(given[2]) or draw(*given))
+    one, other = kind((SEED, 0)), kind((SEED, 1))
+    for ahead in (one, other):
+        for first in (0, 4):
+            ahead(range(first, first + 4))
+    assert drawn == [range(4), range(4, 8)]
+    one(range(8, 12))
+    assert len(kind._kept) == 2, "memory is bounded"
+
+
+def test_the_first_call_belongs_to_the_first_token_that_is_drawn():
+    rows = Upstream(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
+    assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
+
+
+def test_the_ring_has_it_like_our_own():
+    """Images that are put aside, and others in their place, with a seed of their own."""
+    ring = noise(Upstream(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
+    ring.prepare([5, 9, 2])
+    ring.select(torch.tensor([1, 2]))
+    ring.admit(torch.tensor([0]), noise(Upstream(WIDTH, COLUMNS, 1), (0,), seed=1))
+    ring.prepare([0, 4])
+    at = ring.at(torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]))
+    assert torch.equal(at, torch.stack([calls(1)[:4, 0], calls(together=3)[4:8, 2]]))
+
+
+def test_global_generators_are_left_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    noise(Upstream(WIDTH, COLUMNS, 2), (0, 1)).prepare([0, 0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- in a decoding -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half(tiny):
+    """The tiny target in bfloat16, in the exact mode, with its drafter."""
+    target = load_target(tiny / "target", dtype=torch.bfloat16)
+    return target, load_drafter(tiny / "drafter", target)
+
+
+PROMPTS = ("a cat",) * 4
+INDICES = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("at_once", [None, 3, 1])
+def test_images_are_the_same_however_many_are_at_work(models, at_once):
+    target, drafter = models
+    whole = run(target, None, PROMPTS, sampling=UPSTREAM, image_indices=INDICES).codes
+    how = {"drafting": Drafting("adt-tree"), "image_indices": INDICES, "at_once": at_once}
+    assert torch.equal(run(target, drafter, PROMPTS, sampling=UPSTREAM, **how).codes, whole)
+    assert len({tuple(codes) for codes in whole.tolist()}) == 4
+    alone = replace(UPSTREAM, noise_batch=4)
+    assert torch.equal(run(target, None, PROMPTS[:1], sampling=alone, image_indices=[2]).codes[0], whole[2])
+
+
+def test_drafts_change_nothing_in_half_precision(half):
+    target, drafter = half
+    plain, drafted = (
+        run(target, drafter, PROMPTS, sampling=UPSTREAM, image_indices=INDICES, drafting=Drafting(method)).codes
+        for method in ("autoregressive", "adt-tree")
+    )
+    assert torch.equal(plain, drafted)
+
+
+def test_each_prompt_of_a_decoding_is_drawn_as_if_alone(models):
+    target, drafter = models
+    prompts, seeds = ("a cat", "a dog", "a cat"), [3, 3, 4]
+    drawn = run(target, drafter, prompts, sampling=UPSTREAM, seeds=seeds, drafting=Drafting("adt-tree")).codes
+    for prompt, seed, codes in zip(prompts, seeds, drawn):
+        assert torch.equal(run(target, None, (prompt,), sampling=replace(UPSTREAM, seed=seed)).codes[0], codes)
+
+
+def test_a_picture_of_a_smaller_batch_than_its_number_is_refused(models):
+    target, _ = models
+    with pytest.raises(AdtError, match="noise_batch is 2, and picture 4 is to be drawn; take 4 or more"):
+        Decoding(
+            target,
+            [target.encode_prompt("a cat")],
+            sampling=replace(UPSTREAM, noise_batch=2),
+            image_indices=[3],
+            drafting=Drafting("autoregressive"),
+        )
+
+
+def test_the_memory_for_other_images_is_counted(models):
+    target, _ = models
+
+    def needed(images, sampling):
+        plain = {"drafting": Drafting("autoregressive"), "image_indices": list(range(images)), "sampling": sampling}
+        return Decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
+
+    assert needed(1, UPSTREAM) == needed(1, Sampling(SEED))
+    small = 4 * target.length * target.num_tokens * 8  # images that are held whole
+    assert needed(4, UPSTREAM) - needed(4, Sampling(SEED)) == small
+
+
+# ---- in what is written --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generate(tiny, tmp_path, monkeypatch, capsys):
+    """``generate`` in a folder of its own. Returns the exit code and what was said."""
+    monkeypatch.chdir(tmp_path)
+    models = ["--model", tiny / "target", "--drafter", tiny / "drafter", "--device", "cpu"]
+
+    def run(*options):
+        code = cli.main(list(map(str, ["generate", *models, *options])))
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def test_each_picture_of_a_batch_says_whose_noise_it_has_and_is_made_again_from_that(generate):
+    asked = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
+    assert generate(*asked, "--batch-size", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
+    assert generate(*asked, "--output", "alone.png")[0] == 0
+    told = read_settings(Path("x-0003.png"))
+    assert [told[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == ["upstream", 3, "cpu", 2]
+    assert generate("--from-png", "x-0003.png", "--output", "again.png")[0] == 0
+    with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("alone.png") as alone:
+        assert one.tobytes() == two.tobytes() != alone.tobytes() and one.text == two.text
+    trace = json.loads(Path("t.json").read_text())["decodings"][0]["report"]
+    assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
+
+
+def test_a_picture_whose_noise_another_device_made_is_refused(generate, monkeypatch):
+    assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
+    monkeypatch.setattr(saved, "maker", lambda device: "NVIDIA RTX 4090")
+    code, said = generate("--from-png", "a.png", "--output", "again.png")
+    assert code == 1 and "'cpu' makes for upstream" in said and "--device NVIDIA RTX 4090 makes another" in said
+    assert generate("--from-png", "a.png", "--noise", "own", "--output", "own.png")[0] == 0
+    assert read_settings(Path("own.png"))["noise"] == "own" and "noise_device" not in read_settings(Path("own.png"))
+
+
+def test_a_picture_of_its_own_noise_has_a_folder_of_its_own(models, monkeypatch):
+    job = Job(models[0], Recipe(Sampling(SEED)))
+    changed = replace(job, recipe=Recipe(UPSTREAM))
+    keys = [key(job), key(changed)]
+    monkeypatch.setattr("adt_core.app.batch.maker", lambda device: "another")
+    keys.append(key(changed))
+    assert len(set(keys)) == 3 and key(job) == keys[0]
+
+
+def test_the_host_makes_it_as_the_cpu():
+    assert maker(torch.device("cpu")) == "cpu"
