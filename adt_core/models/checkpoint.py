@@ -41,7 +41,14 @@ def resolve(path: str | Path, role: str) -> Path:
     if not place.exists():
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
+    place = _whole(place)
     return _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+
+
+def _whole(path: Path) -> Path:
+    """The folder of a whole checkpoint if the path is one of its files, such as model.safetensors; else the path."""
+    is_part = path.name == "config.json" or path.name.startswith(("model", "pytorch_model"))
+    return path.parent if is_part and path.is_file() and (path.parent / "config.json").is_file() else path
 
 
 def _newest_snapshot(cache: Path) -> Path:
@@ -66,7 +73,8 @@ def home_of(path: Path) -> Path:
 
 
 def _outer(path: Path) -> Path:
-    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own path."""
+    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own folder or file."""
+    path = _whole(path)
     return path.parents[1] if path.parent.name == "snapshots" else path
 
 
