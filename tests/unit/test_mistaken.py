@@ -1,12 +1,18 @@
 """What people point at in place of a model: either it is clear what they mean, or a sentence says what it is."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from adt_core import load_target
+from adt_core.app.checkpoints import published
 from adt_core.app.loading import default_drafter
 from adt_core.models.checkpoint import home_of, name_of
 from tests.layouts.lumina import write_lumina
 from tests.unit.test_downloads import said
+
+ROOT = Path(__file__).parents[2]
 
 # ---- a part of a checkpoint in place of all of it --------------------------------------------------
 
@@ -22,3 +28,16 @@ def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
     assert default_drafter(str(folder / file)) == str(drafter)
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "lacks model-00002-of-00002.safetensors, named in its index" in said(folder / "config.json")
+
+
+# ---- how large a download is -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
+def test_the_templates_say_how_much_is_downloaded(row):
+    """Emu3-Gen-hf is published in float32, which is twice of what it takes in memory."""
+    total = sum(float(re.search(r"[\d.]+", one.size)[0]) for one in row.downloads)
+    notes = (file.read_text(encoding="utf-8") for file in (ROOT / "workflows").glob("*.json"))
+    shown = [note for note in notes if f"--local-dir models/ar_image/{row.name}\\n" in note]
+    assert all(f"Not installed ({total:.0f} GB" in note and f"（{total:.0f} GB" in note for note in shown)
+    assert row.name != "Emu3-Gen-hf" or shown and total == 35

@@ -158,7 +158,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder + [same(stored[name], name) for name in wanted]
 
 
-EMU3 = Download("BAAI/Emu3-Gen-hf", "about 18 GB, or 35 in float32", "Apache 2.0", "Emu3-Gen-hf")
+EMU3 = Download("BAAI/Emu3-Gen-hf", "about 35 GB, in float32", "Apache 2.0", "Emu3-Gen-hf")
 FAMILY = Family(
     name="emu3",
     title="Emu3-Gen",
