@@ -46,7 +46,12 @@ def resolve(path: str | Path, role: str) -> Path:
 
 
 def _whole(path: Path) -> Path:
-    """The folder of a whole checkpoint if the path is one of its files, such as model.safetensors; else the path."""
+    """The folder of a whole checkpoint if the path is one of its files, such as model.safetensors; else the path.
+
+    The folder ``models--...`` is the whole of its ``snapshots``.
+    """
+    if path.name == "snapshots" and path.parent.name.startswith("models--"):
+        return path.parent
     is_part = path.name == "config.json" or path.name.startswith(("model", "pytorch_model"))
     return path.parent if is_part and path.is_file() and (path.parent / "config.json").is_file() else path
 
