@@ -237,15 +237,20 @@ class Checkpoint:
             listed = read_json(index).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
                 raise AdtError(f"{index} names no files of weights; download it again.")
-            missing = ", ".join(sorted(set(listed.values()) - {file.name for file in files}))
+            missing = _few(set(listed.values()) - {file.name for file in files})
             if missing:
                 raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
         shards = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
         wanted = {f"{m[1]}{i:05}-of-{m[3]}{m[4]}" for m in shards.values() for i in range(1, int(m[3]) + 1)}
-        absent = sorted(wanted - shards.keys())
+        absent = _few(wanted - shards.keys())
         if self.path.is_dir() and absent:
-            names = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
-            raise AdtError(f"{self.path} lacks {names}; download the missing files.")
+            raise AdtError(f"{self.path} lacks {absent}; download the missing files.")
+
+
+def _few(names: set[str]) -> str:
+    """The first of these names, and how many there are besides: a sentence with all of them would be cut off."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:80] for name in sorted(names)[:4]) + more
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """What people point at in place of a model: either it is clear what they mean, or a sentence says what it is."""
 
+import json
 import re
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
     assert default_drafter(str(folder / file)) == str(drafter)
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "lacks model-00002-of-00002.safetensors, named in its index" in said(folder / "config.json")
+
+
+def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
+    folder = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
+    names = {f"tensor {i}": f"model-{i:05}-of-09999.safetensors" for i in range(9999)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    message = said(folder)
+    assert "model-00003-of-09999.safetensors and 9995 more, named in its index; download the missing files" in message
+    assert message.endswith(
+        f"--local-dir {(tmp_path / 'Anole-7b-v0.1-vqvae-hf').as_posix()}` (0.3 GB; licence: Chameleon's, for research)."
+    )
 
 
 # ---- how large a download is -----------------------------------------------------------------------
