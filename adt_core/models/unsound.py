@@ -37,7 +37,11 @@ def refuse_damaged(file: Path) -> None:
     except OSError:  # whoever reads the file says so
         return
     if first == _POINTER:
-        raise AdtError(f"{file} is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}.")
+        is_clone = (file.parent / ".git").exists()
+        remedy = (
+            f"run git lfs pull in {file.parent}" if is_clone else "download the file itself, such as with hf download"
+        )
+        raise AdtError(f"{file} is a Git LFS pointer and not the file itself; {remedy}.")
     if first.startswith(_ZIP) and _ZIP_END not in last:
         raise AdtError(f"{file} is cut short; download it again.")
 

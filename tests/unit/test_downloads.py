@@ -139,8 +139,13 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_git_lfs_pointers(tmp_path, name):
+    """In a clone, git fetches the file. Elsewhere it can't, even if ComfyUI around it is a clone."""
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER)
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*download the file itself, such as with hf"):
+        load_target(folder)
+    (tmp_path / ".git").rename(folder / ".git")
     with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):
         load_target(folder)
 
