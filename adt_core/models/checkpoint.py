@@ -40,6 +40,9 @@ def resolve(path: str | Path, role: str) -> Path:
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(path).expanduser()
     if not place.exists():
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
+        bare = str(path).strip("\"'")
+        if bare and Path(bare).expanduser().exists():
+            remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
     place = _whole(place)
     return _newest_snapshot(place) if (place / "snapshots").is_dir() else place

@@ -42,6 +42,13 @@ def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize("marks", ['""', "''"])
+def test_a_path_in_quotation_marks(tmp_path, marks):
+    """As Windows copies paths."""
+    message = said(f"{marks[0]}{tmp_path}{marks[1]}")
+    assert message.endswith("does not exist; leave the quotation marks away.")
+
+
 # ---- how large a download is -----------------------------------------------------------------------
 
 
