@@ -8,10 +8,14 @@ from ..errors import AdtError, shown
 from ..models.checkpoint import Checkpoint
 from ..models.families.chameleon import ANOLE
 
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
 
 def refuse_layout(path: Path) -> None:
     """AdtError if a path is a known kind of file, or a folder of one, that can't be read."""
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
+    if path.suffix.lower() in _PICTURES and path.is_file():
+        raise AdtError(f"{path} is a picture and no model; give the model's folder, or its file of weights.")
     if "model_index.json" in names:
         advice = "take a visual autoregressive model"
         raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {advice}.")

@@ -49,6 +49,12 @@ def test_a_path_in_quotation_marks(tmp_path, marks):
     assert message.endswith("does not exist; leave the quotation marks away.")
 
 
+@pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
+def test_a_picture(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x89PNG")
+    assert "is a picture and no model; give the model's folder" in said(tmp_path / name)
+
+
 # ---- how large a download is -----------------------------------------------------------------------
 
 
