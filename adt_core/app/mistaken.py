@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..errors import AdtError, shown
@@ -9,6 +10,28 @@ from ..models.checkpoint import Checkpoint
 from ..models.families.chameleon import ANOLE
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_OTHER = "take a visual autoregressive model"
+_STRANGERS = (
+    (
+        r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$",
+        "a LoRA or another adapter",
+        "adapters can't be applied here; take a whole model",
+    ),
+    (
+        r"^(first_stage_model|conditioner|cond_stage_model|model\.diffusion_model)\.",
+        "a checkpoint of a diffusion model",
+        _OTHER,
+    ),
+    (
+        r"^(input_blocks|down_blocks|(double|joint|transformer|single_transformer)_blocks)\.\d",
+        "a diffusion model",
+        _OTHER,
+    ),
+    (r"^quantize\.embedding", "the image decoder of a model", "put it beside the model, and choose the model"),
+    (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "the VAE of a diffusion model", _OTHER),
+    (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER),
+)
+"""How tensors are named in files that are no target -> what those are, and what to do."""
 
 
 def refuse_layout(path: Path) -> None:
@@ -17,8 +40,7 @@ def refuse_layout(path: Path) -> None:
     if path.suffix.lower() in _PICTURES and path.is_file():
         raise AdtError(f"{path} is a picture and no model; give the model's folder, or its file of weights.")
     if "model_index.json" in names:
-        advice = "take a visual autoregressive model"
-        raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {advice}.")
+        raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {_OTHER}.")
     if any(name.lower().endswith(".gguf") for name in names):
         raise AdtError(f"{path} is GGUF, which this version can't read; take the repository with *.safetensors.")
     deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
@@ -34,5 +56,7 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
         raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")
     if part is not None:
-        advice = "take a visual autoregressive model"
-        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {advice}.")
+        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {_OTHER}.")
+    for pattern, kind, advice in _STRANGERS:
+        if any(re.search(pattern, name) for name in checkpoint.names):
+            raise AdtError(f"{path} is {kind} and no model that draws tokens; {advice}.")

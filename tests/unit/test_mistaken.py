@@ -5,11 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from adt_core import load_target
 from adt_core.app.checkpoints import published
+from adt_core.app.inspect import inspect
 from adt_core.app.loading import default_drafter
 from adt_core.models.checkpoint import home_of, name_of
+from tests.layouts.families import WRITERS
 from tests.layouts.lumina import write_lumina
 from tests.unit.test_downloads import said
 
@@ -53,6 +57,43 @@ def test_a_path_in_quotation_marks(tmp_path, marks):
 def test_a_picture(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x89PNG")
     assert "is a picture and no model; give the model's folder" in said(tmp_path / name)
+
+
+# ---- models of other kinds -------------------------------------------------------------------------
+
+STRANGERS = {
+    "a checkpoint of a diffusion model": [
+        "model.diffusion_model.input_blocks.0.0.weight",
+        "first_stage_model.decoder.conv_in.weight",
+        "conditioner.embedders.0.transformer.text_model.embeddings.position_ids",
+    ],
+    "a diffusion model": [
+        "input_blocks.0.0.weight",
+        "down_blocks.0.resnets.0.conv1.weight",
+        "double_blocks.0.img_mlp.0.bias",
+    ],
+    "a LoRA or another adapter": [
+        "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        "transformer.transformer_blocks.0.attn.to_q.lora_B.weight",
+    ],
+    "the VAE of a diffusion model": ["decoder.up.0.block.0.conv1.weight", "encoder.down_blocks.0.resnets.0.conv1.bias"],
+    "the image decoder of a model": ["quantize.embedding.weight"],
+    "a text encoder": ["text_model.encoder.layers.0.mlp.fc1.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+}
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in STRANGERS.items() for name in names])
+def test_files_of_other_models_are_known_by_their_tensors(tmp_path, kind, name):
+    """SDXL, Flux, LoRA, PEFT, VAE, text encoders. They have no config.json, which was asked for."""
+    save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert f" is {kind} and no model that draws tokens; " in said(path)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_no_model_that_can_be_read_is_taken_for_another(tmp_path, family):
+    assert inspect(str(WRITERS[family](tmp_path)))[0]["left_over"] == []
 
 
 # ---- how large a download is -----------------------------------------------------------------------
