@@ -13,7 +13,10 @@ from adt_core.app.checkpoints import published
 from adt_core.app.inspect import inspect
 from adt_core.app.loading import default_drafter
 from adt_core.models.checkpoint import home_of, name_of
+from tests.layouts.edits import edit_config
+from tests.layouts.emu3 import write_emu3
 from tests.layouts.families import WRITERS
+from tests.layouts.janus import write_janus
 from tests.layouts.lumina import write_lumina
 from tests.unit.test_downloads import said
 
@@ -94,6 +97,34 @@ def test_files_of_other_models_are_known_by_their_tensors(tmp_path, kind, name):
 @pytest.mark.parametrize("family", WRITERS)
 def test_no_model_that_can_be_read_is_taken_for_another(tmp_path, family):
     assert inspect(str(WRITERS[family](tmp_path)))[0]["left_over"] == []
+
+
+def test_janusflow(tmp_path):
+    """It has no codes; it was told to take its own config.json."""
+    folder = write_janus(tmp_path / "JanusFlow-1.3B", layout="deepseek")
+    edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
+    edit_config(folder, lambda config: config.pop("gen_vision_config"))
+    message = said(folder)
+    assert "is JanusFlow, which draws by rectified flow and not in tokens; take Janus-Pro: run `hf download" in message
+    assert f"--local-dir {(tmp_path / 'Janus-Pro-1B').as_posix()}`" in message
+
+
+@pytest.mark.parametrize(
+    "name, config, words",
+    [
+        ("Emu3.5-Image", {"architectures": ["Emu3ForCausalLM"], "vocab_size": 282926}, "Emu3.5, which has 34 billion"),
+        ("Emu3-Chat-hf", {}, "Emu3-Chat, which was made to describe pictures"),
+    ],
+)
+def test_other_models_of_emu3s_family(tmp_path, name, config, words):
+    """Emu3.5 was taken for Emu3 in another layout, and Emu3-Chat drew."""
+    folder = write_emu3(tmp_path / name)
+    edit_config(folder, lambda content: content.update(config))
+    message = said(folder)
+    assert f"is {words}" in message
+    assert (
+        f"; take BAAI/Emu3-Gen-hf: run `hf download BAAI/Emu3-Gen-hf --local-dir {tmp_path.as_posix()}/Emu3" in message
+    )
 
 
 # ---- how large a download is -----------------------------------------------------------------------
