@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 from zipfile import is_zipfile
 
 import torch
@@ -20,6 +19,7 @@ from ..errors import AdtError, Check
 from ..files import LARGEST_JSON, parse_json, read_text, reason
 from ..rules.settings import BUNDLED
 from . import unsound
+from .stored import Stored, with_scales
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -96,14 +96,6 @@ def read_json(file: Path) -> dict:
     if not isinstance(value, dict):
         raise AdtError(f"{file} is not a JSON object; download it again.")
     return value
-
-
-class Stored(NamedTuple):
-    """A tensor in a file: its shape, its dtype (such as "F16" or "BF16"), and how to read it onto the CPU."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], Tensor]
 
 
 class _Weights:
@@ -193,7 +185,7 @@ class Checkpoint:
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         unsound.refuse_damaged(file)
-        stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
+        stored = with_scales(_read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file))
         unsound.refuse_quantised(file, {}, stored)
         self.files.append(file)
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
