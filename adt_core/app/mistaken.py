@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..errors import AdtError, shown
 from ..models.checkpoint import Checkpoint
 from ..models.families.chameleon import ANOLE
 
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _OTHER_MODEL = "take a visual autoregressive model"
+_STRANGERS = (
+    (
+        r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$",
+        "a LoRA or another adapter",
+        "adapters can't be applied here; take a whole model",
+    ),
+    (
+        r"^(first_stage_model|conditioner|cond_stage_model|model\.diffusion_model)\.",
+        "a checkpoint of a diffusion model",
+        _OTHER_MODEL,
+    ),
+    (
+        r"^(input_blocks|down_blocks|(double|joint|transformer|single_transformer)_blocks)\.\d",
+        "a diffusion model",
+        _OTHER_MODEL,
+    ),
+    (r"^quantize\.embedding", "the image decoder of a model", "put it beside the model, and choose the model"),
+    (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "the VAE of a diffusion model", _OTHER_MODEL),
+    (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER_MODEL),
+)
+"""How tensors are named in files that are no target -> what those are, and what to do."""
 
 
 def refuse_layout(path: Path) -> None:
     """AdtError if a path is a known kind of file, or a folder of one, that can't be read."""
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
+    if path.suffix.lower() in _PICTURES and path.is_file():
+        raise AdtError(f"{path} is a picture and no model; give the model's folder, or its file of weights.")
     if "model_index.json" in names:
         raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {_OTHER_MODEL}.")
     if any(name.lower().endswith(".gguf") for name in names):
@@ -32,3 +57,6 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
         raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")
     if part is not None:
         raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {_OTHER_MODEL}.")
+    for pattern, kind, advice in _STRANGERS:
+        if any(re.search(pattern, name) for name in checkpoint.names):
+            raise AdtError(f"{path} is {kind} and no model that draws tokens; {advice}.")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 from zipfile import is_zipfile
 
 import torch
@@ -20,6 +19,7 @@ from ..errors import AdtError, Check
 from ..files import LARGEST_JSON, parse_json, read_text, reason
 from ..rules.settings import BUNDLED
 from . import unsound
+from .stored import Stored, with_scales
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -40,8 +40,23 @@ def resolve(path: str | Path, role: str) -> Path:
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(path).expanduser()
     if not place.exists():
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
+        bare = str(path).strip("\"'")
+        if bare and Path(bare).expanduser().exists():
+            remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
+    place = _whole(place)
     return _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+
+
+def _whole(path: Path) -> Path:
+    """The folder of a whole checkpoint if the path is one of its files, such as model.safetensors; else the path.
+
+    The folder ``models--...`` is the whole of its ``snapshots``.
+    """
+    if path.name == "snapshots" and path.parent.name.startswith("models--"):
+        return path.parent
+    is_part = path.name == "config.json" or path.name.startswith(("model", "pytorch_model"))
+    return path.parent if is_part and path.is_file() and (path.parent / "config.json").is_file() else path
 
 
 def _newest_snapshot(cache: Path) -> Path:
@@ -66,7 +81,8 @@ def home_of(path: Path) -> Path:
 
 
 def _outer(path: Path) -> Path:
-    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own path."""
+    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own folder or file."""
+    path = _whole(path)
     return path.parents[1] if path.parent.name == "snapshots" else path
 
 
@@ -80,14 +96,6 @@ def read_json(file: Path) -> dict:
     if not isinstance(value, dict):
         raise AdtError(f"{file} is not a JSON object; download it again.")
     return value
-
-
-class Stored(NamedTuple):
-    """A tensor in a file: its shape, its dtype (such as "F16" or "BF16"), and how to read it onto the CPU."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[], Tensor]
 
 
 class _Weights:
@@ -177,7 +185,7 @@ class Checkpoint:
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         unsound.refuse_damaged(file)
-        stored = _read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file)
+        stored = with_scales(_read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file))
         unsound.refuse_quantised(file, {}, stored)
         self.files.append(file)
         self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
@@ -224,15 +232,20 @@ class Checkpoint:
             listed = read_json(index).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
                 raise AdtError(f"{index} names no files of weights; download it again.")
-            missing = ", ".join(sorted(set(listed.values()) - {file.name for file in files}))
+            missing = _few(set(listed.values()) - {file.name for file in files})
             if missing:
                 raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
         shards = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
         wanted = {f"{m[1]}{i:05}-of-{m[3]}{m[4]}" for m in shards.values() for i in range(1, int(m[3]) + 1)}
-        absent = sorted(wanted - shards.keys())
+        absent = _few(wanted - shards.keys())
         if self.path.is_dir() and absent:
-            names = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
-            raise AdtError(f"{self.path} lacks {names}; download the missing files.")
+            raise AdtError(f"{self.path} lacks {absent}; download the missing files.")
+
+
+def _few(names: set[str]) -> str:
+    """The first of these names, and how many there are besides: a sentence with all of them would be cut off."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:80] for name in sorted(names)[:4]) + more
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

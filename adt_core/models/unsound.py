@@ -37,7 +37,11 @@ def refuse_damaged(file: Path) -> None:
     except OSError:  # whoever reads the file says so
         return
     if first == _POINTER:
-        raise AdtError(f"{file} is a Git LFS pointer and not the file itself; run git lfs pull in {file.parent}.")
+        is_clone = (file.parent / ".git").exists()
+        remedy = (
+            f"run git lfs pull in {file.parent}" if is_clone else "download the file itself, such as with hf download"
+        )
+        raise AdtError(f"{file} is a Git LFS pointer and not the file itself; {remedy}.")
     if first.startswith(_ZIP) and _ZIP_END not in last:
         raise AdtError(f"{file} is cut short; download it again.")
 
@@ -45,6 +49,8 @@ def refuse_damaged(file: Path) -> None:
 def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
     """AdtError if the configuration, or tensors of these names, say that scales are a part of the numbers."""
     stated = config.get("quantization_config")
+    if isinstance(stated, dict) and stated.get("quant_method") == "fp8":
+        stated = None if stated.get("weight_block_size") in (None, [128, 128]) else stated  # its scales are read
     name = next((name for name in names if _QUANTISED.search(name)), None)
     if not stated and name is None:
         return

@@ -113,11 +113,11 @@ def test_lumina_whose_name_says_no_size_is_not_guessed(tmp_path, name):
 
 @pytest.mark.parametrize("size", [512, 768, 1024])
 def test_lumina_in_the_cache_of_hugging_face(tmp_path, size):
-    """The folder models--..., and its snapshots/<hash>."""
+    """The folder models--..., its snapshots, and one of these."""
     cache = tmp_path / f"models--Alpha-VLLM--Lumina-mGPT-7B-{size}"
     write_lumina(cache / "snapshots" / "768abc", size_tokens=33)
     (cache / "snapshots" / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
-    for path in (cache, cache / "snapshots" / "768abc"):
+    for path in (cache, cache / "snapshots", cache / "snapshots" / "768abc"):
         target = load_target(path)
         assert target.name == f"Lumina-mGPT-7B-{size}" and target.grid == (size // 16, size // 16)
 
@@ -131,7 +131,7 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
     assert load_target(cache).decoder.config.hidden_size == 32
     shutil.rmtree(cache / "snapshots")
     (cache / "snapshots").mkdir()
-    assert "without a finished download" in said(cache)
+    assert "without a finished download" in said(cache) == said(cache / "snapshots")
 
 
 # ---- what is no model ------------------------------------------------------------------------------
@@ -139,8 +139,13 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_git_lfs_pointers(tmp_path, name):
+    """In a clone, git fetches the file. Elsewhere it can't, even if ComfyUI around it is a clone."""
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER)
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*download the file itself, such as with hf"):
+        load_target(folder)
+    (tmp_path / ".git").rename(folder / ".git")
     with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):
         load_target(folder)
 

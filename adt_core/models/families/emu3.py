@@ -126,12 +126,24 @@ def _codec_fields(values: dict, source: Source) -> dict:
     }
 
 
+def _not_emu3_gen(checkpoint: Checkpoint) -> str:
+    """What else of the family a checkpoint is, and why it is not read; "" if it is Emu3-Gen."""
+    words = checkpoint.config.get("vocab_size")
+    if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
+        if isinstance(words, int) and words > _TEXT["vocab_size"]:
+            return "Emu3.5, which has 34 billion weights and an image decoder that this version can't read"
+        return "Emu3 in BAAI's own layout, which this version can't read"
+    if "chat" in checkpoint.name.lower():  # nothing else tells them apart
+        return "Emu3-Chat, which was made to describe pictures and not to draw them"
+    return ""
+
+
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
-    source = checkpoint.path
-    if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
+    source, problem = checkpoint.path, _not_emu3_gen(checkpoint)
+    if problem:
         remedy = f"take BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
-        raise AdtError(f"{source} is Emu3 in BAAI's own layout, which this version can't read; {remedy}.")
+        raise AdtError(f"{source} is {problem}; {remedy}.")
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
@@ -158,7 +170,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder + [same(stored[name], name) for name in wanted]
 
 
-EMU3 = Download("BAAI/Emu3-Gen-hf", "about 18 GB, or 35 in float32", "Apache 2.0", "Emu3-Gen-hf")
+EMU3 = Download("BAAI/Emu3-Gen-hf", "about 35 GB, in float32", "Apache 2.0", "Emu3-Gen-hf")
 FAMILY = Family(
     name="emu3",
     title="Emu3-Gen",

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import AdtError
 from ..checkpoint import Checkpoint, Entry, same
 from ..downloads import Download, Published
 from ..family import Family, model_type
@@ -65,6 +66,11 @@ class JanusPrompter(TokenPrompter):
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
     """Configuration of the decoder and of what draws, by transformers' names; pixels per side. AdtError if missing."""
     config, source = checkpoint.config, checkpoint.path
+    if "vision_gen_dec_config" in config:
+        remedy = FAMILY.published[0].how_to_get(checkpoint.home)
+        raise AdtError(
+            f"{source} is JanusFlow, which draws by rectified flow and not in tokens; take Janus-Pro: {remedy}."
+        )
     if model_type(config) == _DEEPSEEK:
         text = section(config, "language_config", source)
         vision, codes, aligner, head = (

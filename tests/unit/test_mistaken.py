@@ -1,0 +1,140 @@
+"""What people point at in place of a model: either it is clear what they mean, or a sentence says what it is."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from adt_core import load_target
+from adt_core.app.checkpoints import published
+from adt_core.app.inspect import inspect
+from adt_core.app.loading import default_drafter
+from adt_core.models.checkpoint import home_of, name_of
+from tests.layouts.edits import edit_config
+from tests.layouts.emu3 import write_emu3
+from tests.layouts.families import WRITERS
+from tests.layouts.janus import write_janus
+from tests.layouts.lumina import write_lumina
+from tests.unit.test_downloads import said
+
+ROOT = Path(__file__).parents[2]
+
+# ---- a part of a checkpoint in place of all of it --------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
+def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
+    folder = write_lumina(tmp_path / "models" / "Lumina-mGPT-7B-768")
+    target = load_target(folder / file)
+    assert target.name == "Lumina-mGPT-7B-768" == name_of(folder / file) and home_of(folder / file) == folder.parent
+    drafter = tmp_path / "models" / "LANTERN-Lumina-mGPT-7B-768"
+    drafter.mkdir()
+    (drafter / "config.json").write_text("{}")
+    assert default_drafter(str(folder / file)) == str(drafter)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert "lacks model-00002-of-00002.safetensors, named in its index" in said(folder / "config.json")
+
+
+def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
+    folder = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
+    names = {f"tensor {i}": f"model-{i:05}-of-09999.safetensors" for i in range(9999)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    message = said(folder)
+    assert "model-00003-of-09999.safetensors and 9995 more, named in its index; download the missing files" in message
+    assert message.endswith(
+        f"--local-dir {(tmp_path / 'Anole-7b-v0.1-vqvae-hf').as_posix()}` (0.3 GB; licence: Chameleon's, for research)."
+    )
+
+
+@pytest.mark.parametrize("marks", ['""', "''"])
+def test_a_path_in_quotation_marks(tmp_path, marks):
+    """As Windows copies paths."""
+    message = said(f"{marks[0]}{tmp_path}{marks[1]}")
+    assert message.endswith("does not exist; leave the quotation marks away.")
+
+
+@pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
+def test_a_picture(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x89PNG")
+    assert "is a picture and no model; give the model's folder" in said(tmp_path / name)
+
+
+# ---- models of other kinds -------------------------------------------------------------------------
+
+STRANGERS = {
+    "a checkpoint of a diffusion model": [
+        "model.diffusion_model.input_blocks.0.0.weight",
+        "first_stage_model.decoder.conv_in.weight",
+        "conditioner.embedders.0.transformer.text_model.embeddings.position_ids",
+    ],
+    "a diffusion model": [
+        "input_blocks.0.0.weight",
+        "down_blocks.0.resnets.0.conv1.weight",
+        "double_blocks.0.img_mlp.0.bias",
+    ],
+    "a LoRA or another adapter": [
+        "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        "transformer.transformer_blocks.0.attn.to_q.lora_B.weight",
+    ],
+    "the VAE of a diffusion model": ["decoder.up.0.block.0.conv1.weight", "encoder.down_blocks.0.resnets.0.conv1.bias"],
+    "the image decoder of a model": ["quantize.embedding.weight"],
+    "a text encoder": ["text_model.encoder.layers.0.mlp.fc1.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+}
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in STRANGERS.items() for name in names])
+def test_files_of_other_models_are_known_by_their_tensors(tmp_path, kind, name):
+    """SDXL, Flux, LoRA, PEFT, VAE, text encoders. They have no config.json, which was asked for."""
+    save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert f" is {kind} and no model that draws tokens; " in said(path)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_no_model_that_can_be_read_is_taken_for_another(tmp_path, family):
+    assert inspect(str(WRITERS[family](tmp_path)))[0]["left_over"] == []
+
+
+def test_janusflow(tmp_path):
+    """It has no codes; it was told to take its own config.json."""
+    folder = write_janus(tmp_path / "JanusFlow-1.3B", layout="deepseek")
+    edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
+    edit_config(folder, lambda config: config.pop("gen_vision_config"))
+    message = said(folder)
+    assert "is JanusFlow, which draws by rectified flow and not in tokens; take Janus-Pro: run `hf download" in message
+    assert f"--local-dir {(tmp_path / 'Janus-Pro-1B').as_posix()}`" in message
+
+
+@pytest.mark.parametrize(
+    "name, config, words",
+    [
+        ("Emu3.5-Image", {"architectures": ["Emu3ForCausalLM"], "vocab_size": 282926}, "Emu3.5, which has 34 billion"),
+        ("Emu3-Chat-hf", {}, "Emu3-Chat, which was made to describe pictures"),
+    ],
+)
+def test_other_models_of_emu3s_family(tmp_path, name, config, words):
+    """Emu3.5 was taken for Emu3 in another layout, and Emu3-Chat drew."""
+    folder = write_emu3(tmp_path / name)
+    edit_config(folder, lambda content: content.update(config))
+    message = said(folder)
+    assert f"is {words}" in message
+    assert (
+        f"; take BAAI/Emu3-Gen-hf: run `hf download BAAI/Emu3-Gen-hf --local-dir {tmp_path.as_posix()}/Emu3" in message
+    )
+
+
+# ---- how large a download is -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
+def test_the_templates_say_how_much_is_downloaded(row):
+    """Emu3-Gen-hf is published in float32, which is twice of what it takes in memory."""
+    total = sum(float(re.search(r"[\d.]+", one.size)[0]) for one in row.downloads)
+    notes = (file.read_text(encoding="utf-8") for file in (ROOT / "workflows").glob("*.json"))
+    shown = [note for note in notes if f"--local-dir models/ar_image/{row.name}\\n" in note]
+    assert all(f"Not installed ({total:.0f} GB" in note and f"（{total:.0f} GB" in note for note in shown)
+    assert row.name != "Emu3-Gen-hf" or shown and total == 35

@@ -1,0 +1,81 @@
+"""fp8 files with scales: what is loaded is the product of both, number by number."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_core import AdtError, load_target
+from adt_core.app.inspect import inspect
+from tests.layouts.edits import edit_config, edit_tensors
+from tests.tiny import write_tiny_checkpoint
+
+SHAPES = {
+    "one number": lambda n, m: (),
+    "a list of one": lambda n, m: (1,),
+    "for each output": lambda n, m: (n,),
+    "in a column": lambda n, m: (n, 1),
+    "for each block": lambda n, m: (-(-n // 128), -(-m // 128)),
+}
+
+
+def by_hand(weight, scale):
+    """The product, number by number."""
+    made, (n, m) = torch.empty(weight.shape), weight.shape
+    for row in range(n):
+        for column in range(m):
+            at = {0: (), 1: (row if len(scale) == n else 0,) if scale.ndim else (), 2: None}.get(scale.ndim)
+            if at is None:
+                at = (row, 0) if scale.shape == (n, 1) else (row // 128, column // 128)
+            made[row, column] = float(weight[row, column]) * float(scale[at])
+    return made
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A checkpoint of which a block is a part of a matrix."""
+    return write_tiny_checkpoint(tmp_path / "target", hidden=160, intermediate=136)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["scale_weight", "weight_scale", "weight_scale_inv"])
+def test_what_is_loaded_is_the_product(model, tmp_path, name, shape):
+    tensors, generator = load_file(model / "model.safetensors"), torch.Generator().manual_seed(1)
+    true, scaled = dict(tensors), dict(tensors)
+    for part in ("mlp.down_proj", "self_attn.k_proj"):
+        key = f"model.layers.1.{part}.weight"
+        scale = torch.rand(SHAPES[shape](*tensors[key].shape), generator=generator) + 0.5
+        scaled[key] = tensors[key].to(torch.float8_e4m3fn)
+        scaled[key.replace("weight", name)] = scale
+        scaled[key.replace("weight", "input_scale")] = torch.ones(())
+        true[key] = by_hand(scaled[key].float(), scale)
+    scaled["scaled_fp8"] = torch.zeros(0, dtype=torch.float8_e4m3fn)
+    save_file(scaled, model / "model.safetensors")
+    found = load_target(model).decoder.state_dict()
+    assert inspect(str(model))[0]["left_over"] == []
+    save_file(true, model / "model.safetensors")
+    expected = load_target(model).decoder.state_dict()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_configuration_may_say_so(model):
+    """As transformers writes it for blocks of 128 x 128."""
+    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_config(model, lambda config: config.update(quantization_config=block))
+    load_target(model)
+    edit_config(model, lambda config: config["quantization_config"].update(weight_block_size=[64, 64]))
+    with pytest.raises(AdtError, match="is quantised by 'fp8'"):
+        load_target(model)
+
+
+@pytest.mark.parametrize("shape, dtype", [((3,), torch.float32), ((2, 1), torch.float32), ((), torch.uint8)])
+def test_scales_that_are_not_understood(model, shape, dtype):
+    """Of blocks of another size, or in another kind of number, such as MXFP8's powers of two."""
+
+    def quantise(tensors):
+        key = "model.layers.0.mlp.up_proj.weight"
+        tensors[key] = tensors[key].to(torch.float8_e4m3fn)
+        tensors[key.replace("weight", "weight_scale")] = torch.ones(shape, dtype=dtype)
+
+    edit_tensors(model, quantise)
+    with pytest.raises(AdtError, match="is quantised .it has the tensor .*weight_scale"):
+        load_target(model)
