@@ -1,6 +1,6 @@
 /** All that the map and the Settings node say beside the schema, in the languages of locales/. */
 
-/** What the server says, in English: of progress, of a model that is missing, and of prompts that a model doesn't know. A language's `lines` say the same, in this order. */
+/** What the server says, in English: of progress, of a model that is missing, of prompts that a model doesn't know, and of what a device can't do. A language's `lines` say the same, in this order. */
 const LINES = [
   /^(\d+) of (\d+) images, (\d+) of (\d+) tokens$/,
   /^(\d+) images, (\d+) of them made before; they are in (.+)$/,
@@ -9,6 +9,10 @@ const LINES = [
   /^(.+) is not installed; the error says how to get it$/,
   /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (\d+) of (\d+) prompts: (.+?)( and others)?\.$/,
   /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (.+)\.$/,
+  /^Here an image may depend on the prompts beside it; drawn alone, it is as it should be\.$/,
+  /^To keep the image, this device needs products of fewer rows, which is slower\.$/,
+  /^To keep the image, this device needs attention without the fast kernel, which is slower\.$/,
+  /^On this device drafts would change the image in half precision, so there are none; float32 has them\.$/,
 ];
 
 /** What a batch says first, where there is more to say. */
@@ -108,7 +112,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, "$&"],
+  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, "$&", "$&", "$&", "$&", "$&"],
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
@@ -205,6 +209,10 @@ const CHINESE = {
     "$1 尚未安装；错误信息说明如何获取",
     (_, some, all, prompts, others) => `这个小模型只认识房子、船、热气球、杯子等的英文词，${all} 个提示词中有 ${some} 个画成了别的：${prompts}${others ? " 等" : ""}。`,
     "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 $1，画了别的。",
+    "在这台设备上，图像可能受同批其他提示词的影响；单独生成时则没有问题。",
+    "为了保持图像不变，这台设备需要行数更少的乘法，因此更慢。",
+    "为了保持图像不变，这台设备不能使用快速的注意力内核，因此更慢。",
+    "在这台设备上，半精度下的草稿会改变图像，因此不使用草稿；float32 可以使用。",
   ],
   folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,

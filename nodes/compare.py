@@ -25,7 +25,7 @@ from .sampling import (
     preview,
     read_rows,
     sampling_inputs,
-    tell_unknown,
+    tell_remarks,
 )
 from .schema import schema
 from .sockets import (
@@ -109,7 +109,7 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
-        tell_unknown(model, positive)
+        tell_remarks(both[0], model, positive)
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 

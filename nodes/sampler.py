@@ -23,7 +23,7 @@ from .sampling import (
     preview,
     read_rows,
     sampling_inputs,
-    tell_unknown,
+    tell_remarks,
 )
 from .saved_map import parts_of
 from .schema import IMAGE_TOKENS, schema
@@ -127,7 +127,7 @@ class ADTTreeSampler(io.ComfyNode):
         with decorating("the marks of the images"):
             for saved in parts_of(cls.hidden):
                 expect(vectors, saved)
-        tell_unknown(model, positive)
+        tell_remarks(decoding, model, positive)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 

@@ -68,10 +68,10 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
     return row, encode(model, opposite) if opposite.strip() else None
 
 
-def tell_unknown(model: LoadedModel, positive: list) -> None:
-    """Say under the node that has drawn a prompt if that asks for nothing that the model knows."""
-    if unknown := remark(model.target, [read_prompt(positive, "positive").text]):
-        tell(unknown)
+def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list) -> None:
+    """Say under the node that has drawn a prompt what its device can't do, or that the model knows nothing of it."""
+    if said := decoding.remark or remark(model.target, [read_prompt(positive, "positive").text]):
+        tell(said)
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:

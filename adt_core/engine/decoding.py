@@ -77,7 +77,7 @@ class Decoding:
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
         self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
-        self._threads = self._task.threads
+        self._threads, self._exact = self._task.threads, exactness.Verdict()
         self._queue: ImageQueue | None = None
 
     # ---- what callers read -----------------------------------------------------------------
@@ -126,6 +126,11 @@ class Decoding:
         return exactness.differences(self._task)
 
     @property
+    def remark(self) -> str:
+        """A sentence for who draws here, or "": what the exact mode has to do without on this device."""
+        return self._exact.remark
+
+    @property
     def near(self) -> int | None:
         """See :attr:`.task.Task.near`."""
         return self._task.near
@@ -137,7 +142,7 @@ class Decoding:
             return
         self._settle_conditions()
         self._policy = self._task.policy(self.profile)
-        self._queue = queue = ImageQueue(self._task, self._policy.begin, self._entered)
+        self._queue = queue = ImageQueue(self._task, lambda: self._policy.begin() and self._exact.drafts, self._entered)
         queue.begin(list(range(self.images)), self.at_once)
         try:
             while (round := self._next(queue)) is not None:
@@ -154,6 +159,8 @@ class Decoding:
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_room(self._task, self.at_once)
+        with at_most(self._task.threads):
+            self._exact = exactness.settle(self._task)
         self._costs.settle(self.at_once)
         self._threads = self._task.threads
         self.trace.settings |= self._task.settings() | self.conditions()

@@ -8,14 +8,18 @@ rounds read them.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Hashable
 from copy import copy
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..drafters.jacobi import JacobiDrafter
-from ..models.exact import ALIGNED
+from ..errors import is_out_of_memory
+from ..models.exact import ALIGNED, Trust
 from ..models.rows import Roots
 from ..models.target import Prompt, Target
 from ..policies import Drafting
@@ -24,14 +28,74 @@ from .forward import forward
 from .queue import ImageQueue
 from .task import Task
 
+SMALLER = 4
+"""Times as few rows of a product are tried where more are not exact."""
 LAYERS = 2
 """Of the decoder. What differs in one of them shows in the attention of the next."""
 BEFORE, BESIDE = 160, 90
 """Tokens of the image before those that are read; tokens by which the prompt beside it is longer."""
 LONGEST = 32
 """Drafts of a path. With as many beside them, they fill more than a tile."""
+PLACES = (0, 1, 7, 8, 15, 16, 31, 32)
+"""Tokens of the path that are compared. The others stand before them."""
 
 CHAIN, TREE, COMPANY, COLUMNS = "in a chain", "in a tree", "beside a longer prompt", "among more columns"
+
+
+_verdicts: dict[Hashable, Verdict] = {}  # of this process, by all that a library chooses its kernels by
+
+
+class Verdict(NamedTuple):
+    """What was found of a device. trust: None for the usual one. drafts: do drafts leave the image as it is?"""
+
+    trust: Trust | None = None
+    drafts: bool = True
+    remark: str = ""
+
+
+def settle(task: Task) -> Verdict:
+    """Try the exact mode before the first image, once in a process, and do without what fails.
+
+    Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. A
+    remark, in a sentence, says so. It is logged, too.
+    """
+    decoder = task.target.decoder
+    decoder.trust = None
+    if not decoder.tile or task.active_drafter is None:
+        return Verdict()
+    config = replace(decoder.config, num_layers=1)
+    key = decoder.embedding.device, decoder.dtype, decoder.weights, config, task.groups, task.threads
+    if key not in _verdicts:
+        try:
+            _verdicts[key] = _find(task)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Verdict()  # another time
+        if said := _verdicts[key].remark:
+            logging.getLogger(__name__).warning("%s", said)
+    decoder.trust = _verdicts[key].trust
+    return _verdicts[key]
+
+
+def _find(task: Task) -> Verdict:
+    decoder = task.target.decoder
+    found = differences(task)
+    if not found:
+        return Verdict()
+    if found == [COMPANY]:
+        return Verdict(remark="Here an image may depend on the prompts beside it; drawn alone, it is as it should be.")
+    usual = decoder.tile
+    for trust in (Trust(usual, far=False), Trust(usual // SMALLER), Trust(usual // SMALLER, far=False)):
+        decoder.trust = trust if trust.tile else None
+        if trust.tile and not differences(task):
+            part = "products of fewer rows" if trust.tile < usual else "attention without the fast kernel"
+            return Verdict(trust, remark=f"To keep the image, this device needs {part}, which is slower.")
+    decoder.trust = None
+    return Verdict(
+        drafts=False,
+        remark="On this device drafts would change the image in half precision, so there are none; float32 has them.",
+    )
 
 
 @torch.inference_mode()
@@ -80,6 +144,7 @@ class _Trial:
             drafting=drafting, drafter=JacobiDrafter(), lantern=None, check=None,
         )  # fmt: skip
         self._depth = min(self._task.largest.depth, target.length - 2 - before)
+        self._places = [place for place in PLACES if place <= self._depth]
         queue = ImageQueue(self._task, lambda: False, lambda *_: None)
         queue.begin(list(range(images)), images)
         lanes = queue.refill()
@@ -88,15 +153,17 @@ class _Trial:
         self._codes = tokens[:, before : before + self._depth + 1].to(lanes.rows.device).expand(images, -1)
 
     def one_by_one(self) -> list[Tensor]:
-        """Features [rows of an image, n, h] and logits [1, n, V] of the first image's codes, each read alone."""
+        """Features [rows of an image, m, h] and logits [1, m, V] of the first image at PLACES, each read alone."""
+        self.chain()  # writes what stands before them
         lone = torch.ones(1, 1, 1, dtype=torch.bool, device=self._codes.device)
-        each = [self._read(self._codes[:, [place]], place, 0, lone) for place in range(self._depth + 1)]
+        each = [self._read(self._codes[:, [place]], place, 0, lone) for place in self._places]
         return [torch.cat(outputs, 1) for outputs in zip(*each)]
 
     def chain(self, further: bool = False) -> list[Tensor]:
         """The same, all in one forward. further: it goes through all columns of the KV cache."""
         depths = torch.arange(self._depth + 1, device=self._codes.device)[None]
-        return self._read(self._codes, 0, depths, depths[..., None] >= depths[:, None], further)
+        outputs = self._read(self._codes, 0, depths, depths[..., None] >= depths[:, None], further)
+        return [out[:, self._places] for out in outputs]
 
     def tree(self) -> list[Tensor]:
         """The same, with another draft before each: node 2d is the path's on level d, and node 2d - 1 stands beside."""
@@ -104,9 +171,9 @@ class _Trial:
         pairs = torch.stack([others, self._codes[:, 1:]], -1).flatten(1)
         nodes = torch.arange(2 * self._depth + 1, device=pairs.device)[None]
         depths = (nodes + 1) // 2
-        parents = (2 * (depths - 1)).clamp_min(0)
-        own = ancestor_matrix(parents, self._depth)
-        return [out[:, ::2] for out in self._read(torch.cat([self._codes[:, :1], pairs], 1), 0, depths, own)]
+        own = ancestor_matrix((2 * (depths - 1)).clamp_min(0), self._depth)
+        outputs = self._read(torch.cat([self._codes[:, :1], pairs], 1), 0, depths, own)
+        return [out[:, ::2][:, self._places] for out in outputs]
 
     def _read(
         self, codes: Tensor, place: int, depths: Tensor | int, own: Tensor, further: bool = False

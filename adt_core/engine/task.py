@@ -114,7 +114,9 @@ class Task:
     def near(self) -> int | None:
         """Exact mode: how many positions before a token have near keys. None if all do, or if the mode is off."""
         decoder = self.target.decoder
-        return near_on(decoder.embedding.device, decoder.dtype, decoder.config.head_dim) if decoder.tile else None
+        if not decoder.tile or decoder.trust is not None and not decoder.trust.far:
+            return None
+        return near_on(decoder.embedding.device, decoder.dtype, decoder.config.head_dim)
 
     @property
     def threads(self) -> int:
@@ -196,7 +198,7 @@ class Task:
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
         places = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
         sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid, self.largest
-        return sizes, self.recipe.memory(), drafter and drafter.kind, places
+        return sizes, self.target.decoder.trust, self.recipe.memory(), drafter and drafter.kind, places
 
     @property
     def recipe(self) -> Recipe:

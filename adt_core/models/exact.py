@@ -55,6 +55,13 @@ def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
     return NEAR
 
 
+class Trust(NamedTuple):
+    """What the exact mode builds on here: rows of a product, and whether far keys may go through torch's kernel."""
+
+    tile: int
+    far: bool = True
+
+
 def filled(x: Tensor, tile: int) -> Tensor:
     """Rows x [N, ...] with zeros behind them up to a multiple of ``tile``; as they are if it is 0."""
     missing = -len(x) % tile if tile else 0

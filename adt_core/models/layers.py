@@ -15,7 +15,7 @@ from ..rules.sampling import guide
 from .cache import KVCache
 from .config import DecoderConfig
 from .digits import byte_product
-from .exact import HALF, Window, filled, grouped, near_attention, tile_for
+from .exact import HALF, Trust, Window, filled, grouped, near_attention, tile_for
 from .kernels import far_attention, onednn_product
 from .rotary import Rope, Turn
 from .rows import Step
@@ -206,6 +206,8 @@ class Decoder(nn.Module):
     image_ids: Tensor
     exact: bool = True
     """In half precision: do a token's features not depend on the forward that it is in (:mod:`.exact`)?"""
+    trust: Trust | None = None
+    """What the exact mode builds on, where that was found to be other than usual."""
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
@@ -241,7 +243,8 @@ class Decoder(nn.Module):
     @property
     def tile(self) -> int:
         """Rows of a product in the exact mode; 0 where that is off or not needed."""
-        return tile_for(self.dtype, self.embedding.device) if self.exact else 0
+        usual = tile_for(self.dtype, self.embedding.device) if self.exact else 0
+        return self.trust.tile if usual and self.trust is not None else usual
 
     @property
     def wide_dtype(self) -> torch.dtype:
