@@ -14,6 +14,7 @@ from .conftest import ROOT, info_inputs
 NODES = {
     *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLantern"),
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeBenchmark"),
+    "ADTTreeCheck",
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
 }
 PAGES = ROOT / "js" / "docs"
