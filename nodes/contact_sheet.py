@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -131,30 +130,8 @@ def contact_sheet(
         left = _GAP + number % columns * (shape[0] + _GAP)
         top = _GAP + number // columns * (shape[1] + _GAP + caption)
         sheet.paste(picture.convert("RGB").resize(shape, Image.Resampling.LANCZOS), (left, top))
-        for row, line in enumerate(_wrap(text, letters, shape[0], _LINES)):
+        for row, line in enumerate(letters.wrap(text, shape[0], _LINES)):
             letters.draw(draw, left, top + shape[1] + 2 + row * (size + 3), line, _INK)
     for number, line in enumerate(notes):
         letters.draw(draw, _GAP, height + number * (size + 2 * _GAP), line, _INK)
     return sheet
-
-
-def _wrap(text: str, letters: Lettering, width: int, lines: int) -> list[str]:
-    """The text in at most ``lines`` lines of ``width`` pixels, broken between words where that is possible. A text that
-    does not fit ends in three dots."""
-    wrapped: list[str] = []
-    rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
-    while rest and len(wrapped) < lines:
-        last = len(wrapped) == lines - 1
-        fits = _fitting(rest, letters, width, "..." if last else "")
-        if fits < len(rest) and not last and " " in rest[: fits + 1]:
-            fits = rest.rindex(" ", 0, fits + 1)
-        wrapped.append(rest[:fits].rstrip() + ("..." if last and fits < len(rest) else ""))
-        rest = rest[fits:].lstrip()
-    return wrapped
-
-
-def _fitting(text: str, letters: Lettering, width: float, ending: str) -> int:
-    """How many letters of a text fit into so many pixels: all, or at least one, with an ending behind them."""
-    if letters.length(text) <= width:
-        return len(text)
-    return max(1, bisect_right(range(1, len(text)), width, key=lambda count: letters.length(text[:count] + ending)))

@@ -1,6 +1,7 @@
 """Text of any language in a picture: each letter in the first of the system's fonts that has it."""
 
 import unicodedata
+from bisect import bisect_right
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
@@ -37,6 +38,26 @@ class Lettering:
     def length(self, text: str) -> float:
         """Pixels that a readable text is wide."""
         return sum(font.getlength(part) for font, part in self._parts(text))
+
+    def wrap(self, text: str, width: int, lines: int) -> list[str]:
+        """A readable text in at most ``lines`` lines of ``width`` pixels, broken between words where that is possible.
+        One that does not fit ends in three dots."""
+        wrapped: list[str] = []
+        rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
+        while rest and len(wrapped) < lines:
+            last = len(wrapped) == lines - 1
+            fits = self._fitting(rest, width, "..." if last else "")
+            if fits < len(rest) and not last and " " in rest[: fits + 1]:
+                fits = rest.rindex(" ", 0, fits + 1)
+            wrapped.append(rest[:fits].rstrip() + ("..." if last and fits < len(rest) else ""))
+            rest = rest[fits:].lstrip()
+        return wrapped
+
+    def _fitting(self, text: str, width: float, ending: str) -> int:
+        """How many letters of a text fit into so many pixels: all, or at least one, with an ending behind them."""
+        if self.length(text) <= width:
+            return len(text)
+        return max(1, bisect_right(range(1, len(text)), width, key=lambda count: self.length(text[:count] + ending)))
 
     def draw(self, on: ImageDraw.ImageDraw, left: float, top: float, text: str, ink: tuple[int, int, int]) -> None:
         """Draw a readable text, whose letters stand on one line whatever their fonts are."""

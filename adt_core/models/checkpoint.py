@@ -30,7 +30,7 @@ _SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
 _REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 """Kinds of numbers in which weights are stored as they are, as safetensors and torch call them. Others are scales, or
 are of no use without them."""
-_MAPPED = 2**24
+MOST_MAPPED = 2**24
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
@@ -109,7 +109,7 @@ class _Weights:
         self._opened: safe_open | None = None
 
     def read(self, name: str) -> Tensor:
-        if self._opened is None or self._taken > _MAPPED:
+        if self._opened is None or self._taken > MOST_MAPPED:
             self._opened, self._taken = safe_open(self.file, "pt"), 0
         tensor = self._opened.get_tensor(name)
         self._taken += tensor.nbytes

@@ -16,6 +16,7 @@ from adt_core.app.images import read_settings, to_png
 from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, present, read_all, select
 from adt_core.engine import profiles
+from adt_core.files import write
 from adt_core.policies.costs import built_in
 from adt_core.policies.recipe import Recipe
 from adt_lab.records import FIGURES, RUNS, append, open_records
@@ -69,7 +70,7 @@ def captions(folder: Path) -> Callable:
         job.check([text])
         path = Batch(job, folder / "out").path(text)
         assert path.parent == folder / "out" and len(path.name.encode()) < 255
-        path.write_bytes(to_png(torch.zeros(3, 8, 8), job.settings(text)))
+        write(path, to_png(torch.zeros(3, 8, 8), job.settings(text)))
         assert read_settings(path)["prompt"] == text
 
     return one
@@ -83,7 +84,7 @@ def records(folder: Path) -> Callable:
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
     profile = built_in("cpu", 1)
     profiles.save(profile)
-    kept = profiles._path(profile.name, 1)
+    (kept,) = profiles.folder().glob("costs-*.json")
 
     def one(data) -> None:
         shutil.rmtree(folder / "runs", ignore_errors=True)

@@ -10,6 +10,7 @@ from adt_core import cli
 from adt_core.app.images import read_settings, to_png
 from adt_core.engine import profiles
 from adt_core.policies import CostProfile
+from tests.command import words
 from tests.drafted import costs
 
 
@@ -18,13 +19,11 @@ def generate(tiny, tmp_path, monkeypatch):
     """Run ``generate`` with the tiny models, an empty folder and an empty cache; returns the rounds of its trace."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
-    models = {"--model": tiny / "target", "--drafter": tiny / "drafter"}
+    models = {"model": tiny / "target", "drafter": tiny / "drafter"}
 
     def run(**options):
-        named = {"--output": "a.png", "--trace": "t.json", "--device": "cpu"}
-        named |= {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-        named |= models
-        assert cli.main(["generate", *(str(part) for pair in named.items() for part in pair)]) == 0
+        named = {"output": "a.png", "trace": "t.json", "device": "cpu", **options, **models}
+        assert cli.main(words("generate", **named)) == 0
         rounds = json.loads(Path("t.json").read_text())["decodings"][0]["rounds"]
         return [round["images"] for round in rounds]
 

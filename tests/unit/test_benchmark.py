@@ -15,22 +15,10 @@ from adt_core.policies import POLICIES
 from adt_core.policies.recipe import Recipe
 from adt_lab import benchmark
 from adt_lab.report import COLUMNS
+from tests.command import words
 
-METHODS = [
-    "eagle2",
-    "adt-tree",
-    "static:mc_sim_7b_63",
-    "jacobi",
-    "jacobi-64",
-    "merged-chain",
-    "merged",
-    "merged-64",
-    "auto",
-    "auto-jacobi",
-    "eagle2+lantern",
-    "merged+lantern",
-    "jacobi+lantern",
-]
+METHODS = "eagle2 adt-tree static:mc_sim_7b_63 jacobi jacobi-64 merged-chain merged merged-64 auto auto-jacobi".split()
+METHODS += ["eagle2+lantern", "merged+lantern", "jacobi+lantern"]
 
 
 @pytest.fixture
@@ -38,28 +26,9 @@ def run(tiny, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a cat\na dog\na cow\n")
 
     def run(*extra: str, methods: str = ",".join(METHODS), prompts: str = "prompts.txt"):
-        code = cli.main(
-            [
-                "benchmark",
-                "--model",
-                str(tiny / "target"),
-                "--drafter",
-                str(tiny / "drafter"),
-                "--dtype",
-                "float64",
-                "--prompts",
-                str(tmp_path / prompts),
-                "--methods",
-                methods,
-                "--output",
-                str(tmp_path / "out"),
-                "--lantern-delta",
-                "0.5",
-                *extra,
-            ]
-        )
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
+        files = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": tmp_path / prompts}
+        how = {"output": tmp_path / "out", "dtype": "float64", "methods": methods, "lantern_delta": 0.5}
+        return cli.main([*words("benchmark", **files, **how), *extra]), *capsys.readouterr()
 
     return run
 
@@ -131,10 +100,7 @@ def test_a_sample_of_the_prompts(run, tmp_path):
         ([], {"methods": "autoregressive+lantern"}, "--methods"),
         ([], {"prompts": "nowhere.txt"}, "--prompts"),
         (["--count", "0"], {}, "--count"),
-        (["--count", "1", "--sample-seed", "-1"], {}, "--sample-seed is -1"),
-        (["--count", "1", "--sample-seed", str(2**64)], {}, "--sample-seed is 18446744073709551616"),
         (["--lantern-lambda", "2"], {}, "--lantern-lambda"),
-        (["--temperature", "nan"], {}, "temperature"),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, named):

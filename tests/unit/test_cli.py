@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ import torch
 from PIL import Image
 
 from adt_core import cli
-from adt_core.policies import POLICIES, DraftSettings, Policy
 from adt_core.policies.recipe import Recipe
-from adt_core.rules.settings import setting
+from tests.command import words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,18 +36,9 @@ def generate(models, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "run")
 
     def run(*arguments, **replaced):
-        options = {"--model": models / "target", "--drafter": models / "drafter", "--prompt": "a red house"}
-        options |= {"--output": "a.png", "--device": "cpu"} | {
-            f"--{name.replace('_', '-')}": value for name, value in replaced.items()
-        }
-        code = cli.main(
-            [
-                "generate",
-                *(str(x) for pair in options.items() if pair[1] is not None for x in pair),
-                *map(str, arguments),
-            ]
-        )
-        return code, *capsys.readouterr()
+        options = {"model": models / "target", "drafter": models / "drafter", "prompt": "a red house"}
+        options |= {"output": "a.png", "device": "cpu"} | replaced
+        return cli.main([*words("generate", **options), *arguments]), *capsys.readouterr()
 
     return run
 
@@ -86,17 +75,8 @@ def test_everything_that_generate_writes(generate):
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
     report = load("r.json")
-    figures = [
-        "seconds",
-        "tokens",
-        "tokens_per_second",
-        "tau",
-        "mean_depth",
-        "target_forwards",
-        "drafter_forwards",
-        "verified_nodes",
-    ]
-    assert {*figures, "method", "seed", "device", "dtype"} <= set(report)
+    figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_nodes"
+    assert {*figures.split(), "method", "seed", "device", "dtype"} <= set(report)
     assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
     assert report["speedup"] == pytest.approx(report["plain"]["seconds"] / report["seconds"])
     decodings = load("trace.json")["decodings"]
@@ -105,31 +85,11 @@ def test_everything_that_generate_writes(generate):
         assert image.size == (32, 32)
 
 
-def test_every_method_writes_the_same_tokens(generate):
-    written = {}
-    for method in ("autoregressive", "eagle2", "adt-tree"):
-        for proposal in ("coupled", "top-k"):
-            assert generate(method=method, proposal=proposal, dtype="float64", tokens="t.json", seed=5)[0] == 0
-            written[method, proposal] = load("t.json")["tokens"]
-    assert all(tokens == written["autoregressive", "coupled"] for tokens in written.values())
-
-
 def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     Path("list.txt").write_text("\ufeffa red house\n\n  a blue sky \n", encoding="utf-8")
-    code, out, err = generate(
-        prompt=None,
-        prompts="list.txt",
-        batch_size=2,
-        output="x.png",
-        tokens="t.json",
-        report="r.json",
-        seed=7,
-        temperature=0.9,
-        top_k=20,
-        negative="fog",
-        method="eagle2",
-        depth=3,
-    )
+    files = {"prompt": None, "prompts": "list.txt", "output": "x.png", "tokens": "t.json", "report": "r.json"}
+    settings = {"seed": 7, "temperature": 0.9, "top_k": 20, "negative": "fog", "method": "eagle2", "depth": 3}
+    code, out, err = generate(batch_size=2, **files, **settings)
     assert code == 0, err
     assert sorted(p.name for p in Path().glob("*.png")) == [f"x-000{i}.png" for i in (1, 2, 3, 4)]
     tokens = load("t.json")["tokens"]
@@ -137,12 +97,7 @@ def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     assert len({json.dumps(grid) for grid in tokens}) == 4
     for number, grid in enumerate(tokens, 1):
         saved = f"x-000{number}.png"
-        from_png = {
-            "prompt": None,
-            "from_png": saved,
-            "output": "again.png",
-            "tokens": "again.json",
-        }
+        from_png = {"prompt": None, "from_png": saved, "output": "again.png", "tokens": "again.json"}
         assert generate(**from_png)[0] == 0
         assert load("again.json")["tokens"] == [grid]
         with Image.open(saved) as one, Image.open("again.png") as two:
@@ -174,15 +129,9 @@ def test_prompts_of_a_list_may_be_decoded_together(generate):
     )
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
     for at_once in (None, 5, 1):
-        code, out, err = generate(
-            "--compare",
-            **shared,
-            at_once=at_once,
-            output=f"{at_once}/x.png",
-            tokens=f"{at_once}.json",
-            report=f"r{at_once}.json",
-            trace=f"t{at_once}.json",
-        )
+        files = {"output": f"{at_once}/x.png", "tokens": f"{at_once}.json"}
+        files |= {"report": f"r{at_once}.json", "trace": f"t{at_once}.json"}
+        code, out, err = generate("--compare", **shared, **files, at_once=at_once)
         assert code == 0 and "tokens identical" in out, err
     assert load("None.json") == load("1.json") == load("5.json") and len(load("5.json")["tokens"]) == 10
     assert (
@@ -217,13 +166,6 @@ def test_a_png_names_everything_that_made_it(generate):
         saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
     )
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
-    with Image.open("a.png") as image:
-        prompt, line = image.info["parameters"].split("\n")
-        size = f"{image.width}x{image.height}"
-    assert prompt == "a café" and line.startswith(
-        f"Steps: 16, Sampler: adt-tree, CFG scale: {saved['guidance']}, Seed: 3"
-    )
-    assert f"Size: {size}, " in line
 
 
 def test_a_picture_is_continued(generate):
@@ -234,16 +176,8 @@ def test_a_picture_is_continued(generate):
         image.convert("L").resize((100, 64)).save("odd.png")
     grids = []
     for number, changes in enumerate(({}, {"prompt": "fog"}, {"seed": 2}, {"keep_left": 0.5}, {"keep": 0.25})):
-        options = {
-            "continue_from": "a.png",
-            "keep": 0.5,
-            "dtype": "float64",
-            "output": f"{number}.png",
-            "tokens": "t.json",
-            "report": "r.json",
-            **changes,
-        }
-        code, out, err = generate("--compare", **options)
+        files = {"continue_from": "a.png", "output": f"{number}.png", "tokens": "t.json", "report": "r.json"}
+        code, out, err = generate("--compare", **files, **{"keep": 0.5, "dtype": "float64", **changes})
         assert code == 0, err
         grids += load("t.json")["tokens"]
         assert load("r.json")["identical"] and load("r.json")["tokens"] == [8, 8, 8, 6, 12][number]
@@ -270,40 +204,6 @@ def test_inspect(models, capsys):
     assert found["family"] == "eagle"
 
 
-def test_inspect_says_what_is_missing(models, tmp_path, capsys):
-    from safetensors.torch import load_file, save_file
-
-    folder = write_tiny_checkpoint(tmp_path / "target")
-    tensors = load_file(folder / "model.safetensors")
-    tensors["stranger"] = tensors.pop("model.norm.weight")
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "tokenizer.json").unlink()
-    assert cli.main(["inspect", str(folder), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["missing"] == ["model.norm.weight"] and found["left_over"] == ["stranger"]
-    (advice,) = found["to_do"]
-    assert "tokenizer.json" in advice and str(folder) in advice
-    assert found["grid"] == [4, 4] and found["pixels"] == [32, 32] and found["codebook"] == [40, 6]
-
-
-def test_a_policy_that_is_added_brings_its_options(monkeypatch):
-    """A line in the table of policies is enough: its method and its options are parsed, helped with and read back."""
-
-    @dataclass(frozen=True)
-    class Turns(DraftSettings):
-        turns: int = setting(3, "Turns to take, 50 % of them to the left.", low=1, high=9)
-
-    class Winding(Policy):
-        settings_type, help = Turns, "it winds"
-
-    monkeypatch.setitem(POLICIES, "winding", Winding)
-    command = ["generate", "--prompt", "a house", "--output", "a.png", "--method", "winding", "--turns", "5"]
-    assert [cli.parse(line)[1]["turns"] for line in (command, command[:-2])] == [5, None]
-    assert "turns" in Recipe.options()
-    with pytest.raises(SystemExit):
-        cli.parse(["generate", "--help"])
-
-
 # ---- bad input --------------------------------------------------------------
 
 
@@ -322,23 +222,14 @@ def assert_refused(result, *named, code=1):
         ({"prompt": ""}, ["prompt", "empty"]),
         ({"prompt": " \t"}, ["prompt", "empty"]),
         ({"cfg": "nan"}, ["--cfg", "nan"]),
-        ({"cfg": "inf"}, ["--cfg", "inf"]),
         ({"cfg": "strong"}, ["--cfg", "strong"]),
-        ({"temperature": "nan"}, ["--temperature", "nan"]),
         ({"temperature": "-1"}, ["--temperature", "-1"]),
-        ({"top_p": 0}, ["--top-p"]),
-        ({"top_k": -2}, ["--top-k", "-2"]),
         ({"batch_size": 0}, ["--batch-size", "0"]),
-        ({"batch_size": -1}, ["--batch-size", "-1"]),
-        ({"seed": -1}, ["--seed", "-1"]),
         ({"seed": 2**64}, ["--seed", 2**64]),
-        ({"method": "adt-tree", "depth": 0}, ["--depth", "0"]),
         ({"method": "adt-tree", "beta": "nan"}, ["--beta", "nan"]),
         ({"depth_max": 3}, ["--depth-max", "'auto'", "--method"]),
         ({"method": "eagle2", "beta": 0.3}, ["--beta", "'eagle2'"]),
         ({"method": "magic"}, ["--method", "magic", "adt-tree"]),
-        ({"proposal": "magic"}, ["--proposal", "magic"]),
-        ({"dtype": "int8"}, ["--dtype", "int8"]),
         ({"prompt": None}, ["--prompt"]),
         ({"prompts": "x.txt"}, ["--prompts", "--prompt"]),
         ({"prompt": None, "prompts": "nowhere.txt"}, ["--prompts", "nowhere.txt"]),
@@ -349,11 +240,9 @@ def assert_refused(result, *named, code=1):
         ({"promt": "x"}, ["--promt"]),
         ({"method": "static:wide"}, ["--method", "static:wide", "naive_extend_57"]),
         ({"drafter": "bundled+jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
+        ({"drafter": "jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
         ({"lantern_k": 0, "lantern_delta": 0.1}, ["--lantern-k", "0"]),
-        ({"lantern_delta": 1.5}, ["--lantern-delta", "1.5"]),
-        ({"lantern_lambda": "nan"}, ["--lantern-lambda", "nan"]),
         ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
-        ({"lantern_delta": 0.1, "max_substitution": 2}, ["--max-substitution", "2"]),
         ({"keep": 0.5}, ["--keep", "--continue-from"]),
         ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
         ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "picture"]),
@@ -412,10 +301,6 @@ def test_unknown_commands_and_none(capsys):
         assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
 
 
-def test_a_static_tree_needs_a_network(generate):
-    assert_refused(generate(drafter="jacobi", method="static:mc_sim_7b_63"), "static:mc_sim_7b_63", "jacobi", code=2)
-
-
 def test_missing_files(generate):
     assert_refused(generate(model="nowhere"), "nowhere")
     assert_refused(generate(drafter="nowhere"), "nowhere")
@@ -425,8 +310,6 @@ def test_missing_files(generate):
 def test_prompt_longer_than_the_context(generate):
     assert_refused(generate(prompt="long " * 100), "prompt", "shorten")
     assert_refused(generate(negative="long " * 100), "shorten")
-    Path("list.txt").write_text("a house\n" + "long " * 100)
-    assert_refused(generate(prompt=None, prompts="list.txt"), "prompt", "shorten")
 
 
 def test_drafter_of_another_width(generate, models, tmp_path):
@@ -591,22 +474,9 @@ def test_an_interrupt_while_modules_are_imported(tmp_path, module):
 def test_interrupt(models, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500)
     # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to work here.
-    process = command(
-        "generate",
-        "--prompts",
-        tmp_path / "list.txt",
-        "--model",
-        models / "target",
-        "--drafter",
-        models / "drafter",
-        "--device",
-        "cpu",
-        "--output",
-        tmp_path / "out" / "a.png",
-        "--tokens",
-        tmp_path / "out" / "t.json",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    line = words("generate", model=models / "target", drafter=models / "drafter", prompts=tmp_path / "list.txt")
+    files = ["--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json", "--device", "cpu"]
+    process = command(*line, *files, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     while not list(tmp_path.glob("out/a-*.png")):
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)

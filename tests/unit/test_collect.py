@@ -167,25 +167,6 @@ def test_a_sheet_of_relaxed_images_says_so_below_them():
     assert (np.asarray(relaxed)[plain.height :] > 128).any(), "no line stands below the pictures"
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("a red car", ["a red", "car"]),
-        ("a", ["a"]),
-        ("", []),
-        ("abcdefghijkl", ["abcdef", "ghijkl"]),
-        ("one two three four", ["one", "two..."]),
-    ],
-)
-def test_wrapping(text, expected):
-    class Font:
-        """Every letter is one wide."""
-
-        length = staticmethod(len)
-
-    assert collect._wrap(text, Font(), 6, 2) == expected
-
-
 def test_sheets_of_many_pictures_stay_within_bounds():
     sheet = collect.contact_sheet(PICTURES * 20, ["x \U0010fffe"] * 100, columns=0, width=2048)
     assert max(sheet.size) <= collect.LONGEST_SIDE and sheet.size[0] > collect.LONGEST_SIDE * 0.9

@@ -184,7 +184,7 @@ def test_a_file_is_opened_seldom_however_many_tensors_are_read(monkeypatch, tiny
     load_target(tiny)
     assert len(opened) == 2, "for the header, and for all tensors"
     opened.clear()
-    monkeypatch.setattr(files, "_MAPPED", 10_000)
+    monkeypatch.setattr(files, "MOST_MAPPED", 10_000)
     load_target(tiny)
     assert len(opened) > 10, "large files are not held in memory as a whole"
 

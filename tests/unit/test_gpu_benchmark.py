@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,18 +90,26 @@ def parts(tmp_path, monkeypatch):
 
 
 def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
-    found = parts(5, error="raise ValueError('odd')", crash="os._exit(3)", fine="pass")
-    assert [part["status"] for part in found.values()] == [command.ENDED, command.FAILED, command.ENDED]
+    found = parts(5, crash="os._exit(3)", error="raise ValueError('odd')")
+    assert [part["status"] for part in found.values()] == [command.FAILED, command.ENDED]
     assert found["error"]["errors"] == [{"what": "bad", "error": "ValueError: odd"}]
     assert [error["what"] for error in found["crash"]["errors"]] == ["bad"]
     assert "exit code 3" in found["crash"]["errors"][0]["error"]
-    assert not found["fine"]["errors"]
     for name, part in found.items():
         assert [row["figure"] for row in part["rows"]] == [1, 2], name
     page = (tmp_path / "out" / "gpu.md").read_text(encoding="utf-8")
-    assert "- bad: ValueError: odd" in page and "exit code 3" in page and "see error, crash." in page
+    assert "- bad: ValueError: odd" in page and "exit code 3" in page and "see crash, error." in page
 
 
+@pytest.mark.parametrize("seconds, silence", [(0.5, 60), (60, 0.5)], ids=["over its limit", "without a word"])
+def test_a_worker_that_takes_too_long_is_ended(tmp_path, seconds, silence):
+    started = time.monotonic()
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert command.wait(sleeper, tmp_path / "lines", tmp_path / "log", seconds, silence) is None
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.long
 def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
     found = parts(0.5, slow="time.sleep(300)", fine="pass")
     assert found["slow"]["status"] == command.CUT and found["fine"]["status"] == command.ENDED

@@ -71,11 +71,26 @@ def test_joiners_leave_no_trace(plain):
     assert plain.readable("a\ufe0f\u200d\u0301b") == "ab"
 
 
-@pytest.mark.parametrize("ending", ["", "..."])
+@pytest.mark.parametrize("ending, lines", [("", 2), ("...", 1)])
 @pytest.mark.parametrize("width", [1, 20, 57, 100, 1000])
-def test_as_much_fits_as_letter_by_letter(plain, width, ending):
-    text = "a wide WINDOW with illegible little lilies on its sill"
+def test_as_much_fits_as_letter_by_letter(plain, width, ending, lines):
+    text = "awideWINDOWwithillegiblelittleliliesonitssill"
     count = len(text)
     while count > 1 and plain.length(text[:count] + ending * (count < len(text))) > width:
         count -= 1
-    assert contact_sheet._fitting(text, plain, width, ending) == count
+    assert plain.wrap(text, width, lines)[0] == text[:count] + ending * (count < len(text))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a red car", ["a red", "car"]),
+        ("a", ["a"]),
+        ("", []),
+        ("abcdefghijkl", ["abcdef", "ghijkl"]),
+        ("one two three four", ["one", "two..."]),
+    ],
+)
+def test_lines_are_broken_between_words(plain, monkeypatch, text, expected):
+    monkeypatch.setattr(plain, "length", len)  # every letter is one wide
+    assert plain.wrap(text, 6, 2) == expected

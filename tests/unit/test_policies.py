@@ -169,28 +169,9 @@ def test_no_shape_is_larger_than_the_largest(method):
 # ---- what a user asks for ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("method", "magic"),
-        ("proposal", "x"),
-        ("init", "diagonal"),
-        ("wrap", "x"),
-        ("depth", 0),
-        ("nodes", 0),
-        ("width", 1000),
-        ("beta", float("nan")),
-        ("beta", 2.0),
-        ("depth_max", 0),
-        ("keep_above", -0.1),
-    ],
-)
-def test_bad_settings_are_named(field, value):
-    with pytest.raises(AdtError, match=field.removesuffix("_max")):
-        Drafting(**{"method": "adt-tree", field: value})
-
-
 def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
+    with pytest.raises(AdtError, match="method 'magic'|method is 'magic'"):
+        Drafting("magic")
     with pytest.raises(AdtError, match="beta: method 'eagle2' has no such option"):
         Drafting("eagle2", beta=0.5)
     assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)

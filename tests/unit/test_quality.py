@@ -1,6 +1,8 @@
 """Image quality on tiny random models: what the columns hold, what is measured once, and what is refused."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,7 +213,12 @@ def test_inception_score_and_fid(tmp_path):
         quality.inception_metric(tmp_path / "inception.pth", real, 1, CPU)
 
 
-def test_a_damaged_picture_among_real_ones_is_named(tmp_path):
+def test_a_damaged_picture_among_real_ones_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    noise(0, (8, 8)).save(tmp_path / "b.png")
+    torch.save({}, tmp_path / "weights.pth")
+    reading = SimpleNamespace(calculate_metrics=lambda input2, **_: [input2[i] for i in range(len(input2))])
+    monkeypatch.setitem(sys.modules, "torch_fidelity", reading)
+    metric = quality.inception_metric(tmp_path / "weights.pth", tmp_path, 2, CPU)
     with pytest.raises(AdtError, match="a.png' is no sound picture; take it out"):
-        quality._Pictures([tmp_path / "a.png"], 8)[0]
+        metric({"autoregressive": [tmp_path / "b.png"]})

@@ -28,7 +28,7 @@ DEPTH = 3
 
 @dataclass(frozen=True)
 class ToySettings(DraftSettings):
-    stride: int = setting(4, "Drafts behind every token whose position is a multiple of this.", low=1, high=9)
+    stride: int = setting(4, "Drafts where the position is a multiple of this, 25 % of them.", low=1, high=9)
 
 
 class ToyPolicy(Policy):
@@ -158,7 +158,7 @@ def test_the_help_shows_method_and_option(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "toy: drafts now and then" in said and "--stride" in said
     assert (
-        "Drafts behind every token whose position is a multiple of this (default: 4, or what suits drafter and device)"
+        "Drafts where the position is a multiple of this, 25 % of them (default: 4, or what suits drafter and device)"
         in said
     )
     assert list(options())[-1] == "stride", "saved workflows name the options before it by their position"

@@ -59,7 +59,8 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("name", [pytest.param("generate", marks=pytest.mark.long), "benchmark"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["generate", "benchmark"])
 def test_two_commands_in_one_folder(tmp_path, name):
     case = CASES[name](tmp_path / name)
     assert not case.run(lambda: None)

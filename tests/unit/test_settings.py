@@ -1,0 +1,39 @@
+"""Every setting that is declared refuses what is out of its bounds, in a sentence that begins with its name."""
+
+import math
+
+import pytest
+
+from adt_core import AdtError
+from adt_core.app import orders
+from adt_core.policies import POLICIES, DraftSettings
+from adt_core.policies.recipe import Loading, Recipe
+from adt_core.rules.settings import Lantern, Option, Sampling, Settings
+
+ORDERS = [kind for kind in vars(orders).values() if isinstance(kind, type) and issubclass(kind, Settings)]
+DRAFTS = dict.fromkeys([DraftSettings, *(policy.settings_type for policy in POLICIES.values())])
+TABLES = [Sampling, Lantern, Loading, Recipe, *DRAFTS, *ORDERS]
+
+
+def wrong(option: Option) -> list:
+    """Values that it can't have."""
+    if option.choices:
+        return ["magic", 1]
+    if option.kind is tuple:
+        return [(-1, 8), (1.5, 8), "12"]
+    if option.kind not in (int, float):
+        return [1, [], math.nan]
+    below = [] if option.low is None else [option.low - 1]
+    above = [] if option.high is None else [option.high + 1]
+    return [math.nan, math.inf, -math.inf, "1", True, *below, *above, *([1.5] if option.kind is int else [])]
+
+
+@pytest.mark.parametrize(
+    "table, field",
+    [pytest.param(kind, name, id=f"{kind.__name__} {name}") for kind in TABLES for name in kind.fields()],
+)
+def test_a_value_that_a_setting_can_not_have_is_named(table, field):
+    option = table.fields()[field]
+    for value in wrong(option):
+        with pytest.raises(AdtError, match=f"^{option.name or field} is "):
+            table(**{field: value})
