@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, Item, Scene
-from .things import THINGS, Colour, shade
+from .things import HEIGHTS, Colour, paint, shade
 
 SIZE = 128
 Light = tuple[float, float, float]
@@ -199,7 +199,7 @@ def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np
 
 
 def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: np.random.Generator) -> None:
-    paint, u = THINGS[item.kind]
+    u = HEIGHTS[item.kind]
     x = _on_lattice(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
     y = _on_lattice(foot - 12, foot + 12, rng)
     half = tuple(0.5 + 0.5 * f for f in light)
@@ -211,7 +211,7 @@ def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: 
             fill=None if item.kind in ("sailboat", "rowboat") else _lit((96, 92, 88), half),
         )
     colour = _lit(COLOURS[item.colour], half) if item.colour else None
-    paint(draw, x, y, u, colour, rng)
+    paint(draw, item.kind, x, y, colour)
 
 
 def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
