@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from adt_core.files import write, write_json
+from adt_core.files import write
 
 from . import methods, others, rounds
 from .parts import Part
@@ -33,7 +33,7 @@ from .parts import Part
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "figures.json"
 PARTS: dict[str, Part] = {**methods.PARTS, **others.PARTS, **rounds.PARTS}
-MARKED = re.compile(r"<!-- figures: (\w+) -->(\n?)(?:(?!<!-- ).)*?\2<!-- /figures -->", re.DOTALL)
+MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
 """Of a number that is kept."""
 
@@ -84,7 +84,12 @@ def shown(figures: dict[str, dict]) -> dict[str, str]:
 
 def filled(text: str, texts: dict[str, str]) -> str:
     """A document with the figures of these names in it. KeyError for a marker of another name."""
-    return MARKED.sub(lambda it: f"<!-- figures: {it[1]} -->{it[2]}{texts[it[1]]}{it[2]}<!-- /figures -->", text)
+
+    def placed(marker: re.Match) -> str:
+        edge = "\n" if "\n" in texts[marker[1]] else ""
+        return f"<!-- figures: {marker[1]} -->{edge}{texts[marker[1]]}{edge}<!-- /figures -->"
+
+    return MARKED.sub(placed, text)
 
 
 def measure(name: str, count: int | None) -> dict:
@@ -111,7 +116,8 @@ def main() -> None:
     figures = kept() if KEPT.exists() and not args.output else {}
     for name in chosen:
         figures[name] = json.loads(json.dumps(measure(name, args.count)))
-        write_json(args.output or KEPT, {part: figures[part] for part in PARTS if part in figures})
+        lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
+        write(args.output or KEPT, ("{\n" + ",\n".join(lines) + "\n}\n").encode())  # a line for each part
     texts = shown(figures)
     if args.output:
         print("\n\n".join(texts.values()))
