@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +40,6 @@ _FORMS = {
 """How the table writes a column; others have four digits."""
 FILES = ("results.md", "results.csv", "results.json", "speedup.png", "regions.png")
 """What is written."""
-COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float]:
@@ -111,28 +110,18 @@ def write(
     return shown, [*paths, *_plots(rows, records, folder)]
 
 
-class Bar(NamedTuple):
-    """A bar, its 95 % interval, and the number of the group whose colour it has."""
-
-    label: str
-    value: float
-    low: float
-    high: float
-    group: int = 0
-
-
-def draw_bars(path: Path, bars: list[Bar], title: str) -> None:
-    """Write a chart of horizontal bars, the first on top. ImportError without matplotlib."""
+def _draw_speed(path: Path, rows: list[dict]) -> None:
+    """Write a chart of the speed-ups with their intervals, the first on top. ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
-    figure = Figure((7, 0.3 * len(bars) + 1), layout="constrained")
+    figure = Figure((7, 0.3 * len(rows) + 1), layout="constrained")
     axes = figure.subplots()
-    labels, values, low, high, groups = zip(*bars)
-    error = np.maximum(0, [np.subtract(values, low), np.subtract(high, values)])
-    axes.barh(labels, values, xerr=error, color=[COLORS[group] for group in groups], ecolor="#222222")
+    values, low, high = (np.array([row[name] for row in rows]) for name in ("speedup", "low", "high"))
+    error = np.maximum(0, [values - low, high - values])
+    axes.barh([row["method"] for row in rows], values, xerr=error, color="#4c78a8", ecolor="#222222")
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
-    figure.supxlabel(title, fontsize="medium")
+    figure.supxlabel("times as fast as plain decoding (median, 95 % interval)", fontsize="medium")
     _save(figure, path, 120)
 
 
@@ -148,8 +137,7 @@ def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    bars = [Bar(row["method"], row["speedup"], row["low"], row["high"]) for row in rows]
-    draw_bars(folder / "speedup.png", bars, "times as fast as plain decoding (median, 95 % interval)")
+    _draw_speed(folder / "speedup.png", rows)
     names = [row["method"] for row in rows if row["method"] != core.PLAIN]
     if not names:
         return [folder / "speedup.png"]

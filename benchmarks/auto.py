@@ -36,37 +36,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from adt_core import Drafting, Lantern, Sampling, load_drafter, load_target
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core import Drafting, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
 from adt_core.app.loading import choose_device
 from adt_core.engine import profiles
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
-from model_making.ordinary import PROMPTS
+from model_making.asking import PROMPTS
 
-from .harness import captions
-from .turns import in_turns
+from .harness import RECIPE, SAMPLING, captions
+from .turns import head, in_turns, row
 
 FIRST = 3000  # held-out caption of this benchmark
 FREE_WORDS = (
-    "a white tent in a snowy field at night",
-    "a boat near a brick wall",
-    "an old man reading a newspaper",
-    "a glass of water on a table",
-    "two dogs running on the beach",
-    "city skyline at sunset",
-    "a portrait of a girl with a pearl earring",
-    "an astronaut riding a horse",
-    "a bowl of ramen, top view",
-    "fireworks over a harbour",
-    "an abstract painting in red and black",
-    "a cat asleep on a red sofa",
-    "a train crossing a stone bridge",
-    "a bicycle leaning against a tree",
-    "a lighthouse in a storm",
-    "the interior of a library",
-)
+    "a white tent in a snowy field at night|a boat near a brick wall|an old man reading a newspaper|"
+    "a glass of water on a table|two dogs running on the beach|city skyline at sunset|"
+    "a portrait of a girl with a pearl earring|an astronaut riding a horse|a bowl of ramen, top view|"
+    "fireworks over a harbour|an abstract painting in red and black|a cat asleep on a red sofa|"
+    "a train crossing a stone bridge|a bicycle leaning against a tree|a lighthouse in a storm|the interior of a library"
+).split("|")
 AUTO = "auto"
 METHODS: dict[str, tuple[str, Drafting]] = {
     PLAIN: ("jacobi", Drafting(PLAIN)),
@@ -92,14 +80,11 @@ def _serve(line: Connection, method: str, dtype: str, lantern: bool) -> None:
     """A method's own process: gets prompts and the numbers of their images, sends seconds and names of the tokens."""
     drafter, drafting = METHODS[method]
     target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
-    sampling = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
     loaded = load_drafter(drafter, target) if method != PLAIN else None
-    relaxed = Lantern(100, 0.1) if lantern and method != PLAIN else None
-    job = Job(target, Recipe(sampling, drafting, relaxed), loaded)
+    job = Job(target, Recipe(SAMPLING, drafting, RECIPE.lantern if lantern and method != PLAIN else None), loaded)
     line.send(None)
     while (task := line.recv()) is not None:
-        prompts, numbers = task
-        decoding = decode(job.decoding(prompts, numbers))
+        decoding = decode(job.decoding(*task))
         names = [hashlib.sha256(codes.numpy().tobytes()).hexdigest() for codes in decoding.codes]
         line.send((decoding.trace.report()["seconds"], names))
 
@@ -125,15 +110,15 @@ class Worker:
 
 
 @contextmanager
-def workers(methods: list[str], dtype: str, lantern: bool) -> Iterator[dict[str, Worker]]:
+def workers(methods: list[str], dtype: str = "float32", lantern: bool = False) -> Iterator[dict[str, Worker]]:
     """A fresh process for every method; none knows what rounds cost here."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         os.environ[profiles.FOLDER] = folder
-        found = {}
+        ready = {}
         for method in methods:
-            found[method] = Worker(method, dtype, lantern)
-            stack.callback(found[method].close)
-        yield found
+            ready[method] = Worker(method, dtype, lantern)
+            stack.callback(ready[method].close)
+        yield ready
 
 
 @contextmanager
@@ -151,10 +136,10 @@ def ratio(plain: np.ndarray, method: np.ndarray) -> tuple[float, float, float]:
     """Ratio of all seconds, and its 95 % bootstrap interval over the turns."""
     drawn = np.random.default_rng(0).integers(len(plain), size=(2000, len(plain)))
     low, high = np.percentile(plain[drawn].sum(1) / method[drawn].sum(1), (2.5, 97.5))
-    return plain.sum() / method.sum(), low, high
+    return plain.sum() / method.sum(), float(low), float(high)
 
 
-def measured(methods: dict[str, Worker], kind: str, at_once: int, images: int, repeats: int) -> list[dict]:
+def measured(methods: dict[str, Worker], kind: str, at_once: int, images: int, repeats: int = 1) -> list[dict]:
     """A line of the table for every method but plain decoding."""
     count = -(-images // at_once) * at_once
     prompts, numbers = prompts_of(kind, count), list(range(count))
@@ -175,13 +160,22 @@ def missed(lines: list[dict]) -> list[str]:
     """What *auto* misses on one set, in words."""
     auto = next(line for line in lines if line["method"] == AUTO)
     best = max((line for line in lines if line["method"] != AUTO), key=lambda line: line["times"], default=auto)
-    found = [
+    bars = [
         (auto["times"] / best["times"], OF_BEST, f"of {best['method']}"),
         (auto["times"], OF_PLAIN, "of plain decoding"),
         (auto["worst"], OF_PLAIN_AT_WORST, "of plain decoding on its worst turn"),
     ]
     where = f"{auto['kind']}, {auto['at once']} at once"
-    return [f"{where}: {share:.3f} {what}, the bar is {bar}" for share, bar, what in found if share < bar]
+    return [f"{where}: {share:.3f} {what}, the bar is {bar}" for share, bar, what in bars if share < bar]
+
+
+COLUMNS = ("prompts", "at once", "method", "times plain", "worst turn", "identical")
+
+
+def cells(line: dict) -> list[object]:
+    """A line of the table, by COLUMNS."""
+    times = "{times:.2f} ({low:.2f} to {high:.2f})".format(**line)
+    return [line["kind"], line["at once"], line["method"], times, float(line["worst"]), line["identical"]]
 
 
 def arguments() -> argparse.Namespace:
@@ -202,15 +196,13 @@ def main() -> None:
     args = arguments()
     methods = [PLAIN, *re.split(r",(?! )", args.methods)]
     print(f"{args.dtype}, torch {torch.__version__}, {args.images} images, {args.repeats} repeats\n")
-    print("| prompts | at once | method | times plain | worst turn | identical |\n" + "|---" * 6 + "|")
+    print(head(*COLUMNS))
     lines, said = [], []
     for at_once, kind in product([int(size) for size in args.at_once.split(",")], args.sets.split(",")):
         with workers(methods, args.dtype, args.lantern) as ready, busy_neighbour() if args.busy else nullcontext():
             found = measured(ready, kind, at_once, args.images, args.repeats)
         for line in found:
-            times = "{times:.2f} ({low:.2f} to {high:.2f})".format(**line)
-            cells = kind, at_once, line["method"], times, f"{line['worst']:.2f}", line["identical"]
-            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+            print(row(*cells(line)), flush=True)
         lines, said = lines + found, said + missed(found)
     if args.json:
         args.json.write_text(json.dumps(lines), encoding="utf-8")

@@ -1,29 +1,32 @@
-"""What the benchmarks share: held-out captions, what their pictures must show, and methods that take turns."""
+"""What the benchmarks share: held-out captions, what their pictures must show, and methods that take turns on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
-from adt_core.app.jobs import Job, decode
-from adt_core.policies import PLAIN
+from adt_core import Lantern, Sampling, Target, load_drafter, load_target
+from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.policies.recipe import Recipe
+from adt_lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_lab.quality import PictureMetric, Scores
-from model_making.attributes import check
 from model_making.data import example
-
-from .turns import in_turns
+from model_making.judging import asked_by_scene, judge, see
 
 HELD_OUT_SEED = 2
 BUNDLED, BUNDLED_COUNT = 4000, 200
 """First number and count of the held-out captions that come with the pack, adt_core/bundled/captions.json."""
 SCENES = "attributes found"
 """Name of the metric of :func:`scene_metric`."""
-
-Run = Callable[[str], tuple[dict, Tensor]]
-"""Decodes a prompt; its report and its codes [T]."""
+SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
+"""How the bundled model draws."""
+RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
+"""What methods have in common that are compared on it; the LANTERN of those that are called ``+lantern``."""
 
 
 def captions(start: int, count: int) -> list[str]:
@@ -39,32 +42,33 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> PictureMet
     scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
 
     def metric(picture: Image.Image, prompt: str) -> Scores:
-        found = check(np.asarray(picture), scenes[prompt])
-        return {SCENES: (sum(found.values()), len(found))}
+        named = judge(see(np.asarray(picture)), asked_by_scene(scenes[prompt])).named
+        return {SCENES: (sum(named.values()), len(named))}
 
     return metric
 
 
-def runner(job: Job) -> Run:
-    """A run of one method."""
-
-    def run(prompt: str) -> tuple[dict, Tensor]:
-        decoding = decode(job.decoding([prompt]))
-        return decoding.trace.report(), decoding.codes[0]
-
-    return run
+@cache
+def bundled() -> Target:
+    """The bundled model, loaded once."""
+    return load_target()
 
 
-def interleaved(runs: dict[str, Run], prompts: list[str]) -> list[dict]:
-    """Every run on every prompt, in turns; one uncounted prompt first.
+def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE) -> Benchmark:
+    """Methods of any name on the bundled model; a name that ends in ``+lantern`` is a known one with the recipe's."""
+    known = PRESETS | {name: preset for name, preset in presets.items() if not name.endswith(RELAXED)}
+    return Benchmark(prompts, list(presets), recipe, known=known)
 
-    One of them is plain decoding. Returns the records that ``adt_lab.report`` sums up.
+
+def compared(
+    presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE, judged: bool = False
+) -> list[dict]:
+    """Records of plain decoding and these methods, which take turns on every prompt, for ``adt_lab.report``.
+
+    judged: look for what the prompts name, which must be captions that come with the pack.
     """
-    for run in runs.values():
-        run(prompts[0])
-    records = []
-    for done in in_turns(runs, prompts):
-        plain = done[PLAIN][1]
-        agreement = {name: (codes == plain).double().mean().item() for name, (_, codes) in done.items()}
-        records.append({"runs": {name: {**done[name][0], "agreement": agreement[name]} for name in runs}})
-    return records
+    benchmark = comparison(presets, prompts, recipe)
+    benchmark = replace(benchmark, metrics={SCENES: scene_metric()} if judged else {})
+    jobs = benchmark.jobs(bundled(), load_drafter("bundled", bundled()))
+    with tempfile.TemporaryDirectory() as folder:
+        return list(measure(benchmark, jobs, Path(folder)))

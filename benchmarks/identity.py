@@ -101,28 +101,17 @@ def draw(checkout: Checkout, options: list[str], prompts: list[str], folder: Pat
     """What ``generate`` writes with these options. Exits where the command fails."""
     file, tokens, trace = folder / "prompts.txt", folder / "tokens.json", folder / "trace.json"
     file.write_text("\n".join(prompts) + "\n", encoding="utf-8")
-    arguments = [
-        "generate",
-        "--prompts",
-        file,
-        "--output",
-        folder / "picture.png",
-        "--tokens",
-        tokens,
-        "--trace",
-        trace,
-    ]
-    code, said = checkout.run([*map(str, arguments), "--device", "cpu", "--dtype", "float32", *options])
+    files = {"prompts": file, "output": folder / "picture.png", "tokens": tokens, "trace": trace}
+    arguments = ["generate", *(word for name, path in files.items() for word in (f"--{name}", str(path)))]
+    code, said = checkout.run([*arguments, "--device", "cpu", "--dtype", "float32", *options])
     if code:
         sys.exit(f"generate {' '.join(options)} ended with {code}: {said.strip().splitlines()[-1]}")
     decodings = json.loads(trace.read_text(encoding="utf-8"))["decodings"]
-    rounds = [
-        [
-            [round["drafter_forwards"], [[share[name] for name in FIELDS] for share in round["images"]]]
-            for round in decoding["rounds"]
-        ]
-        for decoding in decodings
-    ]
+
+    def compared(round: dict) -> list:
+        return [round["drafter_forwards"], [[share[name] for name in FIELDS] for share in round["images"]]]
+
+    rounds = [[compared(round) for round in decoding["rounds"]] for decoding in decodings]
     return Drawn(json.loads(tokens.read_text(encoding="utf-8"))["tokens"], rounds)
 
 
@@ -168,10 +157,8 @@ def main() -> None:
             found = difference(old, new, rounds_too="auto" not in options)
             different += bool(found)
             rounds = sum(map(len, new.rounds))
-            print(
-                f"{name}, seed {seed}: {found or f'equal ({rounds} rounds, {new.accepted} accepted drafts)'}",
-                flush=True,
-            )
+            equal = f"equal ({rounds} rounds, {new.accepted} accepted drafts)"
+            print(f"{name}, seed {seed}: {found or equal}", flush=True)
     print(f"{len(chosen) - different} of {len(chosen)} runs are equal" + ("; FAILED" if different else ""))
     sys.exit(1 if different or not chosen else 0)
 

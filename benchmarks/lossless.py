@@ -30,6 +30,7 @@ from adt_core.policies.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
+from .turns import head, row
 
 TIE = 1e-3
 """Gap of two perturbed logits below which rounding may turn their order in float32."""
@@ -192,15 +193,14 @@ def main() -> None:
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     tolerance, prompts = TIE if args.dtype == "float32" else 0.0, captions(3000, args.captions)
     cells = []
-    print("| setting | images | identical | gaps of first differences | tau | accepted by depth | by rank |")
-    print("|---|---|---|---|---|---|---|")
+    print(head("setting", "images", "identical", "gaps of first differences", "tau", "accepted by depth", "by rank"))
     matrix = run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance)
     for name, cell in matrix:
         cells.append(cell)
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
         depths, ranks = dict(sorted(cell.depths.items())), dict(sorted(cell.ranks.items()))
-        row = f"| {name} | {cell.images} | {cell.identical} | {gaps} | {cell.tau:.2f} | {depths} | {ranks} |"
-        print(row, flush=True)  # a row at a time: a long run that is cut off has shown what it did
+        line = row(name, cell.images, cell.identical, gaps, cell.tau, depths, ranks)
+        print(line, flush=True)  # a row at a time: a long run that is cut off has shown what it did
     good = all(cell.really_drafted and cell.lossless(tolerance) for cell in cells)
     total, same = sum(cell.images for cell in cells), sum(cell.identical for cell in cells)
     print(

@@ -22,8 +22,32 @@ def in_turns(
         yield {name: done[name] for name in names}
 
 
-def interval(values: Iterable[float]) -> str:
-    """The median of values, and its 95 % bootstrap interval, in words."""
+def middle(values: Iterable[float]) -> list[float]:
+    """The median of values, and its 95 % bootstrap interval."""
     found = np.array([*values])
-    low, high = median_interval(found)
-    return f"{np.median(found):.2f} ({low:.2f} to {high:.2f})"
+    return [float(np.median(found)), *median_interval(found)]
+
+
+def words(figure: Iterable[float]) -> str:
+    """A figure and where it lies between, in words."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*figure)
+
+
+def interval(values: Iterable[float]) -> str:
+    """:func:`middle` in words."""
+    return words(middle(values))
+
+
+def row(*cells: object) -> str:
+    """A line of a Markdown table. Numbers with a fraction have two digits behind the point."""
+    return "| " + " | ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
+
+
+def head(*names: str) -> str:
+    """The first two lines of a Markdown table."""
+    return row(*names) + "\n" + "|---" * len(names) + "|"
+
+
+def table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    return "\n".join([head(*names), *(row(*cells) for cells in rows)])

@@ -20,7 +20,7 @@ import numpy as np
 
 from .checkouts import HERE, Checkout
 from .harness import captions
-from .turns import in_turns, interval
+from .turns import head, in_turns, interval, row
 
 FIRST = 4100  # held-out caption of this benchmark
 METHODS = {
@@ -67,10 +67,10 @@ def main() -> None:
     for method in METHODS:
         mine = [turn for task, turn in counted if task[0] == method]
         taken[method] = [np.array([turn[name] for turn in mine]) for name in runs]
-    print("| method | seconds an image, before | now | before / now | times plain, before | now |\n" + "|---" * 6 + "|")
+    print(head("method", "seconds an image, before", "now", "before / now", "times plain, before", "now"))
     for method, (old, new) in taken.items():
-        shares = [interval(old / new), *(interval(plain / ours) for plain, ours in zip(taken["plain"], (old, new)))]
-        print(f"| {method} | {np.median(old):.3f} | {np.median(new):.3f} | {' | '.join(shares)} |")
+        times = [interval(plain / ours) for plain, ours in zip(taken["plain"], (old, new))]
+        print(row(method, f"{np.median(old):.3f}", f"{np.median(new):.3f}", interval(old / new), *times))
 
 
 if __name__ == "__main__":

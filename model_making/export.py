@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,15 +25,8 @@ from .wording import naming_words
 
 VQ_CONFIG = {
     "model_type": "chameleon_vqgan",
-    "embed_dim": CONFIG.embed_dim,
-    "num_embeddings": CONFIG.num_embeddings,
+    **{name: value for name, value in asdict(CONFIG).items() if name not in ("attention", "normalised")},
     "double_latent": False,
-    "latent_channels": CONFIG.latent_channels,
-    "resolution": CONFIG.resolution,
-    "in_channels": 3,
-    "base_channels": CONFIG.base_channels,
-    "channel_multiplier": list(CONFIG.channel_multiplier),
-    "num_res_blocks": CONFIG.num_res_blocks,
     "attn_resolutions": None,
     "dropout": 0.0,
     "attn_type": "vanilla",

@@ -5,7 +5,7 @@ A thing is always painted at the same size, in flat colours, with its foot on th
 of the lattice. The best match is taken, its pixels count as explained, and what is left is searched again: a thing
 that another one partly covers is judged by what shows of it, and two of a kind are found twice.
 
-``python -m model_making.shapes`` measures how often it is right.
+``python -m model_making.judging`` measures how often it is right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .render import LIGHT, SIZE
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, PLANTS
-from .things import THINGS
+from .things import HEIGHTS, paint
 
 _HALF = SIZE // 2  # edge of the halved picture
 _PAD = 40  # of the halved picture, so that a thing may stand partly outside it
@@ -70,11 +70,10 @@ class _Template:
 
 def _painted(kind: str, colour: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
     """A thing with its foot in the middle, at half size [SIZE, SIZE, 3], and its share of every pixel [SIZE, SIZE]."""
-    paint, height = THINGS[kind]
     size, both = 4 * SIZE, []
     for ground in (0, 255):
         image = Image.new("RGB", (size, size), (ground,) * 3)
-        paint(ImageDraw.Draw(image), size // 2, size // 2, height, colour, None)
+        paint(ImageDraw.Draw(image), kind, size // 2, size // 2, colour)
         both.append(np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX), np.float32))
     return both[0], 1 - (both[1] - both[0]).max(-1) / 255
 
@@ -118,7 +117,7 @@ def _template(kind: str) -> _Template:
 
 @lru_cache(maxsize=1)
 def _templates() -> list[_Template]:
-    return [_template(kind) for kind in THINGS]
+    return [_template(kind) for kind in HEIGHTS]
 
 
 def _likeness(template: _Template, padded: Tensor) -> Tensor:

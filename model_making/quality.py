@@ -2,12 +2,11 @@
 
     python -m model_making.quality [--target FOLDER --plain] [--count 100] [--seeds 2] [--sheet FILE.jpg]
 
-Four reports, each with a bar; exits non-zero if one is missed.
+Four reports, each with a bar; exits non-zero if one is missed. What is named is looked for by shape and surroundings
+(``model_making.judging``).
 
-1. Held-out captions of the grammar: each attribute that they name is looked up in the pixels
-   (``model_making.attributes``).
-2. The ordinary prompts of ``model_making.ordinary``, each with several seeds: what they name is looked for by shape
-   and surroundings (``model_making.judging``). A table shows it by kind of prompt.
+1. Held-out captions of the grammar.
+2. The ordinary prompts of ``model_making.asking``, each with several seeds. A table shows it by kind of prompt.
 3. Shapes and numbers, over the pictures of both: how many things are there in their kind and colour, and how many that
    were asked for once are not there twice.
 4. The prompts of templates and blueprints, each with eight seeds: in how many pictures is all that they name?
@@ -34,11 +33,9 @@ from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
 from adt_core.drafters import Drafter
 
-from .asking import Prompt
-from .attributes import check
+from .asking import PROMPTS, TEMPLATES, Prompt
 from .data import example
-from .judging import Judged, judge_caption, judge_prompt
-from .ordinary import PROMPTS, TEMPLATES
+from .judging import Judged, asked_by_scene, judge, see
 
 HELD_OUT_SEED, BATCH, ON_SHEET = 2, 8, 24
 WHOLE_OF_EIGHT = 7
@@ -98,10 +95,6 @@ def kinds_of(judged: list[Judged]) -> Iterable[tuple[str, bool]]:
     return ((name.split(":")[0], there) for one in judged for name, there in sorted(one.named.items()))
 
 
-def report_captions(images: np.ndarray, judged: list[Judged]) -> None:
-    tally(f"captions, {len(images)} pictures, by attribute", kinds_of(judged))
-
-
 def report_prompts(prompts: list[Prompt], judged: list[Judged], misses: bool) -> None:
     """The tables by kind of prompt and by what is named; with ``misses``, what each picture lacks."""
     by_group = ((p.group, there) for p, one in zip(prompts, judged) for there in one.named.values())
@@ -119,7 +112,7 @@ def report_templates(target: Target, drafter: Drafter | None, sampling: Sampling
     print("templates and blueprints, pictures with all that is named")
     for prompt in TEMPLATES:
         images = generate(target, drafter, [prompt.text] * BATCH, sampling, range(1, BATCH + 1))
-        whole = sum(all(judge_prompt(image, prompt).named.values()) for image in images)
+        whole = sum(all(judge(see(image), prompt).named.values()) for image in images)
         print(f"  {whole} of {BATCH}  {prompt.text}")
         wholes.append(whole)
     return ["templates"] if min(wholes) < WHOLE_OF_EIGHT else []
@@ -167,9 +160,9 @@ def main() -> None:
     of_captions, of_prompts = images[: args.count], images[args.count :]
     if args.sheet:
         contact_sheet(np.concatenate([of_captions[:ON_SHEET], of_prompts[:ON_SHEET]])).save(args.sheet, quality=92)
-    captions = [judge_caption(x, scene, check(x, scene)) for x, (_, _, scene) in zip(of_captions, held_out)]
-    ordinary = [judge_prompt(x, prompt) for x, prompt in zip(of_prompts, prompts)]
-    report_captions(of_captions, captions)
+    captions = [judge(see(x), asked_by_scene(scene)) for x, (_, _, scene) in zip(of_captions, held_out)]
+    ordinary = [judge(see(x), prompt) for x, prompt in zip(of_prompts, prompts)]
+    tally(f"captions, {len(captions)} pictures, by what is named", kinds_of(captions))
     report_prompts(prompts, ordinary, args.misses)
     missed = verdict(
         {

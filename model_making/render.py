@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, Item, Scene
-from .things import THINGS, Colour, shade
+from .things import HEIGHTS, Colour, paint, shade
 
 SIZE = 128
 Light = tuple[float, float, float]
@@ -62,6 +62,12 @@ def _gradient(stops: tuple[Colour, ...], height: int) -> Image.Image:
 def _on_lattice(low: float, high: float, rng: np.random.Generator) -> int:
     """The cell corner nearest to a uniform draw."""
     return _CELL * round(rng.uniform(low, high) / _CELL)
+
+
+def _wave(draw: ImageDraw.ImageDraw, y: float, height: float, rng: np.random.Generator, **look) -> None:
+    """A line of waves across the picture, in one of eight phases."""
+    phase, columns = rng.integers(8), range(0, _S + 8, 8)
+    draw.line([(x, y + height * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in columns], **look)
 
 
 # ---- skies ---------------------------------------------------------------------------------
@@ -154,12 +160,7 @@ def _sand(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, r
         width=4,
     )
     for y in range(horizon + 24, _S, 16):
-        phase, tone = rng.integers(8), shade(near, 0.91)
-        draw.line(
-            [(x, y + 3 * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in range(0, _S + 8, 8)],
-            fill=tone,
-            width=4,
-        )
+        _wave(draw, y, 3, rng, fill=shade(near, 0.91), width=4)
 
 
 def _snow(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
@@ -199,7 +200,7 @@ def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np
 
 
 def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: np.random.Generator) -> None:
-    paint, u = THINGS[item.kind]
+    u = HEIGHTS[item.kind]
     x = _on_lattice(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
     y = _on_lattice(foot - 12, foot + 12, rng)
     half = tuple(0.5 + 0.5 * f for f in light)
@@ -211,7 +212,7 @@ def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: 
             fill=None if item.kind in ("sailboat", "rowboat") else _lit((96, 92, 88), half),
         )
     colour = _lit(COLOURS[item.colour], half) if item.colour else None
-    paint(draw, x, y, u, colour, rng)
+    paint(draw, item.kind, x, y, colour)
 
 
 def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
@@ -235,12 +236,7 @@ def _indoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
                 )
     image.paste(_gradient(((176, 124, 78), (138, 92, 56)), _S - table), (0, table))
     for y in range(table + 12, _S, 16):
-        phase = rng.integers(8)
-        draw.line(
-            [(x, y + 2.5 * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in range(0, _S + 8, 8)],
-            fill=(126, 84, 52),
-            width=3,
-        )
+        _wave(draw, y, 2.5, rng, fill=(126, 84, 52), width=3)
     draw.rectangle((0, table, _S, table + 4), fill=(192, 142, 94))
     for item in scene.items:
         _place_item(draw, item, 208, (1.0, 1.0, 1.0), rng)

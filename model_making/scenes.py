@@ -7,7 +7,9 @@ function of the ``numpy.random.Generator`` that is passed in, so a seed names a 
 
 from __future__ import annotations
 
+from configparser import ConfigParser
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +36,14 @@ PLANTS = ("tree", "pine")
 THINGS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
 _TOYS = ("ball", "flower", "car", "house", "umbrella", "sailboat")  # that stand on a table now and then
 _ANYWHERE = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")  # that stand outdoors now and then
+
+_TABLES = ConfigParser(interpolation=None)
+_TABLES.read(Path(__file__).parent / "words.ini", encoding="utf-8")
+WORDS = {
+    section: {key: tuple(filter(None, words.split("|"))) for key, words in _TABLES[section].items()}
+    for section in _TABLES.sections()
+}
+"""The words of captions: what each thing, colour, place ... may be called, by section of ``words.ini``."""
 
 # Colours that would melt into what is behind the object: neither a person nor the
 # attribute check could tell them apart.
@@ -152,38 +162,6 @@ def _wide_items(
     return tuple(items)
 
 
-_GROUND_WORDS = {
-    "grass": ("in a grassy field", "on a green meadow"),
-    "sand": ("on a sandy beach", "on the sand"),
-    "snow": ("in a snowy field", "in the snow"),
-    "water": ("on a calm lake", "on the water"),
-    "cobblestone": ("on a cobblestone street", "on a paved square"),
-}
-_OVER_WORDS = {
-    "grass": ("above a grassy field", "over a green meadow"),
-    "sand": ("above a sandy beach", "over the sand"),
-    "snow": ("above a snowy field", "over the snow"),
-    "water": ("above a calm lake", "over the water"),
-    "cobblestone": ("above a cobblestone street", "over a paved square"),
-}
-_SKY_WORDS = {
-    "clear": ("under a clear blue sky", "on a sunny day"),
-    "cloudy": ("under a cloudy sky", "on an overcast day"),
-    "sunset": ("at sunset", "under an orange evening sky"),
-    "night": ("at night", "under a starry night sky"),
-    "rain": ("in the rain", "on a rainy day"),
-}
-BACKDROP_WORDS = {
-    "mountains": "with mountains in the background",
-    "hills": "with rolling hills in the distance",
-    "forest": "in front of a dark forest",
-}
-_WALL_WORDS = {
-    "brick": ("in front of a brick wall", "against a red brick wall"),
-    "plaster": ("in front of a plain wall", "against a cream wall"),
-    "striped": ("in front of striped wallpaper", "against a striped wall"),
-    "tiled": ("in front of a tiled wall", "against blue and white tiles"),
-}
 _NAMES = {"balloon": "hot air balloon", "pine": "pine tree", "bowl": "bowl of fruit", "vase": "vase of flowers"}
 
 
@@ -204,14 +182,14 @@ def describe(scene: Scene, rng: np.random.Generator) -> str:
     pick = lambda options: str(rng.choice(options))  # noqa: E731
     subject, where = _name(first), _where(first.place, rng)
     if scene.indoors:
-        setting, close = pick(["on a wooden table", "on a table"]), pick(_WALL_WORDS[scene.wall])
+        setting, close = pick(["on a wooden table", "on a table"]), pick(WORDS["before walls"][scene.wall])
     else:
-        words = _OVER_WORDS if first.kind in AIR_OBJECTS else _GROUND_WORDS
-        setting, close = pick(words[scene.ground]), pick(_SKY_WORDS[scene.sky])
+        words = WORDS["over grounds" if first.kind in AIR_OBJECTS else "on grounds"]
+        setting, close = pick(words[scene.ground]), pick(WORDS["under skies"][scene.sky])
     sentence = pick([f"{subject} {where} {setting} {close}", f"{subject} {setting} {where} {close}"])
     for item in rest:
         joint = pick(["with", "and", "next to"])
         sentence += f" {joint} {_name(item)} {_where(item.place, rng)}"
     if scene.backdrop != "none" and rng.random() < 0.75:
-        sentence += " " + BACKDROP_WORDS[scene.backdrop]
+        sentence += " " + WORDS["before backdrops"][scene.backdrop][0]
     return sentence[0].upper() + sentence[1:] + "."

@@ -6,8 +6,8 @@ it leaves out is drawn freely.
 
     python -m model_making.wording --count 1500 --seed 7 > captions.txt
 
-prints captions of such scenes as training draws. The tables below are all that the model is taught to understand. A
-word in none of them is :data:`UNKNOWN` to it.
+prints captions of such scenes as training draws. ``words.ini`` and the lists below are all that the model is taught to
+understand. A word in none of them is :data:`UNKNOWN` to it.
 """
 
 from __future__ import annotations
@@ -20,75 +20,13 @@ from itertools import permutations, product
 import numpy as np
 
 from .asking import Prompt, Wanted
-from .scenes import BACKDROP_WORDS, PLACES, Item, Scene, describe, sample_wide_scene
+from .scenes import PLACES, WORDS, Item, Scene, describe, sample_wide_scene
 
 UNKNOWN = "<unk>"
 
-THING_NAMES = {
-    "house": ("house", "house", "cottage", "cabin", "home", "hut", "barn", "farmhouse"),
-    "tent": ("tent", "tent", "camping tent", "camp"),
-    "ball": ("ball", "ball", "sphere", "toy ball"),
-    "car": ("car", "car", "automobile", "vehicle", "taxi"),
-    "umbrella": ("umbrella", "umbrella", "parasol", "sunshade"),
-    "flower": ("flower", "flower", "blossom", "tulip", "rose", "sunflower", "daisy", "poppy"),
-    "sailboat": ("sailboat", "sailboat", "sailing boat", "sail boat", "yacht", "sailing ship", "ship", "boat"),
-    "rowboat": ("rowboat", "rowboat", "rowing boat", "row boat", "canoe", "dinghy", "boat"),
-    "balloon": ("hot air balloon", "hot air balloon", "balloon", "air balloon"),
-    "kite": ("kite",),
-    "tree": ("tree", "tree", "oak", "oak tree", "apple tree"),
-    "pine": ("pine tree", "pine tree", "pine", "fir", "fir tree", "spruce", "evergreen", "christmas tree"),
-    "mug": ("mug", "mug", "cup", "coffee mug", "coffee cup", "cup of coffee", "cup of tea", "teacup"),
-    "vase": ("vase of flowers", "vase of flowers", "vase", "flower vase", "vase with flowers", "bouquet"),
-    "teapot": ("teapot", "teapot", "tea pot", "kettle"),
-    "lamp": ("lamp", "lamp", "table lamp", "desk lamp"),
-    "bowl": ("bowl of fruit", "bowl of fruit", "bowl", "fruit bowl", "bowl of fruits", "bowl of apples", "fruit"),
-}
-COLOUR_NAMES = {
-    "red": ("red", "red", "red", "crimson", "scarlet"),
-    "orange": ("orange",),
-    "yellow": ("yellow", "yellow", "yellow", "golden"),
-    "green": ("green", "green", "green", "emerald"),
-    "blue": ("blue", "blue", "blue", "navy"),
-    "purple": ("purple", "purple", "purple", "violet", "lilac"),
-}
-GROUND_NAMES = {
-    "grass": "grass|grassy field|meadow|green meadow|field|lawn|park|garden|green field|grassy meadow|grassland|"
-    "pasture|countryside",
-    "sand": "beach|sandy beach|sand|seashore|shore|desert|dunes|seaside|coast|sand beach|shoreline",
-    "snow": "snow|snowy field|snowy|winter|winter landscape|snowy landscape|winter day|snow covered field|ice|"
-    "snowfall|snowing",
-    "water": "lake|calm lake|water|sea|ocean|river|pond|waves|calm water|calm sea|harbor|bay|lakeside|seascape",
-    "cobblestone": "cobblestone street|cobblestones|cobblestone|paved square|street|road|square|plaza|town square|"
-    "pavement|city|town|city street|village|stone street|cobbled street",
-}
-SKY_NAMES = {
-    "clear": "clear blue sky|sunny day|blue sky|clear sky|sunny|sunshine|sun|summer day|summer|daytime|noon|"
-    "clear day|morning|afternoon|sunlight",
-    "cloudy": "cloudy sky|overcast day|cloudy|overcast|clouds|gray sky|grey sky|gray clouds|cloudy day|"
-    "overcast sky|cloud",
-    "sunset": "sunset|orange evening sky|evening|dusk|sunrise|dawn|evening sky|twilight|sundown|setting sun|orange sky",
-    "night": "night|starry night sky|starry night|starry sky|stars|moon|moonlight|night sky|midnight|starry|moonlit|"
-    "crescent moon|full moon|nightfall|nighttime",
-    "rain": "rain|rainy day|rainy|storm|stormy|rainstorm|raining|rainy weather|rain storm|stormy sky|stormy day",
-}
-BACKDROP_NAMES = {
-    "none": "",
-    "mountains": "mountains|mountain|mountains in the background|mountains in the distance|mountain range|peaks|alps",
-    "hills": "hills|rolling hills|hill|rolling hills in the distance|hills in the background|hillside",
-    "forest": "forest|dark forest|woods|forest in the background|trees|trees in the background|woodland",
-}
-WALL_NAMES = {
-    "brick": "brick wall|red brick wall|bricks|brick",
-    "plaster": "plain wall|cream wall|plaster wall|plaster",
-    "striped": "striped wallpaper|striped wall|wallpaper|stripes|striped",
-    "tiled": "tiled wall|blue and white tiles|tiles|tiled|kitchen tiles|tile wall",
-}
-TABLE_NAMES = "wooden table|table|wooden table|table|desk|kitchen table|tabletop|kitchen"
-PLACE_NAMES = {
-    "left": "on the left|to the left|on the left side|left|at left|on left",
-    "middle": "in the middle|in the center|in the centre|center|middle|centered|at the center",
-    "right": "on the right|to the right|on the right side|right|at right|on right",
-}
+THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, TABLE_NAMES, PLACE_NAMES = (
+    WORDS[table] for table in "things colours grounds skies backdrops walls table places".split()
+)
 _BESIDE = "and|with|next to|beside|near|by|in front of|behind|alongside|and also"
 _BEFORE = "in|on|at|by|near|over|above|under|with|against|in front of|of|from|across|along"
 _LEADS = (
@@ -129,8 +67,8 @@ def naming_words() -> list[str]:
 
 def naming_phrases() -> list[str]:
     """All names of what a picture can show."""
-    tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, {"table": TABLE_NAMES})
-    names = [name for table in tables for options in table.values() for name in _options(options)]
+    tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, TABLE_NAMES)
+    names = [name for table in tables for options in table.values() for name in options]
     return names + [_plural(name) for options in THING_NAMES.values() for name in options]
 
 
@@ -190,7 +128,7 @@ def _sentence(scene: Scene, rng: np.random.Generator) -> list[Said]:
     words = describe(scene, rng).lower().rstrip(".").split()
     said = [Said(text, next(items) if text in places else None) for text in words]
     around = [f"wall:{scene.wall}", "table:wooden"] if scene.indoors else [f"sky:{scene.sky}", f"ground:{scene.ground}"]
-    if scene.backdrop != "none" and BACKDROP_WORDS[scene.backdrop] in " ".join(words):
+    if scene.backdrop != "none" and WORDS["before backdrops"][scene.backdrop][0] in " ".join(words):
         around.append(f"backdrop:{scene.backdrop}")
     things = (Wanted((item.kind,), item.colour, item.place) for item in scene.items)
     return [*said[:-1], replace(said[-1], asks=(*things, *around))]
@@ -209,7 +147,7 @@ def _parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Said]], li
     chance = lambda share: everything or rng.random() < share  # noqa: E731
     items = [item for item in scene.items if chance(0.85)]
     if scene.indoors:
-        around = [(f"wall:{scene.wall}", WALL_NAMES[scene.wall], 0.5), ("table:wooden", TABLE_NAMES, 0.5)]
+        around = [(f"wall:{scene.wall}", WALL_NAMES[scene.wall], 0.5), ("table:wooden", TABLE_NAMES["table"], 0.5)]
     else:
         around = [
             (f"ground:{scene.ground}", GROUND_NAMES[scene.ground], 0.55),
@@ -301,7 +239,7 @@ def _relative(items: list[Item], rng: np.random.Generator) -> list[list[Said]]:
     return [[*_thing(first, rng, False), *_words(between), *_thing(second, rng, False)]]
 
 
-def _around(asked: str, names: str, rng: np.random.Generator) -> list[Said]:
+def _around(asked: str, names: tuple[str, ...], rng: np.random.Generator) -> list[Said]:
     """What is around the things, mostly with a preposition and an article."""
     before = _pick(_BEFORE, rng) if rng.random() < 0.6 else ""
     article, noise = _pick("a|the|a|an||", rng), _pick(f"||||||{UNKNOWN}", rng)

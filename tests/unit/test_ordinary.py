@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from model_making import quality
-from model_making.ordinary import PROMPTS, TEMPLATES
+from model_making.asking import PROMPTS, TEMPLATES
 from model_making.scenes import (
     BACKDROPS,
     COLOURS,

@@ -1,0 +1,175 @@
+"""All methods side by side on the bundled model, one image at a time, and what one change of them does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from adt_core import Drafting, Lantern, load_drafter
+from adt_core.app.jobs import decode
+from adt_core.policies import PLAIN
+from adt_lab.benchmark import PRESETS, RELAXED, Preset
+from adt_lab.report import median_interval, ratios, summary
+from adt_lab.report import table as summed_up
+
+from ..harness import BUNDLED, RECIPE, SAMPLING, SCENES, bundled, captions, compared, comparison
+from ..turns import table
+from .parts import Part
+
+RELAXABLE = ("adt-tree", "merged")
+FIXED = {f"eagle2 d{depth} k2 N5": Preset(Drafting("eagle2", depth=depth, width=2, nodes=5)) for depth in (3, 4)}
+"""Fixed trees with as many drafts as ADT-Tree's have on average, and of the depths around theirs."""
+MAIN = {
+    **{
+        name: PRESETS[name]
+        for name in (
+            "static:naive_extend_57", "static:mc_sim_7b_63", "eagle2-top-k", "eagle2", "eagle2-pruned", "adt-tree",
+            "jacobi-chain", "jacobi", "merged", "merged-64", "auto", "auto-jacobi",
+        )
+    },
+    **FIXED,
+    **{name + RELAXED: PRESETS[name] for name in RELAXABLE},
+}  # fmt: skip
+PAIRS = [
+    ("eagle2", "eagle2-top-k"), ("adt-tree", "eagle2"), *(("adt-tree", name) for name in FIXED), ("merged", "jacobi"),
+    ("merged", "adt-tree"), ("merged-64", "merged"), ("auto", "merged"), ("auto-jacobi", "jacobi"),
+    *((name + RELAXED, name) for name in RELAXABLE),
+]  # fmt: skip
+"""Methods of the main run that are set against each other."""
+GREEDY = ("eagle2", "adt-tree", "jacobi", "merged", "auto")
+SHORT = ("method", "speedup", "low", "high", "tau", "mean_depth", "nodes_per_round", "substitution_rate", SCENES)
+DRAFTER_SHARE = 1 / 32
+"""Of a step, for a forward of a one-layer drafter beside a target of 32 layers."""
+SPEED = {
+    "auto": "*auto*, the default",
+    "merged": "network and window in one tree, 24 drafts",
+    "merged-64": "the same, 64 drafts",
+    "jacobi-chain": "the Jacobi window as a chain, no network",
+    "eagle2": "EAGLE-2, coupled",
+    "eagle2-top-k": "EAGLE-2 with the usual top-k proposals",
+    "adt-tree": "ADT-Tree",
+}
+"""The lines of README's table."""
+
+
+def measure_methods(count: int) -> dict:
+    records = compared(MAIN, captions(BUNDLED, count), judged=True)
+    pairs = []
+    for one, other in PAIRS:
+        values = ratios(records, other, one)
+        pairs.append([one, other, float(np.median(values)), *median_interval(values)])
+    return {"rows": summary(records), "pairs": pairs, "images": count}
+
+
+def bounds(rows: list[dict]) -> list[list]:
+    """The speed-ups that tokens alone would allow, if checking a whole tree took no longer than one plain step."""
+    plain = next(row for row in rows if row["method"] == PLAIN)["target_forwards"]
+    both = [(row["method"], row["target_forwards"], row["drafter_forwards"]) for row in rows]
+    return [[name, plain / target, plain / (target + DRAFTER_SHARE * drafter)] for name, target, drafter in both]
+
+
+def tables_of_methods(data: dict) -> dict[str, str]:
+    rows = {row["method"]: row for row in data["rows"]}
+    speed = [
+        [title, "{speedup:.2f} ({low:.2f} to {high:.2f})".format(**rows[name]), f"{rows[name]['tau']:.1f}"]
+        for name, title in SPEED.items()
+    ]
+    charged = f"a drafter's forward 1/{round(1 / DRAFTER_SHARE)} of a step"
+    return {
+        "speed": table(["", "times plain decoding", "tokens a pass"], speed),
+        "methods": summed_up(data["rows"], data["images"]),
+        "pairs": table(["method", "against", "times as fast (median)", "95 % from", "to"], data["pairs"]),
+        "bounds": table(["method", "drafting free", charged], bounds(data["rows"])),
+    }
+
+
+def relaxed() -> dict[str, Preset]:
+    """LANTERN with other settings than the main run's."""
+    deltas = {f"delta {delta}": Lantern(100, delta) for delta in (0.05, 0.3, 0.7, 1.0)}
+    rules = {"exact": None, **deltas, "lambda 2": Lantern(100, factor=2.0), "lambda 20": Lantern(1000, factor=20.0)}
+    chosen = {"adt-tree": rules, "adt-tree-top-k": ("exact", "delta 0.3"), "merged": ("delta 0.3", "delta 1.0")}
+    return {
+        name if rule == "exact" else f"{name} {rule}": PRESETS[name]._replace(lantern=rules[rule])
+        for name, some in chosen.items()
+        for rule in some
+    }
+
+
+def measure_lantern(count: int) -> dict:
+    return {"rows": summary(compared(relaxed(), captions(BUNDLED, count), judged=True)), "images": count}
+
+
+def measure_greedy(count: int) -> dict:
+    recipe = replace(RECIPE, sampling=replace(SAMPLING, temperature=0.0))
+    return {
+        "rows": summary(compared({name: PRESETS[name] for name in GREEDY}, captions(BUNDLED, count), recipe)),
+        "images": count,
+    }
+
+
+CHANGES: dict[str, dict[str, dict]] = {
+    "adt-tree": {
+        "init vertical": {"init": "vertical"},
+        "init random": {"init": "random"},
+        "beta 0.3": {"beta": 0.3},
+        "beta 0.9": {"beta": 0.9},
+        "depth step 2": {"depth_step": 2},
+        "width step 2": {"width_step": 2},
+        "depth to 3": {"depth_max": 3},
+        "depth to 10, width to 6, 16 drafts": {"depth_max": 10, "width_max": 6, "nodes": 16},
+        "wrap vertical": {"wrap": "vertical"},
+        "wrap reset": {"wrap": "reset"},
+        "proposals top-k": {"proposal": "top-k"},
+    },
+    "jacobi": {
+        "window of 8": {"depth": 8, "nodes": 16},
+        "window of 32": {"depth": 32, "nodes": 40},
+        "no branches": {"width": 1, "nodes": 16},
+        "5 candidates": {"width": 5},
+        "40 drafts": {"nodes": 40},
+        "proposals top-k": {"proposal": "top-k"},
+    },
+    "merged": {"proposals top-k": {"proposal": "top-k"}},
+}
+"""By the method that is changed: one change each."""
+
+
+def changed(name: str) -> dict[str, Preset]:
+    """A method and its changes."""
+    preset = PRESETS[name]
+    return {name: preset} | {
+        change: preset._replace(drafting=preset.drafting.replace(**options))
+        for change, options in CHANGES[name].items()
+    }
+
+
+def measure_changes(count: int) -> list[list]:
+    """Tokens a pass, mean depth and drafts a round, by change; images are drawn together."""
+    prompts, lines = captions(BUNDLED, count), []
+    for presets in map(changed, CHANGES):
+        jobs = comparison(presets, prompts).jobs(bundled(), load_drafter("bundled", bundled()))
+        for name in presets:
+            report = decode(jobs[name].decoding(prompts)).trace.report()
+            lines.append(
+                [next(iter(presets)), name, *(report[figure] for figure in ("tau", "mean_depth", "mean_nodes"))]
+            )
+    return lines
+
+
+PARTS = {
+    "methods": Part(8, measure_methods, tables_of_methods),
+    "lantern": Part(4, measure_lantern, lambda data: {"lantern": summed_up(data["rows"], data["images"], SHORT)}),
+    "greedy": Part(
+        4,
+        measure_greedy,
+        lambda data: {
+            "greedy": summed_up(data["rows"], data["images"], (*SHORT[:7], "seconds", "identical", "agreement"))
+        },
+    ),
+    "changes": Part(
+        6,
+        measure_changes,
+        lambda data: {"changes": table(["method", "change", "tokens a pass", "depth", "drafts a round"], data)},
+    ),
+}
