@@ -32,6 +32,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -110,10 +111,16 @@ class Worker:
 
 
 @contextmanager
+def no_profiles() -> Iterator[None]:
+    """Within it nobody knows what rounds cost here, and what is measured is not kept."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {profiles.FOLDER: folder}):
+        yield
+
+
+@contextmanager
 def workers(methods: list[str], dtype: str = "float32", lantern: bool = False) -> Iterator[dict[str, Worker]]:
     """A fresh process for every method; none knows what rounds cost here."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        os.environ[profiles.FOLDER] = folder
+    with no_profiles(), ExitStack() as stack:
         ready = {}
         for method in methods:
             ready[method] = Worker(method, dtype, lantern)

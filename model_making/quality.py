@@ -28,10 +28,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from adt_core import Decoding, Drafting, Sampling, Target, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
-from adt_core.drafters import Drafter
+from adt_core.app.jobs import Job, decode
+from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 
 from .asking import PROMPTS, TEMPLATES, Prompt
 from .data import example
@@ -43,25 +45,17 @@ WHOLE_OF_EIGHT = 7
 BARS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
 
 
-def generate(
-    target: Target, drafter: Drafter | None, prompts: list[str], sampling: Sampling, seeds: Sequence[int] | None = None
-) -> np.ndarray:
-    """Pictures of ``prompts``, uint8 [n, H, W, 3]; without a drafter, by plain decoding.
+def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
+    """Pictures of ``prompts``, uint8 [n, H, W, 3].
 
     seeds: of each picture; unless given, every BATCH pictures have another one.
     """
-    seeds = seeds or [sampling.seed + number // BATCH * BATCH for number in range(len(prompts))]
-    drafting = Drafting("adt-tree" if drafter else "autoregressive")
+    own = list(seeds or (job.recipe.sampling.seed + number // BATCH * BATCH for number in range(len(prompts))))
     images = []
-    for start in range(0, len(prompts), BATCH):
-        encoded = [target.encode_prompt(prompt) for prompt in prompts[start : start + BATCH]]
-        own = seeds[start : start + BATCH]
-        decoding = Decoding(target, encoded, sampling=sampling, drafting=drafting, drafter=drafter, seeds=own)
-        for _ in decoding:
-            pass
+    for part in (slice(start, start + BATCH) for start in range(0, len(prompts), BATCH)):
+        decoding = decode(job.decoding(prompts[part], seeds=own[part]))
         with torch.inference_mode():
-            pixels = target.codec.decode(decoding.grid_codes())
-        images += map(to_uint8, pixels)
+            images += map(to_uint8, job.pixels(decoding.grid_codes()))
     return np.stack(images)
 
 
@@ -106,12 +100,12 @@ def report_prompts(prompts: list[Prompt], judged: list[Judged], misses: bool) ->
             print(f"  {prompt.text!r} lacks {', '.join(lacking)}")
 
 
-def report_templates(target: Target, drafter: Drafter | None, sampling: Sampling) -> list[str]:
+def report_templates(job: Job) -> list[str]:
     """Print in how many of eight pictures is all that each prompt names; return what misses the bar."""
     wholes = []
     print("templates and blueprints, pictures with all that is named")
     for prompt in TEMPLATES:
-        images = generate(target, drafter, [prompt.text] * BATCH, sampling, range(1, BATCH + 1))
+        images = generate(job, [prompt.text] * BATCH, range(1, BATCH + 1))
         whole = sum(all(judge(see(image), prompt).named.values()) for image in images)
         print(f"  {whole} of {BATCH}  {prompt.text}")
         wholes.append(whole)
@@ -151,11 +145,12 @@ def main() -> None:
     target = load_target(args.target)
     drafter = None if args.plain else load_drafter("bundled", target)
     sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance)
+    job = Job(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
     held_out = [example(HELD_OUT_SEED, i) for i in range(args.count)]
     prompts = chosen_prompts(args.prompts) * args.seeds
     texts = [caption for _, caption, _ in held_out] + [prompt.text for prompt in prompts]
     begin = time.perf_counter()
-    images = generate(target, drafter, texts, sampling)
+    images = generate(job, texts)
     print(f"{len(images)} pictures, {(time.perf_counter() - begin) / len(images):.2f} s each")
     of_captions, of_prompts = images[: args.count], images[args.count :]
     if args.sheet:
@@ -172,7 +167,7 @@ def main() -> None:
             "not twice": [there for one in captions + ordinary for there in one.once],
         }
     )
-    missed += report_templates(target, drafter, sampling) if args.templates else []
+    missed += report_templates(job) if args.templates else []
     if missed:
         sys.exit("missed: " + ", ".join(missed))
 

@@ -27,6 +27,7 @@ import torch
 
 from adt_core.files import write
 
+from ..auto import no_profiles
 from . import methods, others, rounds
 from .parts import Part
 
@@ -92,13 +93,13 @@ def filled(text: str, texts: dict[str, str]) -> str:
     return MARKED.sub(placed, text)
 
 
-def measure(name: str, count: int | None) -> dict:
-    """A part's figures and their origin."""
-    count = count or PARTS[name].count
+def measured(name: str, count: int) -> dict:
+    """A part's figures."""
     begun = time.monotonic()
-    figures = {**origin(), "count": count, "data": short(PARTS[name].measure(count))}
+    with no_profiles():
+        data = json.loads(json.dumps(short(PARTS[name].measure(count))))
     print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
-    return figures
+    return {"count": count, "data": data}
 
 
 def main() -> None:
@@ -114,8 +115,9 @@ def main() -> None:
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
     figures = kept() if KEPT.exists() and not args.output else {}
+    where = origin()  # at first: what is written later changes the checkout
     for name in chosen:
-        figures[name] = json.loads(json.dumps(measure(name, args.count)))
+        figures[name] = where | measured(name, args.count or PARTS[name].count)
         lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
         write(args.output or KEPT, ("{\n" + ",\n".join(lines) + "\n}\n").encode())  # a line for each part
     texts = shown(figures)
