@@ -110,15 +110,20 @@ def test_guidance_falls_to_four(target):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_draws_the_same(target, tmp_path, method, temperature):
-    """With guidance that changes from token to token."""
+def test_every_method_draws_the_same(folder, tmp_path, method, dtype, temperature):
+    """With guidance that changes from token to token, from the beginning and behind what is kept of an image."""
+    target = load_target(folder, dtype=dtype).sized(64, 32)
     write_drafter(tmp_path / "network", target)
     share_norms(tmp_path / "network")
     sampling, (source, drafting) = Sampling(temperature=temperature, guidance=9.0), METHODS[method]
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
-    drafted = run(target, drafter, sampling=sampling, drafting=Drafting(**drafting))
-    assert torch.equal(drafted.codes, run(target, sampling=sampling).codes)
+    plain = run(target, sampling=sampling).codes
+    for kept in (0, 7):
+        prefix = target.cells(plain).flatten(1)[:, :kept]
+        drafted = run(target, drafter, sampling=sampling, drafting=Drafting(**drafting), prefix=prefix)
+        assert torch.equal(drafted.codes, plain)
 
 
 def test_the_prompt(target):

@@ -291,6 +291,11 @@ def cut_an_attention(path):
     torch.save({"model": stored}, path)
 
 
+def empty_codec(path):
+    file = path.parent / "movqgan_270M.ckpt"
+    torch.save(torch.load(file) | {"encoder.conv_in.weight": torch.zeros(0, 3, 3, 3)}, file)
+
+
 DOWN, EMBEDDINGS = "model.layers.1.mlp.down_proj.weight", "model.generation_embeddings.weight"
 SECOND = "model-00002-of-00002.safetensors"
 WRONG = {
@@ -316,6 +321,7 @@ WRONG = {
             config(lambda c: c.update(vocab_size=155010)),
             "vocab_size 155010 has no room for the 40 tokens of its images",
         ),
+        "a codec of no channels": (empty_codec, "the shapes of its codec make no sense; download its file again"),
     },
     "emu3": {
         "no shard": (without(SECOND), f"lacks {SECOND}"),
