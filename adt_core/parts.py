@@ -31,7 +31,7 @@ from .models.layers import Layer
 from .models.layout import paired
 from .models.rotary import rope_tables
 from .models.rows import Roots, Rows, Step
-from .models.target import Prompt, PublishedSampling, Target, suffixed, with_grammar
+from .models.target import Prompt, PublishedSampling, Target, guidance_at, suffixed, with_grammar
 from .policies import PLAIN, POLICIES, Drafting
 from .policies.recipe import Recipe
 from .rules.sampling import noise_table, process_logits

@@ -37,6 +37,7 @@ ACCEPTED = ("", "0", "01", "010", "0100")
 THUMBNAILS = {
     "ADT-Tree Anole 7B text to image": "Anole 7B",
     "ADT-Tree Lumina-mGPT text to image": "Lumina-mGPT 7B",
+    "ADT-Tree Lumina-mGPT 2.0 text to image": "Lumina-mGPT 2.0",
     "ADT-Tree Janus-Pro text to image": "Janus-Pro 1B",
     "ADT-Tree Emu3 text to image": "Emu3-Gen",
     "ADT-Tree LlamaGen text to image": "LlamaGen",

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..adt_core.app.batch import Batch, Picture, home
 from ..adt_core.app.fitting import STOP, WAYS
 from ..adt_core.app.images import is_keyword
-from ..adt_core.app.jobs import Job, rounds, stretches
+from ..adt_core.app.jobs import Job, drawing, stretches
 from ..adt_core.app.known import remark
 from ..adt_core.errors import AdtError
 from ..adt_core.policies.recipe import Loading, Recipe
@@ -226,7 +226,7 @@ def _draw(
             decoding = batch.job.decoding(
                 [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
             )
-        with loaded_for([decoding], model, drafter), rounds(decoding) as running:
+        with loaded_for([decoding], model, drafter), drawing(decoding) as running:
             for finished in running:
                 for image in finished:
                     made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)

@@ -8,7 +8,7 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.app.jobs import rounds, warm_up
+from ..adt_core.app.jobs import drawing, warm_up
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.settings import Lantern
@@ -122,7 +122,7 @@ def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> 
     progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))
     maps = [LiveMap(decoding.trace, model.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
-        running = [stack.enter_context(rounds(decoding)) for decoding in both]
+        running = [stack.enter_context(drawing(decoding)) for decoding in both]
         done = [0, 0]
         while min(done) < total:
             behind = done.index(min(done))

@@ -5,7 +5,7 @@ import torch
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.app.continuation import KEEP
-from ..adt_core.app.jobs import rounds
+from ..adt_core.app.jobs import drawing
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.settings import Lantern
 from .decoration import decorating
@@ -135,7 +135,7 @@ def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict |
     """Decode to the end, with progress and the live map. Returns what the node shows of it then."""
     live_map = LiveMap(decoding.trace, model.target.name, hidden)
     progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(model.target, decoding))
-    with rounds(decoding) as running:
+    with drawing(decoding) as running:
         for _ in running:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text: the map says as much

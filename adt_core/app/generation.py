@@ -23,7 +23,7 @@ from ..rules.trace import Trace
 from . import continuation, distributed
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
-from .jobs import Job, conditions, rounds, stretches, warm_up
+from .jobs import Job, conditions, drawing, stretches, warm_up
 from .known import remark
 from .loading import choose_device, complete, models_of, named, open_target
 from .orders import Order
@@ -137,7 +137,7 @@ class Engine:
         for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
             decoding = self._decoding(job, numbers)
             done = decoding.done_tokens
-            with rounds(decoding) as running:
+            with drawing(decoding) as running:
                 for finished in running:
                     pictured = finished if job is self.jobs[0] else []
                     pngs = {first + image: self._png(decoding, image, first + image) for image in pictured}

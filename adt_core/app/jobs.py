@@ -131,8 +131,8 @@ class Job:
 
 
 @contextmanager
-def rounds(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
-    """``with rounds(decoding) as running: for finished in running: ...`` decodes to the end.
+def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
+    """``with drawing(decoding) as running: for finished in running: ...`` decodes to the end.
 
     Each round gives the numbers of the images that are newly finished: often none. A round more comes at the end if the
     last images were finished by reading their prompts alone. The block's end frees the caches, however it ends. If all
@@ -142,6 +142,12 @@ def rounds(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
         yield running
     if decoding.done_tokens == decoding.total_tokens:
         decoding.learn_costs()
+
+
+def rounds(decoding: Decoding) -> Iterator[list[int]]:
+    """What :func:`drawing` runs through, for a loop that does nothing else."""
+    with drawing(decoding) as running:
+        yield from running
 
 
 def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
@@ -169,9 +175,8 @@ def conditions(decoding: Decoding, image: int) -> dict:
 
 def decode(decoding: Decoding) -> Decoding:
     """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
-    with rounds(decoding) as running:
-        for _ in running:
-            pass
+    for _ in rounds(decoding):
+        pass
     return decoding
 
 

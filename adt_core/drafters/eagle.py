@@ -19,6 +19,7 @@ from ..models.config import DecoderConfig
 from ..models.layers import Decoder, Frame, Layer, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
 from ..models.rows import Roots, Rows, Step
+from ..models.target import guidance_at
 from ..policies import Shape
 from ..rules.settings import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
@@ -81,12 +82,15 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
     return torch.where((code >= 0) & (code < len(image_ids)), code, ids)
 
 
-def draft_logits(decoder: Decoder, out: Tensor, sampling: Sampling, plus: Tensor | None) -> Tensor:
+def draft_logits(
+    decoder: Decoder, out: Tensor, sampling: Sampling, plus: Tensor | None, guidance: Tensor | float
+) -> Tensor:
     """Outputs [R, m, h] of a drafter -> the logits [B, m, V] that rank drafts: guided, over the temperature, none cut.
 
     decoder: the target's. plus: [B, m or 1, V], added to them: the grammar of their positions and, in drafting, noise.
+    guidance: its scale there, [..., 1] or one for all.
     """
-    z = decoder.logits(out.to(decoder.wide_dtype), sampling.guidance)
+    z = decoder.logits(out.to(decoder.wide_dtype), guidance)
     if sampling.temperature not in (0, 1):
         z = z / sampling.temperature
     if plus is None:
@@ -111,6 +115,8 @@ class EagleProposer(Proposer):
             self.noise = None
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
         self._grammar, self._length = session.target.grammar(like), session.target.length
+        # of the last position, which nearly all others have, too: what is drafted is checked with their own
+        self._guidance = guidance_at(session.target.guidance(session.sampling.guidance, like), torch.tensor([-1]))
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
 
@@ -190,7 +196,7 @@ class EagleProposer(Proposer):
         Scores are log-softmax of the logits that rank them. With noise on these, they are nearly calibrated acceptance
         probabilities.
         """
-        z = draft_logits(self._decoder, out, self.session.sampling, noise)
+        z = draft_logits(self._decoder, out, self.session.sampling, noise, self._guidance)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..models.rows import Step
-from ..models.target import with_grammar
+from ..models.target import guidance_at, with_grammar
 from ..rules.sampling import process_logits
 from .lanes import Lanes
 from .task import PREFIX_AT_ONCE
@@ -46,9 +46,9 @@ def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
 
     depths: [B, n], of the nodes below their roots, or one number for all.
     """
-    task, grammar = lanes.task, lanes.tables.grammar
-    z = process_logits(task.target.decoder.logits(features, task.sampling.guidance), task.sampling)
-    return z if grammar is None else with_grammar(z, grammar, lanes.roots.at + 1 + depths)
+    task, tables, at = lanes.task, lanes.tables, lanes.roots.at + 1 + depths
+    z = task.target.decoder.logits(features, guidance_at(tables.guidance, at))
+    return with_grammar(process_logits(z, task.sampling), tables.grammar, at)
 
 
 def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:

@@ -39,12 +39,13 @@ small products are slowed down many times over by a process that keeps one core 
 
 @dataclass(frozen=True)
 class Tables:
-    """What forwards look up. rope: rotary tables of the decoder. grammar: of :meth:`Target.grammar`.
+    """What forwards look up. rope: rotary tables of the decoder. guidance, grammar: of the :class:`Target`'s methods.
 
     neighbours: of every token, for LANTERN.
     """
 
     rope: Rope
+    guidance: Tensor | float
     grammar: Tensor | None
     neighbours: Neighbours | None
 
@@ -150,12 +151,13 @@ class Task:
     def tables(self) -> Tables:
         """Where the weights are now."""
         decoder, target = self.target.decoder, self.target
-        grammar = target.grammar(torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device))
+        like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
+        guidance, grammar = target.guidance(self.sampling.guidance, like), target.grammar(like)
         neighbours = None
         if self.lantern is not None:
             nearest = target.codec.neighbours(self.lantern.neighbours).padded(target.num_tokens)
             neighbours = nearest.to(decoder.embedding.device)
-        return Tables(rope_tables(decoder.config, decoder.embedding), grammar, neighbours)
+        return Tables(rope_tables(decoder.config, decoder.embedding), guidance, grammar, neighbours)
 
     @property
     def largest(self) -> Shape:

@@ -278,7 +278,7 @@ class Decoder(nn.Module):
     def _normed(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
 
-    def logits(self, features: Tensor, guidance: float = 1) -> Tensor:
+    def logits(self, features: Tensor, guidance: Tensor | float = 1) -> Tensor:
         """Features in ``wide_dtype`` -> logits of the codes [..., num_codes].
 
         Under classifier-free guidance the rows [cond..., uncond...] [2B, ..., h] become [B, ..., num_codes]. The head's

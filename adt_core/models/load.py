@@ -6,7 +6,7 @@ import torch
 
 from ..errors import AdtError, Check, shown
 from .checkpoint import Checkpoint, check_entries, fill
-from .families import chameleon, emu3, janus, llamagen, lumina
+from .families import chameleon, emu3, janus, llamagen, lumina, lumina2
 from .family import Family
 from .quantised import quantise
 from .target import Target
@@ -14,6 +14,7 @@ from .target import Target
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
     lumina.FAMILY,  # a kind of Chameleon, so after it
+    lumina2.FAMILY,  # a kind of both
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,

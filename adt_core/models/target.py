@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -66,6 +66,14 @@ def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor
     return z if grammar is None else F.pad(z, (0, 1)) + grammar[positions % len(grammar)]
 
 
+def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
+    """The scale at raster ``positions`` [n] or [B, n], as [..., 1]; the number itself if it is one for all.
+
+    guidance: from :meth:`Target.guidance`.
+    """
+    return guidance[positions % len(guidance)] if isinstance(guidance, Tensor) else guidance
+
+
 class Prompter:
     """How the texts of a family become prompts. ``grid``: rows and columns of the image's cells."""
 
@@ -92,7 +100,8 @@ class Target:
 
     grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
     row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
-    end of a row and impossible elsewhere. published: how its authors draw. words: those with which a prompt asks
+    end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
+    by the scale that is asked for and the grid. published: how its authors draw. words: those with which a prompt asks
     for something that it can draw, of a model that knows few. draws_from_all: its authors' script samples from a vector
     of the whole vocabulary, other tokens at minus infinity; else from the codes alone.
     """
@@ -105,6 +114,7 @@ class Target:
     row_end: bool = False
     text_encoder: nn.Module | None = None
     usual_grid: tuple[int, int] | None = None
+    guidance_of: Callable[[float, tuple[int, int]], list[float]] | None = None
     published: PublishedSampling = PublishedSampling()
     words: frozenset[str] = frozenset()
     draws_from_all: bool = False
@@ -193,6 +203,12 @@ class Target:
         rows = cells.split(self.grid[1], 1)
         ended = [F.pad(row, (0, 1), value=self.num_codes) if row.shape[1] == self.grid[1] else row for row in rows]
         return torch.cat(ended, 1)
+
+    def guidance(self, scale: float, like: Tensor) -> Tensor | float:
+        """The scale of guidance at every position [length, 1] in ``like``'s dtype and device; or one for all."""
+        if self.guidance_of is None or scale == 1:
+            return scale
+        return like.new_tensor(self.guidance_of(scale, self.grid))[:, None]
 
     def grammar(self, like: Tensor) -> Tensor | None:
         """Added to the logits in each column [columns, num_tokens]: 0 or -inf. None if all tokens are possible."""

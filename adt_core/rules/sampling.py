@@ -52,13 +52,13 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     return z
 
 
-def guide(features: Tensor, guidance: float) -> Tensor:
+def guide(features: Tensor, guidance: Tensor | float) -> Tensor:
     """Classifier-free guidance on features: rows [cond..., uncond...] [2B, ...] -> [B, ...].
 
-    A head's last step is affine, so guiding its input guides its logits at half the head's cost.
-    At guidance 1 there are no unconditional rows and the input is returned.
+    A head's last step is affine, so guiding its input guides its logits at half the head's cost. guidance: one scale,
+    or one for every feature [..., 1]. At guidance 1 there are no unconditional rows and the input is returned.
     """
-    if guidance == 1:
+    if not isinstance(guidance, Tensor) and guidance == 1:
         return features
     conditional, unconditional = features.chunk(2)
     return torch.lerp(unconditional, conditional, guidance)

@@ -62,7 +62,8 @@ class Reading:
         """Outputs [R, m, h] at raster ``positions`` [m] -> the logits [B, m, V] that rank drafts, without noise."""
         grammar = self.target.grammar(self.z)
         grammar = None if grammar is None else grammar[positions % len(grammar)]
-        return core.draft_logits(self.target.decoder, out, self.sampling, grammar)
+        guidance = core.guidance_at(self.target.guidance(self.sampling.guidance, self.z), positions)
+        return core.draft_logits(self.target.decoder, out, self.sampling, grammar, guidance)
 
 
 @torch.no_grad()
@@ -92,9 +93,9 @@ def read(
         features = decoder(rows.ids, text, cache, rope, None, rows.features)
         features = torch.cat([features, decoder(ids, image, cache, rope)], 1)
         features = features if stored is None else stored.put(numbers, pads, features)
-    z = decoder.logits(features[:, rows.length :].to(decoder.wide_dtype), sampling.guidance)
-    z = core.process_logits(z, sampling)
-    z = core.with_grammar(z, target.grammar(z), torch.arange(1, length, device=rows.device))
+    at, drawing = torch.arange(1, length, device=rows.device), features[:, rows.length :].to(decoder.wide_dtype)
+    z = decoder.logits(drawing, core.guidance_at(target.guidance(sampling.guidance, drawing), at))
+    z = core.with_grammar(core.process_logits(z, sampling), target.grammar(z), at)
     return Reading(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
 

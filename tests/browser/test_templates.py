@@ -20,6 +20,7 @@ RUNNABLE = [
 MISSING = [
     "ADT-Tree Anole 7B text to image",
     "ADT-Tree Lumina-mGPT text to image",
+    "ADT-Tree Lumina-mGPT 2.0 text to image",
     "ADT-Tree LlamaGen text to image",
     "ADT-Tree Janus-Pro text to image",
     "ADT-Tree Emu3 text to image",

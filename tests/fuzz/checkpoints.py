@@ -17,6 +17,7 @@ from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import write_hugging_face
 from tests.layouts.lumina import write_lumina
+from tests.layouts.lumina2 import write_lumina2
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 from .odd import ODD, TEXTS, as_json, changed, damaged
@@ -24,6 +25,7 @@ from .odd import ODD, TEXTS, as_json, changed, damaged
 WRITERS = {
     "chameleon": write_tiny_checkpoint,
     "lumina-mgpt": write_lumina,
+    "lumina-mgpt-2": write_lumina2,
     "llamagen": write_hugging_face,
     "janus": write_janus,
     "emu3": write_emu3,

@@ -14,16 +14,18 @@ from .edits import edit_config
 from .emu3 import write_emu3
 from .janus import write_janus
 from .lumina import share_norms, write_lumina
+from .lumina2 import write_lumina2
 
 WRITERS = {
     "chameleon": lambda home: write_tiny_checkpoint(home / "Anole-7b-v0.1-hf", scale=3.0, resolution=48),
     "lumina": lambda home: write_lumina(home / "Lumina-mGPT-7B-768", scale=3.0),
+    "lumina-mgpt-2": lambda home: write_lumina2(home / "Lumina-mGPT-2.0", scale=3.0),
     "emu3": lambda home: write_emu3(home / "Emu3-Gen-hf"),
     "janus": lambda home: write_janus(home / "Janus-Pro-1B", image_size=96),
     "llamagen": lambda home: llamagen.write_hugging_face(home, side=6),
 }
 """By family, what writes a checkpoint into a folder, together with what belongs beside it."""
-SIZES = {"lumina": (96, 64), "emu3": (48, 40)}
+SIZES = {"lumina": (96, 64), "lumina-mgpt-2": (64, 32), "emu3": (48, 40)}
 """Pixels of the families that draw other sizes than their usual one, which is large."""
 
 
@@ -40,6 +42,6 @@ def write_network(family: str, folder: Path, target: Target) -> Path:
         edit_config(folder, lambda config: config.pop("input_type"))  # it would ask for one of the published sizes
         return folder
     write_drafter(folder, target)
-    if family == "lumina":
+    if family.startswith("lumina"):
         share_norms(folder)
     return folder

@@ -8,6 +8,7 @@ from .emu3 import write_emu3
 from .janus import write_janus
 from .llamagen import write_hugging_face
 from .lumina import write_lumina
+from .lumina2 import write_lumina2
 
 LUMINA = "Lumina-mGPT-7B-768"
 
@@ -17,6 +18,7 @@ def write_published(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
     write_lumina(folder / LUMINA)
+    write_lumina2(folder / "Lumina-mGPT-2.0")
     write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
     write_janus(folder / "Janus-Pro-1B")
     write_emu3(folder / "Emu3-Gen-hf")

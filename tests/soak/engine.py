@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from adt_core import AdtError, Drafting, Sampling, load_drafter
-from adt_core.app.jobs import Job, rounds
+from adt_core.app.jobs import Job, drawing
 from adt_core.drafters import DRAFTERS as WITHOUT_FILES
 from adt_core.drafters import Drafter
 from adt_core.errors import Check
@@ -93,7 +93,7 @@ class Engine:
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
         decoding = job.decoding(request.texts, request.indices, request.batch, kept, check)
-        with rounds(decoding) as running:
+        with drawing(decoding) as running:
             for finished in running:
                 for image in finished[:1]:
                     job.pixels(decoding.grid_codes()[image][None], check)

@@ -11,7 +11,7 @@ from PIL import Image
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import Batch, Picture, home, key
 from adt_core.app.images import parameters, read_settings, to_png
-from adt_core.app.jobs import Job, decode, rounds, stretches
+from adt_core.app.jobs import Job, decode, drawing, stretches
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from adt_core.policies.recipe import Loading, Recipe
@@ -41,7 +41,7 @@ def run(
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
-        with rounds(decoding) as running:
+        with drawing(decoding) as running:
             for finished in running:
                 made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
                 if stop is not None and len(made) >= stop:

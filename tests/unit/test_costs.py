@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting
-from adt_core.app.jobs import Job, decode, rounds, warm_up
+from adt_core.app.jobs import Job, decode, drawing, warm_up
 from adt_core.engine import measuring, pool, profiles
 from adt_core.engine.room import MEMORY_SHARE
 from adt_core.policies import CostProfile
@@ -211,7 +211,7 @@ def test_a_warm_up_that_draws_the_whole_image_measures_once(models, cache, monke
 
 def test_a_decoding_that_is_left_measures_nothing(models, cache):
     job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
-    with rounds(job.decoding(["a cat"])) as running:
+    with drawing(job.decoding(["a cat"])) as running:
         next(running)
     assert not cache.exists()
 

@@ -115,6 +115,8 @@ def test_prompts_that_it_cannot_read(models, family, text, reason):
         ("lumina", (48, 64), "multiples of 32"),
         ("lumina", (32, 160), "4 times"),
         ("lumina", (1024, 1024), "no more pixels"),
+        ("lumina-mgpt-2", (48, 64), "multiples of 32"),
+        ("lumina-mgpt-2", (800, 768), "no more pixels than 768x768"),
     ],
 )
 def test_sizes_that_it_cannot_draw(models, family, size, reason):
@@ -138,7 +140,8 @@ def test_rows_end_where_they_must_also_under_relaxed_acceptance(models, family, 
     drawn = run(target, drafter and load_drafter(drafter.replace("network", str(network)), target), **how)
     (rows, columns), cells = target.grid, drawn.grid_codes()
     assert drawn.codes.shape == (2, rows * target.columns) and target.columns == columns + target.row_end
-    assert target.row_end is (family in ("lumina", "emu3")) and (0 <= cells).all() and (cells < 40).all()
+    assert target.row_end is (family in ("lumina", "lumina-mgpt-2", "emu3"))
+    assert (0 <= cells).all() and (cells < 40).all()
     assert not target.row_end or (drawn.codes.view(2, rows, -1)[..., -1] == 40).all()
     side = target.downsample
     assert target.codec.decode(cells).shape == (2, 3, rows * side, columns * side)
@@ -182,6 +185,7 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
     [
         ("chameleon", 6, 48, [40, 6]),
         ("lumina", 48, 768, [40, 6]),
+        ("lumina-mgpt-2", 96, 768, [40, 4]),
         ("emu3", 90, 720, [40, 4]),
         ("janus", 6, 96, [40, 8]),
         ("janus, deepseek", 4, 64, [40, 8]),
@@ -228,6 +232,7 @@ def lacks_beside(name):
         ("lumina", lacks_beside("vqgan.ckpt"), "model.vqmodel.decoder.", "put vqgan.ckpt"),
         ("llamagen", lacks_beside("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
         ("llamagen, authors'", lacks_beside("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
+        ("lumina-mgpt-2", lacks_beside("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
         ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
     ],
 )
@@ -286,6 +291,11 @@ def cut_an_attention(path):
     torch.save({"model": stored}, path)
 
 
+def empty_codec(path):
+    file = path.parent / "movqgan_270M.ckpt"
+    torch.save(torch.load(file) | {"encoder.conv_in.weight": torch.zeros(0, 3, 3, 3)}, file)
+
+
 DOWN, EMBEDDINGS = "model.layers.1.mlp.down_proj.weight", "model.generation_embeddings.weight"
 SECOND = "model-00002-of-00002.safetensors"
 WRONG = {
@@ -302,6 +312,17 @@ WRONG = {
         "no tokenizer": (without("tokenizer.json"), "no tokenizer.json; download it"),
     },
     "lumina": {"no shard": (without(SECOND), SECOND)},
+    "lumina-mgpt-2": {
+        "no first token": (
+            lambda path: (path / "tokenizer_config.json").write_text("{}"),
+            "tokenizer_config.json names no bos_token or eos_token",
+        ),
+        "too small a vocabulary": (
+            config(lambda c: c.update(vocab_size=155010)),
+            "vocab_size 155010 has no room for the 40 tokens of its images",
+        ),
+        "a codec of no channels": (empty_codec, "the shapes of its codec make no sense; download its file again"),
+    },
     "emu3": {
         "no shard": (without(SECOND), f"lacks {SECOND}"),
         "no index and no shard": (lose_index_and_shard, f"lacks {SECOND}; download"),

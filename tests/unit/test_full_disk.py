@@ -14,7 +14,7 @@ from PIL import Image
 from adt_core import cli
 from adt_core.app.batch import Batch
 from adt_core.app.checkpoints import load_drafter
-from adt_core.app.jobs import Job, rounds
+from adt_core.app.jobs import Job, drawing
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from adt_core.policies import Drafting
@@ -78,7 +78,7 @@ def test_the_batch_sampler_keeps_what_is_finished(models, tmp_path, monkeypatch)
     def make() -> None:
         missing = [prompt for prompt in prompts if batch.find(prompt) is None]
         decoding = job.decoding(missing, at_once=1)
-        with rounds(decoding) as running:
+        with drawing(decoding) as running:
             for finished in running:
                 for image in finished:
                     batch.save(decoding, image, missing[image])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, Drafting, Lantern, Sampling
-from adt_core.app.jobs import Job, decode, rounds, stretches
+from adt_core.app.jobs import Job, decode, drawing, stretches
 from adt_core.policies.recipe import Recipe
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -21,7 +21,7 @@ def job(models):
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
     decoding, announced = job.decoding(PROMPTS, at_once=at_once), []
-    with rounds(decoding) as running:
+    with drawing(decoding) as running:
         for finished in running:
             for image in finished:
                 assert (decoding.codes[image] >= 0).all()
@@ -31,13 +31,13 @@ def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
 
 def test_images_that_are_kept_whole_are_announced_without_a_round(job):
     prefix = torch.zeros(2, 16, dtype=torch.long)
-    with rounds(job.decoding(PROMPTS[:2], prefix=prefix)) as running:
+    with drawing(job.decoding(PROMPTS[:2], prefix=prefix)) as running:
         assert list(running) == [[0, 1]]
 
 
 def test_a_loop_that_is_left_frees_the_caches(job):
     decoding = job.decoding(PROMPTS)
-    with pytest.raises(ValueError), rounds(decoding) as running:
+    with pytest.raises(ValueError), drawing(decoding) as running:
         for _ in running:
             raise ValueError
     assert decoding.at_work == []

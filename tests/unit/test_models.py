@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ({"model_type": "chameleon"}, "chameleon"),
         ({"model_type": "chameleon", "z_loss_weight": 0.0}, "lumina-mgpt"),
         ({"model_type": "chameleon", "architectures": ["ChameleonXLLMXForConditionalGeneration"]}, "lumina-mgpt"),
+        ({"model_type": "chameleon", "vocab_size": 171385, "mask_image_logits": False}, "lumina-mgpt-2"),
         ({"cls_token_num": 120}, "llamagen"),
         ({"model_type": "janus"}, "janus"),
         ({"model_type": "multi_modality"}, "janus"),

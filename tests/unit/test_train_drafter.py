@@ -27,6 +27,7 @@ from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.lumina import write_lumina
+from tests.layouts.lumina2 import write_lumina2
 
 PROMPTS = [
     f"{colour} {thing}"
@@ -357,6 +358,8 @@ def write_family(name, folder):
     """A tiny target of a family, small enough to train on; the options that it needs."""
     if name == "lumina-mgpt":
         return write_lumina(folder / "Lumina-mGPT-768-tiny"), {"size": "64x64"}
+    if name == "lumina-mgpt-2":
+        return write_lumina2(folder / "Lumina-mGPT-2.0"), {"size": "64x64"}
     if name == "janus":
         return write_janus(folder / "janus"), {}
     if name == "emu3":
@@ -364,7 +367,7 @@ def write_family(name, folder):
     return llamagen.write_upstream(folder), {}
 
 
-@pytest.mark.parametrize("name", ["lumina-mgpt", "llamagen", "janus", "emu3"])
+@pytest.mark.parametrize("name", ["lumina-mgpt", "lumina-mgpt-2", "llamagen", "janus", "emu3"])
 def test_a_drafter_for_every_family(train, tmp_path, name):
     """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
     drafts from what it learned."""

@@ -15,7 +15,11 @@ START, LLAMAGEN = "ADT-Tree text to image (start here)", "ADT-Tree LlamaGen text
 FIRST = {START, COMPARED, "ADT-Tree continue a picture", LLAMAGEN, BATCH}
 """Workflows that have, together, every node that reads weights, and the family with the most parts. The batch's nodes
 read them in several places: it is for the oldest ComfyUI, too."""
-SIZES = {"ADT-Tree Lumina-mGPT text to image": (96, 64), "ADT-Tree Emu3 text to image": (48, 40)}
+SIZES = {
+    "ADT-Tree Lumina-mGPT text to image": (96, 64),
+    "ADT-Tree Lumina-mGPT 2.0 text to image": (64, 32),
+    "ADT-Tree Emu3 text to image": (48, 40),
+}
 """In pixels, for models that draw several: these are quick."""
 DRAWN = {
     "ADT-Tree Anole 7B text to image": (32, 32),

@@ -34,6 +34,7 @@ AT_DEFAULTS = {
 TO_INSTALL = {
     "ADT-Tree Anole 7B text to image": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
     "ADT-Tree Lumina-mGPT text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
+    "ADT-Tree Lumina-mGPT 2.0 text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-2.0"),
     "ADT-Tree LlamaGen text to image": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
     "ADT-Tree Janus-Pro text to image": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
     "ADT-Tree Emu3 text to image": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),

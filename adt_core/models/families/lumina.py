@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import ClassVar
 
 from ...errors import AdtError
 from ..checkpoint import Checkpoint
@@ -21,8 +22,8 @@ from . import chameleon
 from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompter, build, entries, is_chameleon
 
 END_OF_ROW = "<reserved08799>"
-_CELLS, _PIXELS = 2, 32  # per side of a step
-_MOST_OBLONG = 4  # width to height, or height to width
+_CELLS, PIXELS = 2, 32  # per side of a step
+MOST_OBLONG = 4  # width to height, or height to width
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
@@ -31,36 +32,40 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
     return "XLLMX" in str(config.get("architectures")) or (is_chameleon(config) and has_own_field)
 
 
-def _size_token(steps: int) -> str:
+def size_token(steps: int) -> str:
+    """The name of the token for a side of so many steps."""
     return f"<reserved{8800 + steps:05}>"
-
-
-def _header(grid: tuple[int, int]) -> tuple[str, ...]:
-    """Names of the tokens that an image begins with."""
-    return BEGIN_IMAGE, *(_size_token(side // _CELLS) for side in grid)
 
 
 class LuminaPrompter(ChameleonPrompter):
     """Rows ``<s> request <reserved08706> <racm3:break> height width``; without a text the last three alone."""
 
+    CELLS: ClassVar[int] = _CELLS
+    """Per side of a step of 32 pixels."""
+
     def request(self, text: str, grid: tuple[int, int]) -> str:
-        height, width = (side // _CELLS * _PIXELS for side in grid)
+        height, width = (side // self.CELLS * PIXELS for side in grid)
         return f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
 
     def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        return SEPARATOR, *_header(grid)
+        return SEPARATOR, *self._header(grid)
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt(self.ids(*_header(grid)))
+        return Prompt(self.ids(*self._header(grid)))
+
+    def _header(self, grid: tuple[int, int]) -> tuple[str, ...]:
+        """Names of the tokens that an image begins with."""
+        return BEGIN_IMAGE, *(size_token(side // self.CELLS) for side in grid)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         rows, columns = grid
-        if rows % _CELLS or columns % _CELLS or not min(grid):
-            return f"both sides must be multiples of {_PIXELS}"
+        if rows % self.CELLS or columns % self.CELLS or not min(grid):
+            return f"both sides must be multiples of {PIXELS}"
         if rows * columns > usual[0] * usual[1]:
-            return f"it may have no more pixels than {usual[1] // _CELLS * _PIXELS}x{usual[0] // _CELLS * _PIXELS}"
-        if max(grid) > _MOST_OBLONG * min(grid):
-            return f"one side may be {_MOST_OBLONG} times the other at most"
+            height, width = (side // self.CELLS * PIXELS for side in usual)
+            return f"it may have no more pixels than {width}x{height}"
+        if max(grid) > MOST_OBLONG * min(grid):
+            return f"one side may be {MOST_OBLONG} times the other at most"
         return ""
 
 
@@ -70,10 +75,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if len(set(sizes)) != 1:
         remedy = "name its folder as it is published, such as Lumina-mGPT-7B-768"
         raise AdtError(f"{checkpoint.path} doesn't say whether it draws 512, 768 or 1024 pixels; {remedy}.")
-    steps = int(sizes[0]) // _PIXELS
+    steps = int(sizes[0]) // PIXELS
     stated = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
     codec = VQModel(VQConfig.from_dict(stated, checkpoint.path))
-    return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, _size_token(steps)))
+    return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, size_token(steps)))
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:

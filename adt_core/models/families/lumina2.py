@@ -1,0 +1,121 @@
+"""Lumina-mGPT 2.0: Lumina-mGPT with words of another tokenizer, images of more tokens, and the codec MoVQGAN.
+
+Xin et al., arXiv 2507.17801. Read as published: ``Alpha-VLLM/Lumina-mGPT-2.0`` with ``movqgan_270M.ckpt`` beside it.
+Image tokens have no names: code n is the token 155000 + n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar
+
+import torch
+
+from ...errors import AdtError
+from ..checkpoint import Checkpoint, Entry, read_json, whole
+from ..downloads import Download, Published
+from ..family import Family
+from ..layers import Decoder
+from ..layout import decoder_config, decoder_entries, with_room
+from ..movq import MoVQ, shape_of
+from ..prompter import TokenPrompter
+from ..target import PublishedSampling, Target
+from ..vq import VQConfig
+from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon
+from .lumina import MOST_OBLONG, PIXELS, LuminaPrompter, size_token
+
+CODEC = "codec."
+_FIRST_CODE, _END_OF_ROW = 155000, 151670
+"""Ids that the published code fixes: the first of the image's tokens, and ``<reserved08799>``."""
+_STEPS = 24  # of 32 pixels: 768 per side
+_LONGEST = _STEPS * round(MOST_OBLONG**0.5)  # steps of the longer side, where the other is the shortest that may be
+_LEAST_GUIDANCE = 4.0
+_USUAL = VQConfig(4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2, attention=True)  # MoVQGAN-270M
+_CODEC_FILES = "movqgan_270M.ckpt", "movqgan_270M.safetensors", "MoVQGAN/movqgan_270M.ckpt"
+
+
+def _recognises(config: dict, names: Collection[str]) -> bool:
+    """Chameleon's architecture with room for the image's tokens: Chameleon itself has 65,536."""
+    words = config.get("vocab_size")
+    return is_chameleon(config) and isinstance(words, int) and words > _FIRST_CODE
+
+
+class Lumina2Prompter(LuminaPrompter):
+    """The same rows. They begin with what the tokenizer's configuration calls the first token, or else the last."""
+
+    CELLS = 4
+    IN_TOKENIZER: ClassVar = (SEPARATOR, BEGIN_IMAGE, *map(size_token, range(1, _LONGEST + 1)))
+
+    @classmethod
+    def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
+        made, stated = super().of(target, checkpoint), read_json(checkpoint.folder / "tokenizer_config.json")
+        first = stated.get("bos_token") or stated.get("eos_token")
+        name = first.get("content") if isinstance(first, dict) else first
+        number = made.tokenizer.token_to_id(name) if isinstance(name, str) else None
+        if number is None:
+            problem = "tokenizer_config.json names no bos_token or eos_token of its tokenizer.json"
+            raise AdtError(f"{checkpoint.folder}: {problem}; download both again.")
+        made.vocabulary[cls.BOS] = number
+        return made
+
+
+def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
+    """The published loop's scale of guidance at every position of an image of ``grid`` cells.
+
+    Before the token that has n tokens between it and the one that begins the image, the size's two included, it takes
+    the scale of the token before times 1 - n / N, and 4 if that is less. N is a quarter of the cells.
+    """
+    rows, columns = grid
+    scales, quarter = [], rows * columns / 4
+    for position in range(rows * (columns + 1)):
+        scale = max(_LEAST_GUIDANCE, scale * (1 - (position + 2) / quarter))
+        scales.append(scale)
+    return scales
+
+
+def skeleton(checkpoint: Checkpoint) -> Target:
+    """An empty target of the family."""
+    file = checkpoint.beside(_CODEC_FILES)
+    if file is not None:
+        checkpoint.add(file, CODEC)
+    config = decoder_config(checkpoint.config, checkpoint.path)
+    codec = MoVQ(shape_of(checkpoint, CODEC, _STEPS * PIXELS, _USUAL))
+    codes, cells = len(codec.codebook), codec.config.cells
+    if file is not None and _FIRST_CODE + codes > config.vocab_size:
+        problem = f"vocab_size {config.vocab_size} has no room for the {codes} tokens of its images"
+        raise AdtError(f"{checkpoint.path}: config.json's {problem}; use the checkpoint's own config.json.")
+    ids = torch.tensor([*range(_FIRST_CODE, _FIRST_CODE + codes), _END_OF_ROW], device="cpu")
+    decoder = Decoder(with_room(config, cells * (cells + 1)), ids, codes)
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+
+
+def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
+    """The decoder under Hugging Face names, the codec from its own file."""
+    return decoder_entries(target.decoder, checkpoint) + whole(target.codec, CODEC)
+
+
+def _download(name: str) -> Download:
+    return Download(f"Alpha-VLLM/{name}", "about 16 GB", "Apache 2.0", name)
+
+
+MOVQGAN = Download("ai-forever/MoVQGAN", "about 1 GB", "Apache 2.0", "", ("movqgan_270M.ckpt",))
+
+
+def _published(name: str) -> Published:
+    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", "23.8 / 17.8 GiB")
+
+
+FAMILY = Family(
+    name="lumina-mgpt-2",
+    title="Lumina-mGPT 2.0",
+    recognises=_recognises,
+    skeleton=skeleton,
+    entries=entries,
+    prompter=Lumina2Prompter.of,
+    unneeded=("model.vqmodel.", f"{CODEC}loss.", f"{CODEC}ema_"),
+    remedies={CODEC: ("download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it", MOVQGAN)},
+    sampling=PublishedSampling(guidance=4.0, top_k=4096, source="github.com/Alpha-VLLM/Lumina-mGPT-2.0"),
+    search=("lumina mgpt 2", "movqgan"),
+    beside=_CODEC_FILES,
+    published=(_published("Lumina-mGPT-2.0"), _published("Lumina-mGPT-2.0-Omni")),
+)

@@ -1,0 +1,83 @@
+"""MoVQGAN: a VQGAN whose decoder is told at every norm which codebook vectors it decodes.
+
+Zheng et al., arXiv 2209.09002. Its decoder's group norms are scaled and shifted, place by place, by linear functions of
+the vectors (spatially conditional norms). All else is as in :mod:`.vq`, with attention at the coarsest level.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from itertools import count
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import AdtError
+from .checkpoint import Checkpoint
+from .vq import VQConfig, VQModel, check_channels
+
+_decoded: ContextVar[Tensor] = ContextVar("decoded")
+"""The codebook vectors [B, C, h, w] that are being decoded: norms lie too deep in the decoder to be handed them."""
+
+
+class SpatialNorm(nn.Module):
+    """x [B, channels, H, W], normed, then scaled and shifted by what two linear maps make of the nearest vectors."""
+
+    def __init__(self, norm: nn.GroupNorm, width: int):
+        super().__init__()
+        self.norm_layer = norm
+        self.conv_y, self.conv_b = (nn.Conv2d(width, norm.num_channels, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = F.interpolate(_decoded.get(), x.shape[-2:], mode="nearest")
+        return self.norm_layer(x) * self.conv_y(vectors) + self.conv_b(vectors)
+
+
+class MoVQ(VQModel):
+    """Encoder, codebook and decoder."""
+
+    def __init__(self, config: VQConfig):
+        super().__init__(config)
+        for parent in list(self.decoder.modules()):
+            for name, norm in list(parent.named_children()):
+                if isinstance(norm, nn.GroupNorm):
+                    setattr(parent, name, SpatialNorm(norm, config.embed_dim))
+
+    def _decode(self, vectors: Tensor) -> Tensor:
+        token = _decoded.set(vectors)
+        try:
+            return super()._decode(vectors)
+        finally:
+            _decoded.reset(token)
+
+
+def shape_of(checkpoint: Checkpoint, prefix: str, pixels: int, usual: VQConfig) -> VQConfig:
+    """The shape of a codec, from its tensors under ``prefix``; ``usual`` if it was not found. AdtError for nonsense.
+
+    pixels: per side of the image that its model draws best.
+    """
+    level = f"{prefix}encoder.down.{{}}.block.0.conv1.weight"
+    block = f"{prefix}encoder.down.0.block.{{}}.conv1.weight"
+    if level.format(0) not in checkpoint.names:
+        return usual
+    base = checkpoint.sizes(f"{prefix}encoder.conv_in.weight")[0]
+    codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
+    widths = [checkpoint.sizes(level.format(i))[0] for i in range(_count(checkpoint, level))]
+    if not min(base, codes, width, *widths) or 2 ** (len(widths) - 1) > pixels:
+        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+    check_channels(3, [base, *widths], checkpoint.path)
+    return VQConfig(
+        embed_dim=width,
+        num_embeddings=codes,
+        latent_channels=checkpoint.sizes(f"{prefix}quant_conv.weight", 2)[1],
+        resolution=pixels,
+        base_channels=base,
+        channel_multiplier=tuple(wide // base for wide in widths),
+        num_res_blocks=_count(checkpoint, block),
+        attention=True,
+    )
+
+
+def _count(checkpoint: Checkpoint, name: str) -> int:
+    """How many tensors of a numbered name there are."""
+    return next(number for number in count() if name.format(number) not in checkpoint.names)

@@ -1,0 +1,95 @@
+"""Lumina-mGPT 2.0's layout, small and random.
+
+After github.com/Alpha-VLLM/Lumina-mGPT-2.0 (lumina_mgpt). The decoder's tensors have Chameleon's names and the shapes
+of Lumina-mGPT's; the configuration maps no vocabulary. The tokenizer has bytes where Qwen's is, and its marks at the
+ids that the published code names: ``<racm3:break>`` 151665, ``<eoss>`` 151666, ``<reserved08799>`` 151670. Image tokens
+begin at 155000. The codec is the state dictionary of ``movqgan_270M.ckpt``, with keys of its training.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from adt_core.models.movq import MoVQ
+from adt_core.models.vq import VQConfig
+from tests.layouts.lumina import save_shards
+from tests.tiny import layer_tensors
+
+CODES = 40
+FIRST_CODE = 155000
+MARKS = {
+    "<|endoftext|>": 151643,
+    "<racm3:break>": 151665,
+    "<eoss>": 151666,
+    **{f"<reserved{8796 + i:05}>": 151667 + i for i in range(100)},
+    "<reserved08706>": 151800,
+}
+CODEC = VQConfig(4, CODES, 4, 768, 3, 32, (1, 2, 2, 1), 1, attention=True)
+
+
+def write_lumina2(
+    folder: Path, *, hidden: int = 32, heads: int = 4, kv_heads: int = 4, scale: float = 1.0, seed: int = 0
+) -> Path:
+    """A target in two files, with ``movqgan_270M.ckpt`` in the folder above it. ``scale`` sharpens distributions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator, words = torch.Generator().manual_seed(seed), FIRST_CODE + CODES + 3
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(words, hidden, generator=generator),
+        "model.norm.weight": 1 + 0.1 * torch.randn(hidden, generator=generator),
+        "lm_head.weight": torch.randn(words, hidden, generator=generator) * scale * hidden**-0.5,
+        "model.vqmodel.quantize.embedding.weight": torch.zeros(4, 4),  # Chameleon's codec, which is not used
+    }
+    for i in range(2):
+        tensors |= layer_tensors(generator, f"model.layers.{i}", hidden, 48, heads, kv_heads)
+    shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
+    save_shards(folder, tensors | shared, 2)
+    config = {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "model_type": "chameleon",
+        "vocab_size": words,
+        "hidden_size": hidden,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 10240,
+        "hidden_act": "silu",
+        "model_parallel_size": 1,
+        "swin_norm": False,
+        "mask_image_logits": False,
+        "vocabulary_map": None,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    stated = {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    torch.save({**random_codec(seed).state_dict(), "loss.logvar": torch.zeros(())}, folder.parent / "movqgan_270M.ckpt")
+    return folder
+
+
+def random_codec(seed: int) -> MoVQ:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        codec = MoVQ(CODEC).eval()
+    for name, parameter in codec.named_parameters():
+        if name.endswith(("conv_y.bias", "norm.weight")):
+            parameter.data.add_(1)
+    return codec
+
+
+def _tokenizer() -> Tokenizer:
+    """Qwen's marks have gaps between them, as the rows of the embedding behind them have."""
+    vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary | MARKS, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in MARKS])
+    return tokenizer

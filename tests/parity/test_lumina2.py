@@ -1,0 +1,194 @@
+"""Lumina-mGPT 2.0 equals transformers' Chameleon, its guidance the published loop, its codec Emu3's decoder.
+
+MoVQGAN is what Emu3's codec is made of: the same norms and blocks, there with layers for video between them.
+"""
+
+import json
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Emu3VQVAE, Emu3VQVAEConfig
+
+from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core.models.families.lumina2 import guidance
+from tests.drafted import METHODS, run, write_drafter
+from tests.layouts.lumina import share_norms
+from tests.layouts.lumina2 import CODEC, CODES, FIRST_CODE, MARKS, random_codec, write_lumina2
+from tests.reading import Reader, guided_rows
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_lumina2(tmp_path_factory.mktemp("lumina2") / "Lumina-mGPT-2.0", kv_heads=2, scale=3.0)
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    """8 rows of 12 cells."""
+    return load_target(folder, dtype=torch.float64).sized(96, 64)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    """transformers' model with the checkpoint's tensors, its q and k norms repeated for every head."""
+    fields = json.loads((folder / "config.json").read_text())
+    config = ChameleonConfig(**fields | {"vocabulary_map": {"<image>": 0}, "bos_token_id": 0})
+    made = ChameleonForConditionalGeneration(config).eval()
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
+    expanded = {
+        name: value.repeat(heads[name.split(".")[-2]], 1) if ".self_attn." in name and "_norm." in name else value
+        for name, value in tensors.items()
+        if ".vqmodel." not in name
+    }
+    missing, left_over = made.load_state_dict(expanded, strict=False)
+    assert all(".vqmodel." in name for name in missing) and not left_over
+    return made.double()
+
+
+@torch.no_grad()
+def theirs(model, row):
+    """Logits of the image's tokens behind a row of ids."""
+    head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
+    return model.model(input_ids=torch.tensor([row])).last_hidden_state[0] @ head.T
+
+
+@torch.no_grad()
+def test_logits_of_prompt_and_rows(target, model):
+    """Both guidance rows, the image's first two rows with their ends."""
+    codes = torch.randint(CODES, (26,), generator=torch.Generator().manual_seed(1))
+    codes[12::13] = CODES
+    tokens = [MARKS["<reserved08799>"] if code == CODES else FIRST_CODE + code for code in codes.tolist()]
+    rows = [[*row, *tokens] for row in guided_rows(target, ["a cat"], 3.0)]
+    found = target.decoder.logits(Reader(target.decoder, rows).features)
+    for ours, row in zip(found[:, -27:], rows):
+        assert (ours - theirs(model, row)[-27:]).abs().max() < TOLERANCE
+
+
+def published_loop(model, prompt, cells, scale):
+    """An image, greedy: one token after another. prompt: ids, the last three of which begin the image.
+
+    The scale of guidance is changed before every token, and stays changed.
+    """
+    (rows, columns), ids = cells, list(prompt)
+    start = len(ids) - 3
+    while len(ids) < len(prompt) + rows * (columns + 1):
+        new = len(ids) - start - 1
+        scale = max(4.0, scale * (1 - new / ((rows // 2) * (columns // 2))))
+        if (new - 2 + 1) % (columns + 1) == 0:
+            ids.append(MARKS["<reserved08799>"])
+            continue
+        with_text, without = theirs(model, ids)[-1], theirs(model, ids[start:])[-1]
+        guided = scale * (with_text - without) + without
+        ids.append(FIRST_CODE + guided.argmax().item())
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("scale", [3.0, 4.0, 9.0])
+def test_an_image_is_what_the_published_loop_draws(target, model, scale):
+    decoding = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=scale))
+    drawn = target.decoder.image_ids[decoding.codes[0]].tolist()
+    expected = published_loop(model, target.encode_prompt("a cat"), target.grid, scale)
+    assert drawn == expected and len(set(drawn)) > 4
+
+
+def test_guidance_falls_to_four(target):
+    """From its own number within a few tokens; nothing below 4 holds but 1, which is none."""
+    scales = guidance(9.0, (96, 96))
+    assert len(scales) == 96 * 97 and scales[0] == 9.0 * (1 - 2 / 48**2) and scales[1] == scales[0] * (1 - 3 / 48**2)
+    assert scales == sorted(scales, reverse=True) and set(scales[100:]) == {4.0}
+    assert set(guidance(2.0, (96, 96))) == {4.0}
+    like = torch.empty(0, dtype=torch.float64)
+    assert target.guidance(1.0, like) == 1.0 and target.guidance(9.0, like).shape == (target.length, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_draws_the_same(folder, tmp_path, method, dtype, temperature):
+    """With guidance that changes from token to token, from the beginning and behind what is kept of an image."""
+    target = load_target(folder, dtype=dtype).sized(64, 32)
+    write_drafter(tmp_path / "network", target)
+    share_norms(tmp_path / "network")
+    sampling, (source, drafting) = Sampling(temperature=temperature, guidance=9.0), METHODS[method]
+    drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
+    plain = run(target, sampling=sampling).codes
+    for kept in (0, 7):
+        prefix = target.cells(plain).flatten(1)[:, :kept]
+        drafted = run(target, drafter, sampling=sampling, drafting=Drafting(**drafting), prefix=prefix)
+        assert torch.equal(drafted.codes, plain)
+
+
+def test_the_prompt(target):
+    """``<|endoftext|>`` request ``<reserved08706> <racm3:break>`` height width, in steps of 32 pixels."""
+    prompt = target.encode_prompt("a cat")
+    header = [MARKS["<racm3:break>"], MARKS["<reserved08802>"], MARKS["<reserved08803>"]]
+    assert prompt[0] == MARKS["<|endoftext|>"] and prompt[-4:] == [MARKS["<reserved08706>"], *header]
+    request = "Generate an image of 96x64 according to the following prompt:\na cat"
+    assert prompt[1:-4] == target.prompter.tokenizer.encode(request).ids
+    assert target.unconditional(prompt) == header
+
+
+# ---- the codec ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def codecs():
+    """Ours, and Emu3's of transformers with our weights in those of its layers that work on single pictures."""
+    ours = random_codec(3)
+    config = Emu3VQVAEConfig(
+        codebook_size=CODES,
+        embed_dim=CODEC.embed_dim,
+        latent_channels=CODEC.latent_channels,
+        double_latent=False,
+        base_channels=CODEC.base_channels,
+        channel_multiplier=list(CODEC.channel_multiplier),
+        num_res_blocks=CODEC.num_res_blocks,
+        attn_resolutions=[len(CODEC.channel_multiplier) - 1],
+        hidden_size=CODEC.widths[-1],
+        num_attention_heads=1,
+    )
+    reference = Emu3VQVAE(config).eval()
+    stored = {emu3s_name(name): value for name, value in ours.state_dict().items() if not name.startswith("quant")}
+    flat = {name: value.flatten(1) if name.endswith("_proj.weight") else value for name, value in stored.items()}
+    flat = {name: value for name, value in flat.items() if name.startswith(("encoder.", "decoder."))}
+    missing, left_over = reference.load_state_dict(flat, strict=False)
+    assert not left_over and all("time_" in name or "quant" in name for name in missing)
+    return ours, reference
+
+
+def emu3s_name(name):
+    """transformers' name of one of our tensors."""
+    for old, new in ((".mid.", ".middle_block."), (".down.", ".down_block.down."), (".up.", ".up_block.up.")):
+        name = name.replace(old, new)
+    name = name.replace("attn_1.norm.", "attn_norm.").replace("proj_out.", "out_proj.")
+    name = re.sub(r"attn\.(\d+)\.norm\.", r"attn_norms.\1.", name)
+    return re.sub(r"\.([qkv])\.(weight|bias)$", r".\1_proj.\2", name)
+
+
+@torch.no_grad()
+def test_pixels(codecs):
+    ours, reference = codecs
+    codes = torch.randint(CODES, (2, 4, 5), generator=torch.Generator().manual_seed(2))
+    vectors, decoder = ours.quantize.embedding.weight[codes].permute(0, 3, 1, 2), reference.decoder
+    x = decoder.middle_block(decoder.conv_in(ours.post_quant_conv(vectors)), vectors)
+    expected = decoder.conv_out(F.silu(decoder.norm_out(decoder.up_block(x, vectors), vectors)))
+    assert expected.shape == (2, 3, 32, 40) and expected.std() > 0.05
+    assert (ours.decode(codes) - expected.clamp(-1, 1)).abs().max() < TOLERANCE
+
+
+@torch.no_grad()
+def test_codes(codecs):
+    ours, reference = codecs
+    pixels, encoder = torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1, reference.encoder
+    x = encoder.middle_block(encoder.down_block(encoder.conv_in(pixels)))
+    vectors = ours.quant_conv(encoder.conv_out(F.silu(encoder.norm_out(x))))
+    ours.quantize.embedding.weight.copy_(vectors.permute(0, 2, 3, 1).reshape(CODES, 4))
+    assert torch.equal(ours.encode(pixels), torch.arange(CODES).view(2, 4, 5))
