@@ -17,15 +17,11 @@ CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.
 """Plain steps of a round without drafts, what drafts add, and what each adds, about as on a CPU."""
 
 
-def profile_of(figures, images=1) -> CostProfile:
-    return CostProfile(
-        "a device",
-        images,
-        {
-            name: ((0, idle), (1, idle + once), (64, idle + once + 64 * each))
-            for name, (idle, once, each) in figures.items()
-        },
-    )
+def profile_of(figures) -> CostProfile:
+    def curve(idle, once, each):
+        return (0, idle), (1, idle + once), (64, idle + once + 64 * each)
+
+    return CostProfile("a device", 1, {name: curve(*its) for name, its in figures.items()})
 
 
 def new_policy(profile, length=256, sources=SOURCES, **scene) -> Auto:
@@ -114,10 +110,7 @@ def test_a_source_that_does_worse_than_usual_in_an_image_gives_way_to_another():
 
 def test_chains_that_the_exact_mode_cuts_bring_what_is_left_of_them():
     free = profile_of({"chain": (1.02, 0.2, 0.003)})
-    assert (
-        chosen_second(new_policy(free, deepest=43)).nodes == 32
-        and chosen_second(new_policy(free, deepest=8)).nodes == 8
-    )
+    assert [chosen_second(new_policy(free, deepest=deepest)).nodes for deepest in (43, 8)] == [32, 8]
 
 
 def chosen_second(policy: Auto) -> Shape:
@@ -150,12 +143,8 @@ def test_the_first_round_of_an_image_has_no_drafts():
 
 def test_where_nodes_are_free_trees_are_large():
     free = profile_of(dict.fromkeys(CPU, (1.02, 0.2, 0.003)))
-    assert (
-        chosen_second(new_policy(free)).nodes
-        == SIZES[-1]
-        == chosen_second(new_policy(free, sources=(CHAIN, WINDOW))).nodes
-    )
-    assert chosen_second(new_policy(free)).source == "both"
+    best, second = chosen_second(new_policy(free)), chosen_second(new_policy(free, sources=(CHAIN, WINDOW)))
+    assert best.nodes == second.nodes == SIZES[-1] and best.source == "both"
 
 
 @pytest.mark.parametrize("best", CPU)

@@ -101,6 +101,8 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
         make,
         relaxed,
         changed(make, negative="a dog"),
+        changed(make, suffix=" x"),
+        changed(make, suffix=", best quality"),
         *(
             changed(make, sampling=replace(make.recipe.sampling, **change))
             for change in ({"seed": 4}, {"guidance": 3.0}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.5})
@@ -164,19 +166,12 @@ def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
     assert found.pixels.shape == (rows, columns, 3) and found.pixels.std() > 0
 
 
-def test_a_picture_of_another_size_is_made_anew(make, tmp_path):
-    run(make, PROMPTS[:1], tmp_path, chunk=1)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(to_png(torch.zeros(3, 8, 8), read_settings(path)))
-    assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
-
-
 def black(picture: Picture) -> torch.Tensor:
     """Pixels of the picture's size."""
     return torch.zeros(3, *picture.pixels.shape[:2])
 
 
-@pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "no settings"])
+@pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "other size", "no settings"])
 def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
@@ -185,6 +180,8 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
         path.write_bytes(whole[: len(whole) // 4 if damage == "cut" else -100])
     elif damage == "empty":
         path.write_bytes(b"")
+    elif damage == "other size":
+        path.write_bytes(to_png(torch.zeros(3, 8, 8), read_settings(path)))
     else:
         settings = {**read_settings(path), "tokens": [[1, 2], [3, 4]]} if damage == "other grid" else {}
         path.write_bytes(to_png(black(sound), settings))
@@ -253,17 +250,6 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
     assert json.loads((tmp_path / "again.json").read_text())["tokens"] == [picture.codes.tolist()]
     with Image.open(picture.path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes() and image.info["workflow"] == '{"nodes": []}'
-
-
-def test_a_png_of_plain_decoding_is_made_again_from_it(make, tiny, tmp_path):
-    loading = Loading(model=str(tiny / "target"))
-    plain = replace(changed(make, drafting=Drafting(method="autoregressive"), loading=loading), drafter=None)
-    run(changed(plain, drafter=None), PROMPTS[:1], tmp_path, chunk=1)
-    (path,) = tmp_path.iterdir()
-    options = ["--from-png", str(path), "--model", str(tiny / "target"), "--output", str(tmp_path / "again.png")]
-    assert cli.main(["generate", *options]) == 0
-    with Image.open(path) as image, Image.open(tmp_path / "again.png") as again:
-        assert image.tobytes() == again.tobytes()
 
 
 def test_other_programs_read_what_made_a_picture(make, tmp_path):

@@ -67,9 +67,7 @@ def test_everything_that_generate_writes(generate):
         "--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png"
     )
     assert code == 0, err
-    assert (
-        "tau" in out and "mean depth" in out and "tokens/s" in out and "Speed-up" in out and "tokens identical" in out
-    )
+    assert all(words in out for words in ("tau", "mean depth", "tokens/s", "Speed-up", "tokens identical"))
     assert "16/" in err or "32/32" in err or "%" in err, "a progress bar on stderr"
     grids = load("t.json")["tokens"]
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
@@ -134,11 +132,8 @@ def test_prompts_of_a_list_may_be_decoded_together(generate):
         code, out, err = generate("--compare", **shared, **files, at_once=at_once)
         assert code == 0 and "tokens identical" in out, err
     assert load("None.json") == load("1.json") == load("5.json") and len(load("5.json")["tokens"]) == 10
-    assert (
-        sorted(p.name for p in Path("5").iterdir())
-        == sorted(p.name for p in Path("1").iterdir())
-        == [f"x-{i:04}.png" for i in range(1, 11)]
-    )
+    for folder in ("5", "1"):
+        assert sorted(path.name for path in Path(folder).iterdir()) == [f"x-{i:04}.png" for i in range(1, 11)]
     for number in range(1, 11):
         with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"5/x-{number:04}.png") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
@@ -162,9 +157,7 @@ def test_a_png_names_everything_that_made_it(generate):
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
     assert set(Recipe.options()) <= set(saved), "what --from-png reads back"
-    assert (
-        saved["prompt"] == "a café" and saved["seed"] == 3 and saved["image_index"] == 0 and saved["noise_version"] == 1
-    )
+    assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 

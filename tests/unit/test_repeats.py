@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adt_core import Decoding, Drafting, Lantern, Sampling, load_drafter, load_target
+from adt_core import Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.drafters import with_window
+from tests.drafted import run
 
 ADDING = {"index_add", "scatter_add", "index_reduce", "histc", "bincount", "_embedding_bag", "put"}
 """Operations that add in no order; on whole numbers that does no harm."""
@@ -93,16 +94,8 @@ def decoded(models, case: str, images: int) -> tuple[Tensor, list]:
     """The codes, and what became of every tree."""
     target, drafters = models
     source, options, more = CASES[case]
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in ("a cat", "three small dogs", "x")[:images]],
-        drafter=drafters[source],
-        drafting=Drafting.of(options),
-        at_once=min(images, 2),
-        **{"sampling": FILTERED, **more},
-    )
-    for _ in decoding:
-        pass
+    prompts, more = ("a cat", "three small dogs", "x")[:images], {"sampling": FILTERED, **more}
+    decoding = run(target, drafters[source], prompts, drafting=Drafting.of(options), at_once=min(images, 2), **more)
     return decoding.codes, [round.images for round in decoding.trace.rounds]
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from adt_core import Decoding, Drafting, Sampling, cli, load_drafter, load_target
+from adt_core import Drafting, Sampling, cli, load_drafter, load_target
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import config_fields, load_eagle
 from adt_core.models.config import DecoderConfig
@@ -23,6 +23,7 @@ from adt_lab.training.run import initialise
 from adt_lab.training.save import drafter_tensors, write_checkpoint
 from adt_lab.training.unroll import read, unroll
 from tests.command import words
+from tests.drafted import run
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
@@ -49,12 +50,11 @@ def prompts(tmp_path_factory):
 def train(tiny, prompts, tmp_path, capsys):
     """Run ``train-drafter`` on the tiny target; returns the exit code and both outputs."""
 
-    def run(output=tmp_path / "out", **given):
+    def train(output=tmp_path / "out", **given):
         options = {"model": tiny / "target", "prompts": prompts, "device": "cpu", "output": output, **QUICK}
-        options |= given
-        return cli.main(words("train-drafter", **options)), *capsys.readouterr()
+        return cli.main(words("train-drafter", **options | given)), *capsys.readouterr()
 
-    return run
+    return train
 
 
 def table(folder):
@@ -69,11 +69,7 @@ def weights(folder):
 def with_and_without(target, drafter):
     """Codes of an image decoded plainly, and with the drafter."""
     for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
-        decoding = Decoding(
-            target, [target.encode_prompt("a red house")], sampling=Sampling(seed=5), drafting=drafting, drafter=drafter
-        )
-        list(decoding)
-        yield decoding.codes
+        yield run(target, drafter, ("a red house",), sampling=Sampling(seed=5), drafting=drafting).codes
 
 
 # ---- it learns -------------------------------------------------------------
@@ -142,18 +138,15 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i, prompt in enumerate(PROMPTS[:6]):
-        Image.fromarray(rng.integers(0, 256, (48, 32 + i, 3), np.uint8)).save(
-            folder / f"{i}.{'jpg' if i % 2 else 'png'}"
-        )
+        picture = Image.fromarray(rng.integers(0, 256, (48, 32 + i, 3), np.uint8))
+        picture.save(folder / f"{i}.{'jpg' if i % 2 else 'png'}")
         (folder / f"{i}.txt").write_text(prompt)
     assert train(prompts=None, images=folder)[0] == 0
     settings = json.loads((tmp_path / "out" / "training" / "settings.json").read_text())
     codes = np.load(tmp_path / "out" / "training" / "codes.npy")
     assert sorted(settings["captions"]) == sorted(PROMPTS[:6])
     at = settings["captions"].index(PROMPTS[0])
-    pixels = (
-        torch.from_numpy(np.array(Image.open(folder / "0.png").convert("RGB"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
-    )
+    pixels = torch.from_numpy(np.array(Image.open(folder / "0.png"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
     assert codes[at].tolist() == load_target(tiny / "target").codec.encode(pixels).flatten().tolist()
 
 
@@ -174,10 +167,8 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     from adt_core.models.rows import Roots, Rows
 
     rows = Rows(reading.prompts, 64, drafter.embedding)
-    cache, rope = (
-        KVCache(drafter.config, rows.count, 64, drafter.embedding),
-        rope_tables(drafter.config, drafter.embedding),
-    )
+    cache = KVCache(drafter.config, rows.count, 64, drafter.embedding)
+    rope = rope_tables(drafter.config, drafter.embedding)
     ids = rows.spread(target.decoder.image_ids[codes])
     features = reading.features.double()
     drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
@@ -194,15 +185,8 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
     assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text())["captions"][4]
-    target = load_target(tiny / "target")
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt)],
-        sampling=Sampling(seed=9, guidance=2, top_k=10),
-        drafting=Drafting(method="autoregressive"),
-        image_indices=[4],
-    )
-    list(decoding)
+    sampling = Sampling(seed=9, guidance=2, top_k=10)
+    decoding = run(load_target(tiny / "target"), prompts=(prompt,), sampling=sampling, image_indices=[4])
     assert decoding.codes[0].tolist() == np.load(folder / "codes.npy")[4].tolist()
 
 
@@ -218,7 +202,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
     ends with."""
     assert train(tmp_path / "whole", steps=6, every=2)[0] == 0
 
-    def stop_after(count, owner, name):
+    def stop_after(patch, count, owner, name):
         whole = getattr(owner, name)
 
         def counted(*args, **settings):
@@ -228,20 +212,18 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
                 raise Stop
             return whole(*args, **settings)
 
-        monkeypatch.setattr(owner, name, counted)
+        patch.setattr(owner, name, counted)
 
     for owner, name, count in ((command.Pictures, "put", 1), (command.Trainer, "_step", 3)):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, getattr(owner, name))
-            stop_after(count, owner, name)
+            stop_after(patch, count, owner, name)
             assert train(steps=6, every=2)[0] == 1
     assert train(steps=6, every=2)[0] == 0
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "out")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert [row["step"] for row in table(tmp_path / "out")] == ["2", "4", "6"]
-    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
-        tmp_path / "out" / "model.safetensors"
-    ).read_bytes()
+    written = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "out")]
+    assert written[0] == written[1]
 
 
 def test_a_finished_run_says_its_figures_again(train):
@@ -263,10 +245,8 @@ def test_kept_features_change_nothing(train, tmp_path):
     for name, room in (("kept", 1), ("made", 0)):
         assert train(tmp_path / name, features_gb=room, steps=9)[0] == 0
     kept, made = weights(tmp_path / "kept"), weights(tmp_path / "made")
-    assert (
-        list((tmp_path / "kept" / "training" / "features").iterdir())
-        and not (tmp_path / "made" / "training" / "features").exists()
-    )
+    assert list((tmp_path / "kept" / "training" / "features").iterdir())
+    assert not (tmp_path / "made" / "training" / "features").exists()
     assert all(torch.allclose(kept[name], made[name], atol=1e-3) for name in kept)
 
 
@@ -298,10 +278,7 @@ def test_bad_options(train, tmp_path, monkeypatch, given, said):
 
 
 def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
-    for name, said in (
-        ("jacobi", "--compare: 'jacobi' is no EAGLE drafter"),
-        ("nowhere", "drafter 'nowhere' does not exist"),
-    ):
+    for name, said in (("jacobi", "--compare: 'jacobi' is no EAGLE"), ("nowhere", "drafter 'nowhere' does not exist")):
         code, _, err = train(compare=name)
         assert code == 1 and said in err and not (tmp_path / "out").exists()
 
@@ -339,12 +316,8 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
     assert train()[0] == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     code, _, err = train(cfg=2)
-    assert (
-        code == 2
-        and "was begun with guidance 3.0, and now it is 2.0; give the same options to go on with it, "
-        "or name another folder."
-        in err
-    )
+    advice = "give the same options to go on with it, or name another folder."
+    assert code == 2 and f"was begun with guidance 3.0, and now it is 2.0; {advice}" in err
     assert "was begun with dtype float32, and now it is bfloat16" in train(dtype="bfloat16")[2]
     assert "was begun with exact on, and now it is off" in train(exact="off")[2]
     assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
