@@ -36,7 +36,7 @@ class Decoding:
     text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the image; None
     for the exact one. image_indices: number of each image within its prompt's batch, part of the noise key. seeds: of
     each image, where they differ; else the sampling's. prefix: codes [B, P] of the first P cells of each image, which
-    are kept; each position has its own noise, so a prefix of the seed's own image leads to that image. at_once: how
+    are kept; our own noise belongs to positions, so a prefix of the seed's own image leads to that image. at_once: how
     many images are drawn at the same time, if not all: when one is finished, the next takes its place. profile: what
     rounds cost, for a policy that chooses; unless given, what was measured here, or a guess. Raises AdtError for
     settings that don't fit together; when it is iterated over, also for more than the machine's memory holds.

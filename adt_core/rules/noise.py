@@ -63,9 +63,7 @@ class Own:
     def _rows(self, key: Key, positions: range) -> Tensor:
         """On the host. Pinned memory is not given to anybody else before the copy from it is done."""
         gumbel = torch.from_numpy(keyed_gumbel(*key, positions, self._vocabulary))
-        if not self._like.is_cuda:
-            return gumbel
-        return torch.empty(gumbel.shape, dtype=self._like.dtype, pin_memory=True).copy_(gumbel)
+        return torch.empty(gumbel.shape, dtype=self._like.dtype, pin_memory=self._like.is_cuda).copy_(gumbel)
 
 
 class Noise:

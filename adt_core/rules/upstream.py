@@ -7,6 +7,7 @@ so rows can be known before p is. They can be made in order only, and another ki
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,15 @@ from .noise import Key, Rows
 def maker(device: torch.device) -> str:
     """Who makes the noise there: of graphics cards the model, since their noise depends on how they share the work."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@cache
+def exponential_is_of_uniform() -> bool:
+    """Does this torch make a CPU's exponential number of a uniform one u in float64, as -log(1 - u)? All that are known
+    do. Then only those that are kept have to be made, and all at once."""
+    numbers = torch.empty(1000, dtype=torch.float64).uniform_(generator=torch.Generator().manual_seed(0))
+    expected = torch.empty(1000).exponential_(generator=torch.Generator().manual_seed(0))
+    return torch.equal(numbers.neg_().log1p_().neg_().float(), expected)
 
 
 class _Drawn(NamedTuple):
@@ -62,20 +72,30 @@ class Upstream:
             generator.manual_seed(seed)
         else:
             generator.set_state(state)
-        rows = torch.empty(len(positions), self._together, self._width, device=self._columns.device)
+        uniform = self._columns.device.type == "cpu" and exponential_is_of_uniform()
+        numbers, device = torch.float64 if uniform else torch.float32, self._columns.device
+        rows = torch.empty(len(positions), self._together, self._width, dtype=numbers, device=device)
         for call in rows:
-            call.exponential_(generator=generator)
-        return _Drawn(rows.index_select(-1, self._columns).log_().neg_(), generator.get_state())
+            call.uniform_(generator=generator) if uniform else call.exponential_(generator=generator)
+        q = rows.index_select(-1, self._columns)
+        if uniform:
+            q = q.neg_().log1p_().neg_().float()
+        return _Drawn(q.log_().neg_(), generator.get_state())
 
 
 class _Reader:
     """The rows of one image. Those before the first call are 0."""
 
+    _state: Tensor | None
+
     def __init__(self, kind: Upstream, seed: int, index: int):
         self._kind, self._seed, self._index = kind, seed, index
-        self._state: Tensor | None = None
+        self._next, self._state = kind.start, None  # position of the next call, and the generator before it
 
     def __call__(self, positions: range) -> Tensor:
-        own = range(max(positions.start, self._kind.start), positions.stop)
-        rows, self._state = self._kind.drawn(self._seed, own, self._state)
-        return F.pad(rows[:, self._index], (0, 0, len(positions) - len(own), 0))
+        """Positions that were left out are drawn as well: no call can be skipped."""
+        calls = range(self._next, max(self._next, positions.stop))
+        drawn, self._state = self._kind.drawn(self._seed, calls, self._state)
+        self._next = calls.stop
+        rows = drawn[-len(positions) :, self._index]
+        return F.pad(rows, (0, 0, len(positions) - len(rows), 0))

@@ -54,6 +54,14 @@ def test_the_likeliest_token_under_its_noise_is_the_one_that_multinomial_draws(w
         assert torch.equal(made, rows) and torch.equal((logits + made).argmax(-1), expected)
 
 
+def test_torchs_exponential_numbers_are_taken_themselves_where_they_are_made_otherwise(monkeypatch):
+    made = []
+    for known in (True, False):
+        monkeypatch.setattr("adt_core.rules.upstream.exponential_is_of_uniform", lambda known=known: known)
+        made.append(Upstream(WIDTH, COLUMNS, 2)((SEED, 1))(range(LENGTH)))
+    assert made[0].equal(made[1]) and made[0].equal(calls(together=2)[:, 1])
+
+
 @pytest.mark.parametrize("kept", [0, 2, 100])
 def test_images_of_a_batch_are_rows_of_the_same_calls_however_far_each_is(kept):
     kind, whole = Upstream(WIDTH, COLUMNS, 3, kept=kept), calls(together=3)
@@ -77,6 +85,7 @@ def test_what_is_kept_for_other_images_is_drawn_once(monkeypatch):
 def test_the_first_call_belongs_to_the_first_token_that_is_drawn():
     rows = Upstream(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
     assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
+    assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "what was left out is drawn as well"
 
 
 def test_the_ring_has_it_like_our_own():

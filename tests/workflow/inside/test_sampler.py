@@ -41,6 +41,20 @@ def test_an_image_is_the_engines(small, given, asked):
         assert not np.array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("preset", ["custom", "model's own"])
+def test_the_noise_is_the_chosen_one_whatever_the_preset(pack, small, preset):
+    """The images of a batch are those of upstream's batch."""
+    chosen = {"preset": preset, "noise": "upstream"}
+    own = {} if preset == "custom" else small.model.target.published._asdict()
+    sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance", "top_p") if own}}
+    expected = small.drawn(count=2, sampling={**sampling, "noise": "upstream"})["samples"]
+    np.testing.assert_array_equal(small.vectors(batch_size=2, **chosen), expected)
+    assert not np.array_equal(small.vectors(batch_size=2, preset=preset), expected)
+    batch = {"model": [small.model], "prompts": [small.PROMPT], "seed": [5]}
+    *_, results = pack.run("ADTTreeBatchSampler", **batch, noise=["upstream"])
+    assert results.settings["noise"] == "upstream"
+
+
 @pytest.mark.parametrize("values", [BOUNDS, {"neighbours": 10, "factor": 5.0}, {"delta": 0.0}])
 def test_lantern_gives_the_engines_relaxed_image(pack, small, values):
     rule = "lambda (LANTERN++)" if "factor" in values else "delta (LANTERN)"
