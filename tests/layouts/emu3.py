@@ -92,10 +92,8 @@ def write_emu3(
     tensors = model.state_dict()
     if names == "first":
         tensors, written = {_first(name): value for name, value in tensors.items()}, read_config(folder)
-        written["text_config"] |= {
-            "rope_theta": written["text_config"].pop("rope_parameters")["rope_theta"],
-            "rope_scaling": None,
-        }
+        text = written["text_config"]
+        text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
         (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
     save_shards(folder, tensors, shards)
     return folder
@@ -106,8 +104,5 @@ def read_config(folder: Path) -> dict:
 
 
 def _first(name: str) -> str:
-    return (
-        name.replace("model.text_model.", "text_model.model.", 1)
-        .replace("lm_head.", "text_model.lm_head.", 1)
-        .removeprefix("model.")
-    )
+    name = name.replace("model.text_model.", "text_model.model.", 1).replace("lm_head.", "text_model.lm_head.", 1)
+    return name.removeprefix("model.")

@@ -135,30 +135,18 @@ def deepseeks_name(name: str) -> str:
 def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards: int) -> None:
     config, tensors = model.config, {deepseeks_name(name): value for name, value in model.state_dict().items()}
     tensors["gen_vision_model.quantize.codebook_used"] = torch.zeros(65536)
-    names, files = (
-        sorted(tensors),
-        [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)]
-        if shards > 1
-        else ["pytorch_model.bin"],
-    )
+    names, files = sorted(tensors), ["pytorch_model.bin"]
+    if shards > 1:
+        files = [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)]
     for i, file in enumerate(files):
         torch.save({name: tensors[name].clone() for name in names[i::shards]}, folder / file)
     if shards > 1:
         weight_map = {name: file for i, file in enumerate(files) for name in names[i::shards]}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    text, hidden = config.text_config, config.text_config.hidden_size
-    language = {
-        name: getattr(text, name)
-        for name in (
-            "hidden_size",
-            "intermediate_size",
-            "max_position_embeddings",
-            "num_attention_heads",
-            "num_hidden_layers",
-            "num_key_value_heads",
-            "vocab_size",
-        )
-    }
+    hidden = config.text_config.hidden_size
+    sizes = "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
+    sizes += " num_key_value_heads vocab_size"
+    language = {name: getattr(config.text_config, name) for name in sizes.split()}
     module = lambda name, cls, **params: {"cls": cls, "model_type": name, "params": params}  # noqa: E731
     (folder / "config.json").write_text(
         json.dumps(

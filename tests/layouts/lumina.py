@@ -33,31 +33,16 @@ def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKEN
         tensors[name] = torch.cat([tensors[name], rows])
     for name in [name for name in tensors if "_norm." in name and "self_attn" in name]:
         tensors[name] = tensors[name][:1].clone()
-    codec = {
-        name.removeprefix("model.vqmodel."): tensors.pop(name)
-        for name in list(tensors)
-        if name.startswith("model.vqmodel.")
-    }
-    tensors |= {f"model.vqmodel.{name}": value for name, value in codec.items() if not name.startswith("decoder.")}
-    torch.save(
-        {"state_dict": {**codec, "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}},
-        folder.parent / "vqgan.ckpt",
-    )
+    prefix = "model.vqmodel."
+    codec = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    tensors = {name: value for name, value in tensors.items() if not name.startswith(f"{prefix}decoder.")}
+    codec["loss.discriminator.main.0.weight"] = torch.zeros(4, 3, 4, 4)
+    torch.save({"state_dict": codec}, folder.parent / "vqgan.ckpt")
     (folder / "model.safetensors").unlink()
     save_shards(folder, tensors, shards)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                **config,
-                "architectures": ["ChameleonXLLMXForConditionalGeneration"],
-                "vocab_size": len(vocabulary),
-                "model_parallel_size": 1,
-                "z_loss_weight": 0.0,
-                "mask_image_logits": False,
-                "dropout": 0.0,
-            }
-        )
-    )
+    config |= {"architectures": ["ChameleonXLLMXForConditionalGeneration"], "vocab_size": len(vocabulary)}
+    config |= {"model_parallel_size": 1, "z_loss_weight": 0.0, "mask_image_logits": False, "dropout": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
