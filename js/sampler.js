@@ -4,6 +4,7 @@
  */
 
 import { app } from "../../scripts/app.js";
+import { foldAdvanced } from "./advanced.js";
 import { preference } from "./preferences.js";
 import { words } from "./words.js";
 
@@ -11,7 +12,7 @@ const SAMPLER = "ADTTreeSampler";
 const SAMPLERS = new Set([SAMPLER, "ADTTreeBatchSampler", "ADTTreeCompare"]);
 const NUMBERS = ["guidance", "temperature", "top_k", "top_p"]; // of the preset "custom"
 const SHARES = ["keep", "keep_left"]; // of an image to start from
-const SHARED = ["seed", "preset", "speed", "noise", ...NUMBERS]; // numbers that all sampler nodes have in common
+const SHARED = ["seed", "preset", "speed", "noise", ...NUMBERS]; // what sampler nodes have in common; Compare has no noise
 const LINKED = ["model", "drafter", "settings", "lantern"];
 const CUSTOM = "custom";
 const GAP = 60;
@@ -84,7 +85,7 @@ function show(...nodes) {
 
 /** Give a node the values of another, and what is linked to it. */
 function take(node, from) {
-  for (const name of SHARED) if (widget(from, name)) widget(node, name).value = widget(from, name).value;
+  for (const name of SHARED) if (widget(from, name) && widget(node, name)) widget(node, name).value = widget(from, name).value;
   for (const name of [...SHARED, ...LINKED]) join(from, name, node);
   widget(node, "control_after_generate").value = "fixed";
   tidy(node);
@@ -134,6 +135,7 @@ app.registerExtension({
   nodeCreated(node) {
     if (!SAMPLERS.has(node.comfyClass)) return;
     sendWhatCounts(node);
+    foldAdvanced(node);
     if (widget(node, "speed")) widget(node, "speed").value = preference("speed");
     wrap(node, "onConfigure", (saved) => {
       keepOldNumbers(node, saved);

@@ -4,6 +4,7 @@
  */
 
 import { app } from "../../scripts/app.js";
+import { foldAdvanced } from "./advanced.js";
 import { methodName } from "./words.js";
 
 app.registerExtension({
@@ -11,10 +12,7 @@ app.registerExtension({
 
   nodeCreated(node) {
     if (node.comfyClass !== "ADTTreeSettings") return;
-    for (const widget of node.widgets) {
-      if (widget.name === "method") widget.options.getOptionLabel = methodName;
-      widget.advanced = widget.options.advanced; // Nodes 2.0 reads it of the options, the canvas of the widget
-    }
-    node.getLayoutWidgets = () => node.widgets.filter((one) => !one.advanced || node.showAdvanced); // no empty room for them
+    node.widgets.find(({ name }) => name === "method").options.getOptionLabel = methodName;
+    foldAdvanced(node);
   },
 });

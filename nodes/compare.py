@@ -20,7 +20,6 @@ from .sampling import (
     choose_preset,
     choose_sampling,
     loaded_for,
-    noise_input,
     preset_input,
     preview,
     read_rows,
@@ -63,7 +62,6 @@ class ADTTreeCompare(io.ComfyNode):
                 *sampling_inputs(),
                 preset_input(),
                 speed_input(),
-                noise_input(),
             ],
             outputs=[
                 io.Image.Output(display_name="image_a"),

@@ -45,13 +45,16 @@ class Upstream:
     """
 
     def __init__(self, width: int, columns: Tensor, together: int, start: int = 0, kept: int = 0):
-        """width: of the vector that the script samples from. columns: [V] int64, where our tokens are in it, on the
-        device that makes the noise. together: images that the script draws at once, which is rows of a call. start:
-        position of the first call. kept: positions that are kept for other images.
+        """width: of the vector that the script samples from. columns: [V] int64, where our tokens are in it, in order;
+        on the device that makes the noise. together: images that the script draws at once, which is rows of a call.
+        start: position of the first call. kept: positions that are kept for other images.
         """
         self.start = start
         self._width, self._columns, self._together, self._most = width, columns, together, kept
         self._generator = torch.Generator(columns.device)
+        self._uniform = columns.device.type == "cpu" and exponential_is_of_uniform()
+        numbers = torch.float64 if self._uniform else torch.float32
+        self._row = torch.empty(together, width, dtype=numbers, device=columns.device)
         self._kept: dict[tuple[int, range], _Drawn] = {}
 
     def __call__(self, key: Key) -> Rows:
@@ -72,15 +75,19 @@ class Upstream:
             generator.manual_seed(seed)
         else:
             generator.set_state(state)
-        uniform = self._columns.device.type == "cpu" and exponential_is_of_uniform()
-        numbers, device = torch.float64 if uniform else torch.float32, self._columns.device
-        rows = torch.empty(len(positions), self._together, self._width, dtype=numbers, device=device)
-        for call in rows:
-            call.uniform_(generator=generator) if uniform else call.exponential_(generator=generator)
-        q = rows.index_select(-1, self._columns)
-        if uniform:
-            q = q.neg_().log1p_().neg_().float()
-        return _Drawn(q.log_().neg_(), generator.get_state())
+        noise = torch.empty(len(positions), self._together, len(self._columns), device=self._columns.device)
+        for row in noise:
+            row.copy_(self._call())
+        return _Drawn(noise.log_().neg_(), generator.get_state())
+
+    def _call(self) -> Tensor:
+        """The next exponential numbers of our tokens, [together, V]."""
+        if not self._uniform:
+            return self._row.exponential_(generator=self._generator).index_select(-1, self._columns)
+        numbers = self._row.uniform_(generator=self._generator)
+        if len(self._columns) < self._width:
+            numbers = numbers.index_select(-1, self._columns)
+        return numbers.neg_().log1p_().neg_()
 
 
 class _Reader:
