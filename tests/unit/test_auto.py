@@ -115,7 +115,7 @@ def test_a_source_that_does_worse_than_usual_in_an_image_gives_way_to_another():
 def test_chains_that_the_exact_mode_cuts_bring_what_is_left_of_them():
     free = profile_of({"chain": (1.02, 0.2, 0.003)})
     assert (
-        chosen_second(new_policy(free, deepest=43)).nodes == 32
+        chosen_second(new_policy(free, deepest=43)).nodes == 31
         and chosen_second(new_policy(free, deepest=8)).nodes == 8
     )
 
