@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting
+from adt_core import AdtError, Decoding, Drafting, Lantern
 from adt_core.app.jobs import Job, decode, rounds, warm_up
 from adt_core.engine import graphs, measuring, pool, profiles
 from adt_core.engine.room import MEMORY_SHARE
@@ -187,12 +187,14 @@ def test_what_changes_the_cost_of_rounds_has_a_profile_of_its_own(models, cache,
     assert learned(target, drafter, images, **options).profile == built_in("cpu", images)
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile"])
+@pytest.mark.parametrize("why", ["another method", "a given profile", "relaxed"])
 def test_nothing_is_measured(models, cache, why):
+    """Relaxed images depend on their trees, which must not be others when the same image is drawn again."""
     target, drafter = models
     drafting = Drafting("eagle2" if why == "another method" else "auto")
     given = PROFILE if why == "a given profile" else None
-    decoding = run(target, drafter, drafting=drafting, profile=given)
+    lantern = Lantern(8, 0.3) if why == "relaxed" else None
+    decoding = run(target, drafter, drafting=drafting, profile=given, lantern=lantern)
     decoding.learn_costs()
     assert not cache.exists()
 
