@@ -42,7 +42,7 @@ class EagleDrafter(nn.Module, Drafter):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
 
     pairing = Pairing()
-    roomy = {"depth": 5, "width": 4, "nodes": 48, "depth_min": 2, "depth_max": 8, "width_max": 8}
+    roomy = {"depth": 5, "width": 4, "nodes": 31, "depth_min": 2, "depth_max": 8, "width_max": 8}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
         super().__init__()

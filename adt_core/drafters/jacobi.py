@@ -36,7 +36,7 @@ class JacobiDrafter(Drafter):
         "depth": 16, "width": 3, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 20, "width_min": 2, "width_max": 4,
     }  # fmt: skip
-    roomy = {"depth": 28, "width": 4, "nodes": 60, "depth_min": 12, "depth_max": 31, "width_max": 6}
+    roomy = {"depth": 28, "width": 4, "nodes": 63, "depth_min": 12, "depth_max": 31, "width_max": 6}
 
     sources = CHAIN, WINDOW
 

@@ -17,7 +17,8 @@ from .graphs import Graphs
 from .task import Tables, Task
 
 COLUMNS = 512
-"""Rounds that are replayed read columns of the KV cache in multiples of this, so that they repeat."""
+"""Rounds that are replayed read this many columns of the KV cache, or twice as many, or four times, so that they repeat
+and few are captured."""
 
 
 @dataclass
@@ -130,7 +131,7 @@ class Lanes:
     def _columns(self) -> int:
         """How many columns of the KV cache a replayed round reads."""
         used = max(self.positions) + self.rows.first_slot + self.task.uncommitted
-        return min(-(-used // COLUMNS) * COLUMNS, len(self.rows.columns))
+        return min(COLUMNS << (-(-used // COLUMNS) - 1).bit_length(), len(self.rows.columns))
 
     @property
     def limits(self) -> Tensor:

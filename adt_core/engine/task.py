@@ -239,8 +239,9 @@ class Task:
         noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, self.noise_ahead, wide)
         tokens = max(self.padded + self.start, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
-        matrix = decoder.layers[0].get_parameter("gate_up").numel() * (decoder.weights is not None)
-        forward = wide * rows * tokens * numbers + 6 * matrix + rows * self._near_bytes(slots)
+        forward = wide * rows * tokens * numbers + rows * self._near_bytes(slots)
+        if replayed and decoder.weights is not None:  # the largest matrix, which older GPUs convert
+            forward += 2 * decoder.layers[0].get_parameter("gate_up").numel()
         if replayed:
             forward *= 2  # graphs have activations of their own
         return caches + noise + forward

@@ -31,6 +31,11 @@ def byte_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return _by_digits(x, weight, scale) if _has_digits(x, weight) else _converted(x, weight, scale)
 
 
+def sums_whole_numbers(x: Tensor, weight: Tensor) -> bool:
+    """Is every sum of :func:`byte_product` one of whole numbers, and so exact in any order?"""
+    return weight.dtype == torch.int8 and _has_digits(x, weight)
+
+
 def _by_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return int8_digits(x, weight, scale) if weight.dtype == torch.int8 else fp8_digits(x, weight, scale)
 
@@ -104,12 +109,7 @@ def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _converted(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """As :func:`byte_product`. float16 would overflow before it is scaled, so its rows are made small.
-
-    CPUs multiply float32 faster than half precision.
-    """
-    if x.device.type == "cpu" and x.dtype in _DIGITS:
-        return (x.float() @ weight.float() * scale).to(x.dtype)
+    """As :func:`byte_product`. float16 would overflow before it is scaled, so its rows are made small."""
     if x.dtype != torch.float16:
         return (x @ weight.to(x.dtype) * scale).to(x.dtype)
     step = _step(x, -7)  # 18,000 products with numbers of up to 448 are within its range

@@ -4,8 +4,8 @@ A node of a draft tree and the same token decoded alone go through products of o
 other slots of the KV cache. Both change the order of sums, so results round differently. In half precision that is
 enough to change an image. Two rules keep every bit the same:
 
-- **Products have one shape.** What is done to tokens one by one is done to :data:`TILE` rows at a time; missing rows
-  are filled up. So every row goes through the same kernel.
+- **Products have one shape.** A product has :data:`TILE` rows at a time; missing rows are filled up. So every row goes
+  through the same kernel. More rows at once are multiplied where that gives the same bits, which is tried.
 - **Attention adds keys in one order.** For a token at position q, its own key and those of the :data:`NEAR` positions
   before it are *near*; those before them are *far*. No tree is deeper, so far keys are decided tokens: they stand in
   the order of their positions, whoever asks, and torch's kernel adds them in that order. Near keys may stand anywhere.
@@ -14,7 +14,9 @@ enough to change an image. Two rules keep every bit the same:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import cache
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -25,8 +27,9 @@ from ..errors import is_out_of_memory
 from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
-TILE = {"cuda": 64, "cpu": 16}
-"""Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once."""
+TILE = {"cuda": 64, "cpu": 4}
+"""Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once. On
+CPUs single rows are multiplied by other kernels."""
 NEAR = 32
 """Positions before a token whose keys are near. Trees are no deeper."""
 ALIGNED = 8
@@ -60,6 +63,30 @@ class Trust(NamedTuple):
 
     tile: int
     far: bool = True
+
+
+_whole: dict[Hashable, bool] = {}  # by kind of product and number of rows: has it the bits of tiles?
+
+
+def in_tiles(
+    multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, plus: Tensor | None, tile: int, kind: Hashable
+) -> Tensor:
+    """``multiply(x, plus)`` of rows x [N, in] and plus [N, out] or None, with the bits of ``tile`` rows at a time.
+
+    Whether all rows at once have the same bits is tried on the first of their number and ``kind``, which names all
+    else that a library chooses its kernels by.
+    """
+    if len(x) == tile:
+        return multiply(x, plus)
+    key = kind, len(x), tile, torch.get_num_threads()
+    if _whole.get(key):
+        return multiply(x, plus)
+    before = plus.clone() if plus is not None and key not in _whole else None
+    sums = plus.split(tile) if plus is not None else repeat(None)
+    parts = torch.cat([multiply(part, added) for part, added in zip(x.split(tile), sums)])
+    if key not in _whole:
+        _whole[key] = multiply(x, before).equal(parts)
+    return parts
 
 
 def filled(x: Tensor, tile: int) -> Tensor:

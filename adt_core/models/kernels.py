@@ -16,6 +16,13 @@ def onednn_product(x: Tensor, weight: Tensor) -> Tensor:
     return _LINEAR.default(x, weight.t(), None, "none", [], "") if _LINEAR else x @ weight
 
 
+def has_half_products(dtype: torch.dtype) -> bool:
+    """Has this CPU products in bfloat16 or float16? Those that have one need not have the other."""
+    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    asked = getattr(torch.ops.mkldnn, known[dtype], None)
+    return asked is not None and bool(asked())
+
+
 def int8_product(x: Tensor, weight: Tensor) -> Tensor:
     """int8 x [M, in] times weight [in, out], in int32. M is above 16, in and out are multiples of 8.
 

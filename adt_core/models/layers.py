@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,9 +15,9 @@ from ..errors import Check
 from ..rules.sampling import guide
 from .cache import KVCache
 from .config import DecoderConfig
-from .digits import byte_product
-from .exact import HALF, Trust, Window, filled, grouped, near_attention, tile_for
-from .kernels import far_attention, onednn_product
+from .digits import byte_product, sums_whole_numbers
+from .exact import HALF, Trust, Window, filled, grouped, in_tiles, near_attention, tile_for
+from .kernels import far_attention, has_half_products, onednn_product
 from .rotary import Rope, Turn
 from .rows import Step
 
@@ -24,27 +25,26 @@ from .rows import Step
 class Frame(NamedTuple):
     """What all layers of a forward over N = R * n tokens share.
 
-    rows: R. tile: rows of a product, 0 for all N at once; with a tile, rows are filled up to a multiple of it. turns:
-    rotations, tile by tile. slots: where keys and values go, as in :class:`.rows.Step`. mask: [R, 1, g * n, end], added
-    to attention scores, for each query of a group of g heads that share their keys. window: the near keys, in the exact
+    rows: R. tile: rows of a product in the exact mode, else 0; with a tile, rows are filled up to a multiple of it.
+    turn: rotations. slots: where keys and values go, as in :class:`.rows.Step`. mask: [R, 1, g * n, end], added to
+    attention scores, for each query of a group of g heads that share their keys. window: the near keys, in the exact
     mode.
     """
 
     rows: int
     tile: int
-    turns: Sequence[Turn]
+    turn: Turn
     slots: Tensor | slice
     mask: Tensor
     window: Window | None
 
     @classmethod
     def of(cls, step: Step, rope: Rope, config: DecoderConfig, tile: int = 0) -> Frame:
-        positions = filled(step.positions.flatten(), tile)
-        turns = [Turn.of(part, rope, config.num_layers) for part in positions.split(tile or len(positions))]
+        turn = Turn.of(filled(step.positions.flatten(), tile), rope, config.num_layers, tile)
         group, window = config.num_heads // config.num_kv_heads, step.window
         if window is not None:
             window = window._replace(mask=grouped(window.mask, group))
-        return cls(len(step.positions), tile, turns, step.slots, grouped(step.mask, group), window)
+        return cls(len(step.positions), tile, turn, step.slots, grouped(step.mask, group), window)
 
 
 @contextmanager
@@ -76,35 +76,60 @@ def attention(q: Tensor, cache: Tensor, mask: Tensor, window: Window | None) -> 
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices: nearly all of a model's weights."""
 
-_HALF_IS_SLOW = torch.backends.cpu.get_cpu_capability() != "AVX512"
-"""Has this CPU no products in half precision? What stands in for them is some ten times slower than float32's."""
 
+def product(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None, tile: int = 0
+) -> Tensor:
+    """x [N, in] times weight [in, out], added to ``plus`` [N, out], which is written over without gradients.
 
-def product(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
-    """x [..., in] times weight [in, out], added to ``plus`` [N, out], which is written over without gradients.
-
-    scale: [out], of a quantised weight, which stands for ``weight * scale``. float32 on a CPU goes to oneDNN, as half
-    precision does by itself: with few rows it is up to three times as fast as MKL (docs/performance.md). Where the CPU
-    has no products in half precision, they are float32's.
+    scale: [out], of a quantised weight, which stands for ``weight * scale``. tile: rows of a product in the exact mode,
+    where x is filled up to a multiple of it; 0 elsewhere.
     """
-    grads = torch.is_grad_enabled()
+    kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
+    if _draws_on_cpu(x) and x.dtype != torch.float64 and not _is_multiplied(weight):
+        y = _widened(x.float(), weight, tile, kind)
+        return _plus((y if scale is None else y.mul_(scale)).to(x.dtype), plus)
+    multiply = partial(_multiply, weight, scale)
+    alone = not tile or scale is not None and sums_whole_numbers(x, weight)
+    return multiply(x, plus) if alone else in_tiles(multiply, x, plus, tile, kind)
+
+
+def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
+    """As :func:`product`, of numbers that the device multiplies.
+
+    float32 on a CPU goes to oneDNN, as half precision does by itself: with few rows it is up to three times as fast as
+    MKL (docs/performance.md).
+    """
     if scale is not None:
-        y = byte_product(x, weight, scale)
-    elif _draws_on_cpu(x) and (x.dtype == torch.float32 or _HALF_IS_SLOW and x.dtype in HALF):
-        y = onednn_product(x.float(), ready(weight)).to(x.dtype)
-    elif plus is None or grads:
-        y = x @ weight
-    else:
-        return plus.addmm_(x, weight)  # one launch, where a sum apart is two
+        return _plus(byte_product(x, weight, scale), plus)
+    if _draws_on_cpu(x) and x.dtype == torch.float32:
+        return _plus(onednn_product(x, weight), plus)
+    if plus is None or torch.is_grad_enabled():
+        return _plus(x @ weight, plus)
+    return plus.addmm_(x, weight)  # one launch, where a sum apart is two
+
+
+def _plus(y: Tensor, plus: Tensor | None) -> Tensor:
     if plus is None:
         return y
-    return plus + y if grads else plus.add_(y)
+    return plus + y if torch.is_grad_enabled() else plus.add_(y)
 
 
-def ready(weight: Tensor) -> Tensor:
-    """A weight as :func:`product` multiplies it: in float32 where half precision is slow, and so is to convert it."""
-    is_slow = _draws_on_cpu(weight) and _HALF_IS_SLOW and weight.dtype != torch.float64
-    return weight.float() if is_slow else weight
+PIECE = 2**21
+"""Bytes of a widened piece of a weight. It stays in the processor's cache; fresh memory costs more than the product."""
+
+
+def _widened(x: Tensor, weight: Tensor, tile: int, kind: Hashable) -> Tensor:
+    """x [N, in] in float32 times weight [in, out], which is widened once, piece by piece: float32 [N, out]."""
+    pieces = weight.split(max(PIECE // (4 * len(weight)) // 16 * 16, 16), 1)
+    every = ((partial(_multiply, piece.float(), None), (kind, piece.shape)) for piece in pieces)
+    done = [in_tiles(multiply, x, None, tile, one) if tile else multiply(x, None) for multiply, one in every]
+    return done[0] if len(done) == 1 else torch.cat(done, 1)
+
+
+def _is_multiplied(weight: Tensor) -> bool:
+    """Has this CPU fast products with such numbers? What stands in for missing ones is far slower than float32's."""
+    return weight.dtype in (torch.float32, torch.float64) or weight.dtype in HALF and has_half_products(weight.dtype)
 
 
 def _draws_on_cpu(x: Tensor) -> bool:
@@ -144,25 +169,24 @@ class Layer(nn.Module):
         It is written over, unless gradients are asked for. cache: [2, R, kv heads, slots, d], written at
         ``frame.slots``.
         """
-        tile, weight = frame.tile or len(x), ready(self.qkv)
-        qkv = _joined([self._rotated(part, turn, weight) for part, turn in zip(x.split(tile), frame.turns)])
-        parts = zip(x.split(tile), self._attention(qkv, frame, cache).split(tile))
-        weights = ready(self.out), ready(self.gate_up), ready(self.down)
-        after = [self._after_attention(part, seen, *weights) for part, seen in parts]
-        return _joined(after) if torch.is_grad_enabled() else x
+        tile, heads = frame.tile, self._rotated(x, frame)
+        x = product(self._attention(heads, frame, cache), self.out, self.out_scale, x, tile)
+        normed = F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps)
+        gate, up = product(normed, self.gate_up, self.gate_up_scale, tile=tile).chunk(2, -1)
+        return product(F.silu(gate) * up, self.down, self.down_scale, x, tile)
 
-    def _rotated(self, x: Tensor, turn: Turn, weight: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, frame: Frame) -> Tensor:
         """x [N, h] -> queries, keys and values [N, heads, d]."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         if self.input_norm is not None:
             x = F.rms_norm(x, (self.config.hidden_size,), self.input_norm, self.config.rms_norm_eps)
-        qkv = product(x, weight, self.qkv_scale).view(len(x), -1, dim)
+        qkv = product(x, self.qkv, self.qkv_scale, tile=frame.tile).view(len(x), -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # the values too: to leave them out, torch would copy the rest
             qk = torch.addcmul(self.qk_norm_bias, normed[:, : heads + shared], self.qk_norm_weight)
         else:
             qk = qkv[:, : heads + shared].clone()
-        return turn.rotated(qk, qkv)
+        return frame.turn.rotated(qk, qkv)
 
     def _attention(self, qkv: Tensor, frame: Frame, cache: Tensor) -> Tensor:
         """Queries, keys and values [N, heads, d] -> what the queries have seen, [N, h]."""
@@ -178,17 +202,6 @@ class Layer(nn.Module):
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
         y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.window)
         return filled(y.view(rows, heads, n, dim).transpose(1, 2).reshape(tokens, -1), frame.tile)
-
-    def _after_attention(self, x: Tensor, seen: Tensor, out: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """The residual stream x [N, h] with what attention has ``seen`` and what the MLP makes of it."""
-        x = product(seen, out, self.out_scale, x)
-        normed = F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps)
-        gate, up = product(normed, gate_up, self.gate_up_scale).chunk(2, -1)
-        return product(F.silu(gate) * up, down, self.down_scale, x)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)  # type: ignore[arg-type]
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")
@@ -273,7 +286,7 @@ class Decoder(nn.Module):
                 if check is not None:
                     check()
                 x = layer(x, frame, slot)
-        return self._by_tiles(self._normed, x[: shape[0] * shape[1]].view(shape))
+        return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape))
 
     def _normed(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
@@ -285,21 +298,20 @@ class Decoder(nn.Module):
         last step is affine, so guiding its input guides its logits, at half the cost.
         """
         if self.head_in is not None:
-            features = self._by_tiles(self._inner, features)
-        return self._by_tiles(self._outer, guide(features, guidance))
+            features = self._by_rows(self._inner, features)
+        return self._by_rows(self._outer, guide(features, guidance))
 
     def _inner(self, features: Tensor) -> Tensor:
         assert self.head_in is not None and self.head_in_bias is not None
-        return F.gelu(product(features, self.head_in) + self.head_in_bias)
+        return F.gelu(product(features, self.head_in, tile=self.tile) + self.head_in_bias)
 
     def _outer(self, features: Tensor) -> Tensor:
-        z = product(features, self.head)
+        z = product(features, self.head, tile=self.tile)
         return z if self.head_bias is None else z + self.head_bias
 
-    def _by_tiles(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """``function`` of x [..., k], which works on rows [N, k]: of as many at a time as a product has."""
+    def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``function`` of x [..., k], which works on rows [N, k], filled up to whole tiles."""
         if not self.tile:
             return function(x)
         rows = x.flatten(0, -2)
-        outputs = _joined([function(part) for part in filled(rows, self.tile).split(self.tile)])
-        return outputs[: len(rows)].view(*x.shape[:-1], -1)
+        return function(filled(rows, self.tile))[: len(rows)].view(*x.shape[:-1], -1)

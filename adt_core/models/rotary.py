@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,18 +43,19 @@ MATRICES_PAY_UP_TO = {"cuda": 512}
 
 
 class Turn(NamedTuple):
-    """The rotations of N tokens. cos, sin: [N, 1, d]. matrices: the same as [N, d, d], where that pays."""
+    """The rotations of N tokens. cos, sin: [N, 1, d]. matrices: the same of every tile, [n, d, d], where that pays."""
 
     cos: Tensor
     sin: Tensor
-    matrices: Tensor | None
+    matrices: Sequence[Tensor] | None
 
     @classmethod
-    def of(cls, positions: Tensor, rope: Rope, layers: int) -> Turn:
-        """positions: [N]. layers: how many share it."""
+    def of(cls, positions: Tensor, rope: Rope, layers: int, tile: int = 0) -> Turn:
+        """positions: [N]. layers: how many share it. tile: tokens that are rotated at once; 0 for all."""
         cos, sin = (table[positions] for table in rope)
-        pays = len(cos) <= MATRICES_PAY_UP_TO.get(cos.device.type, 0) and layers > 2
-        matrices = _matrices(cos, sin) if pays and not torch.is_grad_enabled() else None
+        tile = tile or len(cos)
+        pays = tile <= MATRICES_PAY_UP_TO.get(cos.device.type, 0) and layers > 2
+        matrices = _matrices(cos, sin).split(tile) if pays and not torch.is_grad_enabled() else None
         return cls(cos[:, None], sin[:, None], matrices)
 
     def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
@@ -63,7 +65,9 @@ class Turn(NamedTuple):
         """
         place, values = qkv.tensor_split([qk.shape[1]], 1)
         if self.matrices is not None:
-            torch.bmm(qk, self.matrices, out=place)
+            tile = len(self.matrices[0])
+            for part, turned, matrices in zip(qk.split(tile), place.split(tile), self.matrices):
+                torch.bmm(part, matrices, out=turned)
             return qkv
         terms = qk * self.cos, qk.roll(qk.shape[-1] // 2, -1), self.sin
         if torch.is_grad_enabled():

@@ -25,9 +25,10 @@ from typing import NamedTuple
 from ..rules.trace import Round
 from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, Source
 
-SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of drafts to choose from."""
-LONGEST_CHAIN, WIDTH = 32, 4
+SIZES = (4, 8, 12, 16, 24, 31, 63)
+"""Numbers of drafts to choose from. The largest leave room for the root: in the exact mode a GPU multiplies 64 rows at
+a time, which with guidance are 31 drafts. With 32 it would be a product more."""
+LONGEST_CHAIN, WIDTH = 31, 4
 """Drafts of a chain, and candidates at a position of a tree, at most."""
 EASE_MEMORY, SKILL_MEMORY = 0.9, 0.99
 """Weights of an image's earlier rounds, round by round."""

@@ -110,7 +110,7 @@ def test_a_source_that_does_worse_than_usual_in_an_image_gives_way_to_another():
 
 def test_chains_that_the_exact_mode_cuts_bring_what_is_left_of_them():
     free = profile_of({"chain": (1.02, 0.2, 0.003)})
-    assert [chosen_second(new_policy(free, deepest=deepest)).nodes for deepest in (43, 8)] == [32, 8]
+    assert [chosen_second(new_policy(free, deepest=deepest)).nodes for deepest in (43, 8)] == [31, 8]
 
 
 def chosen_second(policy: Auto) -> Shape:

@@ -9,11 +9,13 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting
+from adt_core import AdtError, Decoding, Drafting, Lantern
 from adt_core.app.jobs import Job, decode, drawing, warm_up
-from adt_core.engine import measuring, pool, profiles
+from adt_core.engine import graphs, measuring, pool, profiles
 from adt_core.engine.room import MEMORY_SHARE
+from adt_core.models.exact import TILE
 from adt_core.policies import CostProfile
+from adt_core.policies.auto import SIZES
 from adt_core.policies.costs import built_in, rounded
 from adt_core.policies.recipe import Recipe
 from tests.drafted import run
@@ -184,14 +186,50 @@ def test_what_changes_the_cost_of_rounds_has_a_profile_of_its_own(models, cache,
     assert learned(target, drafter, images, **options).profile == built_in("cpu", images)
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile"])
+@pytest.mark.parametrize("why", ["another method", "a given profile", "relaxed"])
 def test_nothing_is_measured(models, cache, why):
+    """Relaxed images depend on their trees, which must not be others when the same image is drawn again."""
     target, drafter = models
     drafting = Drafting("eagle2" if why == "another method" else "auto")
     given = PROFILE if why == "a given profile" else None
-    decoding = run(target, drafter, drafting=drafting, profile=given)
+    lantern = Lantern(8, 0.3) if why == "relaxed" else None
+    decoding = run(target, drafter, drafting=drafting, profile=given, lantern=lantern)
     decoding.learn_costs()
     assert not cache.exists()
+
+
+def test_a_reading_in_which_a_round_was_captured_is_taken_again(models, monkeypatch):
+    target, drafter = models
+    task = run(target, drafter, drafting=Drafting("auto"))._task
+    plain, rounds = measuring._Rounds(task, None, 1), []
+
+    def captured_at_first(lanes, *_):
+        lanes.graphs.attempts += not rounds
+        rounds.append(lanes)
+
+    monkeypatch.setattr(measuring, "run_round", captured_at_first)
+    plain.seconds(0)
+    assert len(rounds) == 2
+
+
+@pytest.mark.parametrize("timed", [measuring.CHAINS, measuring.TREES], ids=["chains", "trees"])
+def test_costs_are_timed_where_another_product_would_begin(timed):
+    """In the exact mode with guidance, on a GPU. Between two sizes on a line there is no such step."""
+    tiles = {size: -(-2 * (size + 1) // TILE["cuda"]) for size in SIZES}
+    fullest = [max(size for size in SIZES if tiles[size] == count) for count in set(tiles.values())]
+    assert set(timed) >= {size for size in fullest if size <= timed[-1]}
+    assert all(2 * (size + 1) % TILE["cuda"] == 0 for size in fullest)
+
+
+def test_a_name_says_how_many_rows_are_multiplied_and_whether_rounds_are_captured(models, monkeypatch):
+    target, drafter = copy.deepcopy(models)
+    task = run(target, drafter, drafting=Drafting("auto"))._task
+    target.decoder.set_dtype(torch.bfloat16)
+    assert f", tiles of {target.decoder.tile};" in measuring.name_of(task)
+    monkeypatch.setattr(type(task), "replayed", True)
+    captured = measuring.name_of(task)
+    monkeypatch.setenv(graphs.SWITCH, "0")
+    assert measuring.name_of(task) != captured
 
 
 def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(models, cache):

@@ -2,6 +2,7 @@
 round, memory that stays in its place, and no error where a driver refuses."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -376,3 +377,13 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     for _ in range(2):
         assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
     assert not graphs.refused and not caplog.records
+
+
+def test_columns_double_so_that_few_rounds_are_captured():
+    """An image of Emu3 has more than eight thousand tokens."""
+    read = set()
+    for position in range(8190):
+        rows, task = SimpleNamespace(first_slot=128, columns=range(8400)), SimpleNamespace(uncommitted=64)
+        read.add(Lanes._columns(SimpleNamespace(positions=[position], rows=rows, task=task)))
+        assert max(read) >= position + 128 + 64 and max(read) <= max(512, 2 * (position + 192))
+    assert read == {512, 1024, 2048, 4096, 8192, 8400}

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
-from adt_core.models import layers, rotary
+from adt_core.models import exact, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import Frame
 from adt_core.models.rotary import rope_tables
@@ -131,7 +131,7 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
     config = replace(decoder.config, num_layers=32)
     x, rope = torch.randn(2 * tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
     frame = Frame.of(step, rope, config)
-    assert frame.turns[0].matrices is not None
+    assert frame.turn.matrices is not None
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) <= 13, operations.names
@@ -142,7 +142,8 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
     """Thirteen, rows that fill up a tile, and attention in two parts: one of them is torch's kernel."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
-    monkeypatch.setattr(layers, "_HALF_IS_SLOW", False)  # a GPU has products in half precision
+    monkeypatch.setitem(exact.TILE, "cpu", 8)
+    monkeypatch.setattr(layers, "has_half_products", lambda dtype: True)  # as a GPU has
     decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
     rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
     config, heads = replace(decoder.config, num_layers=32), decoder.config.num_heads
@@ -150,7 +151,7 @@ def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
     monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
     step = rows.windowed(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
     frame = Frame.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
-    x = torch.randn(decoder.tile, config.hidden_size).to(decoder.dtype)
+    x = exact.filled(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) + (near is not None) <= most, operations.names

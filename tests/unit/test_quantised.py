@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from adt_core import load_target
 from adt_core import models as models_package
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
-from adt_core.models import quantised
+from adt_core.models import exact, layers, quantised
 from adt_core.models.layers import MATRICES, product
 from tests.drafted import run
 from tests.reading import logits_behind
@@ -133,6 +133,24 @@ def test_digits_are_as_exact_as_converted_weights(digits, kind, dtype, rows):
     error = (found.double() - exact).abs().max() / exact.abs().max()
     assert found.dtype == dtype and error <= torch.finfo(dtype).eps
     assert digits.byte_product(torch.zeros_like(x), stored, scale).abs().max() == 0
+
+
+@pytest.mark.parametrize("kind, asked", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
+def test_sums_of_whole_numbers_need_no_tiles(digits, monkeypatch, kind, asked):
+    """They are the same in any order. Of other sums it is tried first whether tiles are needed."""
+    stored, scale, x = stored_weight(kind, 256, 512)
+    multiply = mock.Mock(side_effect=digits.byte_product)
+    monkeypatch.setattr(exact, "_whole", {})
+    monkeypatch.setattr(layers, "byte_product", multiply)
+    monkeypatch.setattr(layers, "sums_whole_numbers", digits.sums_whole_numbers)
+    product(x.repeat(4, 1).bfloat16().as_subclass(OnGPU), stored, scale, tile=4)
+    assert [len(call.args[0]) for call in multiply.call_args_list] == asked
+
+
+def test_no_memory_is_set_aside_for_a_conversion_that_a_cpu_makes_piece_by_piece(tiny):
+    stored = (load_target(tiny / "target", dtype=torch.bfloat16, weights=weights) for weights in (None, "int8"))
+    plain, bytes_ = (run(target).memory_required() for target in stored)
+    assert plain == bytes_
 
 
 @HALVES
