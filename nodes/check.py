@@ -4,14 +4,15 @@ import time
 
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.app import doctor
-from ..adt_core.app.jobs import Job
-from ..adt_core.policies.recipe import Recipe
+from ..adt_core.app.doctor import examine
+from ..adt_core.app.examination import PROMPTS, Subject
+from ..adt_core.models.target import suffixed
 from .drafting import check_same_model, own_drafter
 from .runtime import check_cancelled, loaded
-from .sampling import OWN, choose_sampling, patchers
+from .sampling import OWN, choose_sampling, choose_suffix, patchers
 from .schema import schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
+from .stock import encode
 
 
 class ADTTreeCheck(io.ComfyNode):
@@ -39,7 +40,8 @@ class ADTTreeCheck(io.ComfyNode):
     def execute(cls, model: LoadedModel, drafter: LoadedDrafter | None = None) -> io.NodeOutput:
         drafter = drafter or own_drafter(model)
         check_same_model(drafter, model)
-        job = Job(model.target, Recipe(choose_sampling(model, OWN)), drafter.drafter)
-        with loaded(patchers(model, drafter), memory_required=doctor.memory_required(job, model.patcher.load_device)):
-            page = doctor.examine(job, check_cancelled)
+        rows = [encode(model, suffixed(prompt, choose_suffix(model, OWN))) for prompt in PROMPTS]
+        subject = Subject(model.target, choose_sampling(model, OWN), drafter.drafter, rows, check_cancelled)
+        with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
+            page = examine(subject)
         return io.NodeOutput(page, ui=ui.PreviewText(page))

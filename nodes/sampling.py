@@ -70,7 +70,7 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
 
 def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list) -> None:
     """Say under the node that has drawn a prompt what its device can't do, or that the model knows nothing of it."""
-    if said := decoding.remark or remark(model.target, [read_prompt(positive, "positive").text]):
+    if said := decoding.exact.remark or remark(model.target, [read_prompt(positive, "positive").text]):
         tell(said)
 
 

@@ -9,27 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "bincount"}
-"""Operations for whose result the host waits."""
-NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "_reshape_alias"}
-NO_WORK |= {"lift_fresh", "is_same_size"}
-"""Operations that launch nothing, beside views."""
-
-
-def name_of(func) -> str:
-    return func._schema.name.removeprefix("aten::")
+from adt_core.app.operations import READS, launches, name_of
 
 
 def uploads(func, args) -> bool:
     """Do numbers of the host become a tensor, for which a GPU makes the host wait? A single number is a constant."""
     return name_of(func) == "lift_fresh" and args[0].dim() > 0
-
-
-def launches(func) -> bool:
-    """Does the operation launch work on a device?"""
-    aliases = (result.alias_info for result in func._schema.returns)
-    is_view = any(alias is not None and not alias.is_write for alias in aliases)
-    return not is_view and name_of(func) not in NO_WORK
 
 
 class _Recording(TorchDispatchMode):

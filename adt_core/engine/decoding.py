@@ -15,9 +15,10 @@ from ..models.target import Prompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
-from . import exactness, pool
+from . import pool
 from .budget import Budget
 from .costs import Costs
+from .exactness import Verdict, settle
 from .lanes import Lanes
 from .queue import ImageQueue
 from .room import check_room
@@ -30,7 +31,8 @@ class Decoding:
     """Generation of one batch of images, one round (one target forward) at a time.
 
     Iterate over it once; each step yields a :class:`Round`. ``codes`` [B, T] int64 on the CPU holds the tokens that are
-    decided so far, -1 elsewhere. Same seed, any method: same codes (up to floating-point near ties).
+    decided so far, -1 elsewhere. Same seed, any method: same codes (up to floating-point near ties). ``exact`` says,
+    once the decoding has begun, what the exact mode has to do without on this device.
 
     prompts: each image's conditional row. negatives: the rows that guidance pushes away from; None for those without
     text. drafter: needed by every method but plain decoding. lantern: relaxed acceptance, which changes the image; None
@@ -77,7 +79,8 @@ class Decoding:
         settings, ends = self._task.settings(), target.row_end
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
         self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
-        self._threads, self._exact = self._task.threads, exactness.Verdict()
+        self._threads = self._task.threads
+        self.exact = Verdict()
         self._queue: ImageQueue | None = None
 
     # ---- what callers read -----------------------------------------------------------------
@@ -121,20 +124,6 @@ class Decoding:
         """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.learn`."""
         self._costs.learn(self.at_once, self.codes.clamp_min(0))
 
-    def differences(self) -> list[str]:
-        """See :func:`.exactness.differences`; of its images nothing is drawn."""
-        return exactness.differences(self._task)
-
-    @property
-    def remark(self) -> str:
-        """A sentence for who draws here, or "": what the exact mode has to do without on this device."""
-        return self._exact.remark
-
-    @property
-    def near(self) -> int | None:
-        """See :attr:`.task.Task.near`."""
-        return self._task.near
-
     # ---- the loop --------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[Round, None, None]:
@@ -142,7 +131,7 @@ class Decoding:
             return
         self._settle_conditions()
         self._policy = self._task.policy(self.profile)
-        self._queue = queue = ImageQueue(self._task, lambda: self._policy.begin() and self._exact.drafts, self._entered)
+        self._queue = queue = ImageQueue(self._task, lambda: self._policy.begin() and self.exact.drafts, self._entered)
         queue.begin(list(range(self.images)), self.at_once)
         try:
             while (round := self._next(queue)) is not None:
@@ -160,7 +149,7 @@ class Decoding:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_room(self._task, self.at_once)
         with at_most(self._task.threads):
-            self._exact = exactness.settle(self._task)
+            self.exact = settle(self._task)
         self._costs.settle(self.at_once)
         self._threads = self._task.threads
         self.trace.settings |= self._task.settings() | self.conditions()

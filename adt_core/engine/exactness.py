@@ -42,60 +42,66 @@ PLACES = (0, 1, 7, 8, 15, 16, 31, 32)
 CHAIN, TREE, COMPANY, COLUMNS = "in a chain", "in a tree", "beside a longer prompt", "among more columns"
 
 
-_verdicts: dict[Hashable, Verdict] = {}  # of this process, by all that a library chooses its kernels by
-
-
 class Verdict(NamedTuple):
-    """What was found of a device. trust: None for the usual one. drafts: do drafts leave the image as it is?"""
+    """What was found of a device.
+
+    trust: None for the usual one. drafts: do drafts leave the image as it is? differing: what :func:`differences` said
+    of the usual trust. remark: in a sentence, what an image has to do without, or "".
+    """
 
     trust: Trust | None = None
     drafts: bool = True
+    differing: tuple[str, ...] = ()
     remark: str = ""
+
+
+verdicts: dict[Hashable, Verdict] = {}
+"""Of this process, by all that a library chooses its kernels by."""
 
 
 def settle(task: Task) -> Verdict:
     """Try the exact mode before the first image, once in a process, and do without what fails.
 
-    Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. A
-    remark, in a sentence, says so. It is logged, too.
+    Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. Plain
+    images do without the same, or drafted ones would not be theirs. The remark is logged.
     """
     decoder = task.target.decoder
     decoder.trust = None
-    if not decoder.tile or task.active_drafter is None:
+    if not decoder.tile:
         return Verdict()
     config = replace(decoder.config, num_layers=1)
     key = decoder.embedding.device, decoder.dtype, decoder.weights, config, task.groups, task.threads
-    if key not in _verdicts:
+    if key not in verdicts:
         try:
-            _verdicts[key] = _find(task)
+            verdicts[key] = _find(task)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return Verdict()  # another time
-        if said := _verdicts[key].remark:
-            logging.getLogger(__name__).warning("%s", said)
-    decoder.trust = _verdicts[key].trust
-    return _verdicts[key]
+        if remark := verdicts[key].remark:
+            logging.getLogger(__name__).warning("%s", remark)
+    decoder.trust = verdicts[key].trust
+    return verdicts[key]
 
 
 def _find(task: Task) -> Verdict:
-    decoder = task.target.decoder
-    found = differences(task)
-    if not found:
+    differing = tuple(differences(task))
+    if not differing:
         return Verdict()
-    if found == [COMPANY]:
-        return Verdict(remark="Here an image may depend on the prompts beside it; drawn alone, it is as it should be.")
-    usual = decoder.tile
-    for trust in (Trust(usual, far=False), Trust(usual // SMALLER), Trust(usual // SMALLER, far=False)):
-        decoder.trust = trust if trust.tile else None
-        if trust.tile and not differences(task):
+    if differing == (COMPANY,):
+        remark = "Here an image may depend on the prompts beside it; drawn alone, it is as it should be."
+        return Verdict(differing=differing, remark=remark)
+    decoder = task.target.decoder
+    usual, smaller = decoder.tile, decoder.tile // SMALLER
+    for trust in (Trust(usual, far=False), Trust(smaller), Trust(smaller, far=False)):
+        decoder.trust = trust
+        if not differences(task):
             part = "products of fewer rows" if trust.tile < usual else "attention without the fast kernel"
-            return Verdict(trust, remark=f"To keep the image, this device needs {part}, which is slower.")
+            remark = f"To keep the image, this device needs {part}, which is slower."
+            return Verdict(trust, differing=differing, remark=remark)
     decoder.trust = None
-    return Verdict(
-        drafts=False,
-        remark="On this device drafts would change the image in half precision, so there are none; float32 has them.",
-    )
+    remark = "On this device drafts would change the image in half precision, so there are none; float32 has them."
+    return Verdict(drafts=False, differing=differing, remark=remark)
 
 
 @torch.inference_mode()
@@ -107,15 +113,12 @@ def differences(task: Task) -> list[str]:
     """
     if not task.target.decoder.tile:
         return []
-    expected = _Trial(task).one_by_one()
-    ways = {
-        CHAIN: lambda: _Trial(task).chain(),
-        TREE: lambda: _Trial(task).tree(),
-        COLUMNS: lambda: _Trial(task).chain(further=True),
-    }
+    alone = _Trial(task)
+    expected = alone.one_by_one()
+    outputs = {CHAIN: alone.chain(), TREE: alone.tree(), COLUMNS: alone.chain(further=True)}
     if _room(task) > task.longest:
-        ways[COMPANY] = lambda: _Trial(task, beside=True).chain()
-    return [way for way, read in ways.items() if not _same(expected, read())]
+        outputs[COMPANY] = _Trial(task, beside=True).chain()
+    return [way for way, output in outputs.items() if not _same(expected, output)]
 
 
 def _same(expected: list[Tensor], outputs: list[Tensor]) -> bool:

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from adt_core import Sampling, load_drafter
-from adt_core.app import doctor
-from adt_core.app.jobs import Job
+from adt_core.app import examination
+from adt_core.app.doctor import examine
+from adt_core.app.examination import PROMPTS, Subject
 from adt_core.cli import main
+from adt_core.engine import exactness
 from adt_core.models import layers
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
 from tests.layouts.families import WRITERS, load_small
 
 TITLES = ["Machine", "Model", "Plain decoding", "What drafts cost", "Methods", "The same image"]
@@ -21,11 +22,13 @@ TITLES += ["What would make it faster", "To paste into a report"]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(doctor, "TOKENS", 24)
+    monkeypatch.setattr(examination, "TOKENS", 24)
+    monkeypatch.setattr(exactness, "verdicts", {})
 
 
-def job_of(target, drafter: str = "jacobi") -> Job:
-    return Job(target, Recipe(Sampling(seed=3)), load_drafter(drafter, target))
+def page_of(target, check=None) -> str:
+    rows = [target.encode_prompt(prompt) for prompt in PROMPTS]
+    return examine(Subject(target, Sampling(seed=3), load_drafter("jacobi", target), rows, check))
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +54,14 @@ def test_the_command_says_everything_of_the_bundled_model(capsys):
 
 @pytest.mark.parametrize("family", WRITERS)
 def test_every_family_has_a_page(family, tmp_path):
-    page = doctor.examine(job_of(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16)))
+    page = page_of(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16))
     assert part(page, "The same image") == "Every method draws the tokens of plain decoding."
     assert "A drafter network" in part(page, "What would make it faster")
 
 
 def test_a_method_that_draws_other_tokens_is_named(small, monkeypatch):
     monkeypatch.setattr("adt_core.engine.round.exact_agreement", lambda tree, emitted: torch.ones_like(tree.valid))
-    page = doctor.examine(job_of(small))
+    page = page_of(small)
     assert "DIFFERS" in part(page, "Methods")
     assert "auto" in part(page, "The same image") and "jacobi, a chain" in part(page, "The same image")
 
@@ -72,12 +75,12 @@ def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
         return y
 
     monkeypatch.setattr(layers, "product", by_place)
-    assert "are not read as they are alone" in part(doctor.examine(job_of(small)), "The same image")
+    assert "are not read as they are alone" in part(page_of(small), "The same image")
 
 
 def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
-    monkeypatch.setattr(doctor, "PATIENCE", -1.0)
-    page = doctor.examine(job_of(small))
+    monkeypatch.setattr(examination, "PATIENCE", -1.0)
+    page = page_of(small)
     assert "Left out for want of time: auto, jacobi, a chain." in part(page, "Methods")
 
 
@@ -89,4 +92,4 @@ def test_it_can_be_cancelled(small):
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        doctor.examine(job_of(small), cancel)
+        page_of(small, cancel)

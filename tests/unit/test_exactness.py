@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from adt_core import Drafting, Sampling, load_target
-from adt_core.app.jobs import Job
+from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.app.jobs import decode
 from adt_core.engine import exactness
 from adt_core.engine.exactness import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.models import layers
 from adt_core.models.rows import Rows
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "int8"])
@@ -19,8 +18,15 @@ def target(request):
     return load_target(dtype=torch.bfloat16, weights=weights)
 
 
+def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
+    drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
+    sampling = Sampling(seed=3, guidance=guidance)
+    rows = [target.encode_prompt("a red house")]
+    return Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
+
+
 def differences(target, guidance: float = 2.0) -> list[str]:
-    return Job(target, Recipe(Sampling(guidance=guidance), Drafting(PLAIN))).decoding(["a red house"]).differences()
+    return exactness.differences(decoding_of(target, guidance)._task)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
@@ -81,3 +87,40 @@ def test_what_is_tried_are_the_first_layers_of_the_very_weights(target):
     alike = exactness.shallow(target)
     assert len(alike.decoder.layers) == exactness.LAYERS and len(target.decoder.layers) > exactness.LAYERS
     assert alike.decoder.layers[0] is target.decoder.layers[0] and alike.decoder.head is target.decoder.head
+
+
+def broken(monkeypatch, wrong) -> None:
+    """Products are off by a bit in the rows at which ``wrong`` (their numbers, rows of a product) is true."""
+    product = layers.product
+    monkeypatch.setattr(exactness, "verdicts", {})
+
+    def by_place(x, weight, scale=None, plus=None, tile=0):
+        y = product(x, weight, scale, plus, tile)
+        return y.mul_(torch.where(wrong(torch.arange(len(y)), tile), 1 + 2**-7, 1)[:, None])
+
+    monkeypatch.setattr(layers, "product", by_place)
+
+
+def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(target, monkeypatch, caplog):
+    """Plain images have them, too: a drafted image is the plain one."""
+    broken(monkeypatch, lambda number, tile: number % max(tile, 1) > 0)
+    drafted, plain = (
+        decode(decoding_of(target, drafter=drafter)) for drafter in (load_drafter("jacobi", target), None)
+    )
+    for decoding in (drafted, plain):
+        assert decoding.exact.trust.tile == 1 and decoding.exact.trust.far
+        assert "products of fewer rows" in decoding.exact.remark
+    assert drafted.codes.equal(plain.codes) and drafted.trace.report()["tau"] > 1
+    assert caplog.text.count("products of fewer rows") == 1
+
+
+def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch):
+    broken(monkeypatch, lambda number, tile: number > 0)
+    drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
+    assert not drafted.exact.drafts and "so there are none" in drafted.exact.remark
+    assert drafted.trace.report()["tau"] == 1
+
+
+def test_where_all_is_well_nothing_is_said(target, monkeypatch):
+    monkeypatch.setattr(exactness, "verdicts", {})
+    assert decode(decoding_of(target)).exact == exactness.Verdict()
