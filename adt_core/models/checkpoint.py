@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from zipfile import is_zipfile
@@ -223,6 +224,10 @@ class Checkpoint:
         if len(shape) < least:
             raise AdtError(f"{self.path}: {name} has shape {shape}; the file belongs to another model.")
         return shape
+
+    def count(self, name: str) -> int:
+        """How many tensors of a numbered name there are; "{}" stands for the number."""
+        return next(number for number in count() if name.format(number) not in self.names)
 
     def _check_shards(self, files: list[Path]) -> None:
         """AdtError if the folder's index names files that are not there."""

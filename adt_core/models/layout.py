@@ -171,3 +171,24 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
         problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}; this is not an {model} checkpoint"
         raise AdtError(f"config.json's vocabulary_map {problem}.")
     return [ids[code] for code in range(len(ids))]
+
+
+def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, Any]:
+    """The fields of a ``VQConfig`` that the shapes of a codec's tensors say. AdtError for shapes that make no sense.
+
+    prefix: of their names. blocks: how the encoder numbers levels and their blocks, such as "down.{}.block.{}".
+    """
+    convolution = f"{prefix}encoder.{blocks}.conv1.weight"
+    level, block = convolution.format("{}", 0), convolution.format(0, "{}")
+    base = checkpoint.sizes(f"{prefix}encoder.conv_in.weight")[0]
+    width, latent, *_ = checkpoint.sizes(f"{prefix}quant_conv.weight", 2)
+    widths = [checkpoint.sizes(level.format(i))[0] for i in range(checkpoint.count(level))]
+    if not min(base, width, latent, *widths):
+        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+    return {
+        "embed_dim": width,
+        "latent_channels": latent,
+        "base_channels": base,
+        "channel_multiplier": tuple(wide // base for wide in widths),
+        "num_res_blocks": checkpoint.count(block),
+    }

@@ -7,13 +7,13 @@ the vectors (spatially conditional norms). All else is as in :mod:`.vq`, with at
 from __future__ import annotations
 
 from contextvars import ContextVar
-from itertools import count
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
 from .checkpoint import Checkpoint
+from .layout import codec_shape
 from .vq import VQConfig, VQModel, check_channels
 
 _decoded: ContextVar[Tensor] = ContextVar("decoded")
@@ -56,28 +56,13 @@ def shape_of(checkpoint: Checkpoint, prefix: str, pixels: int, usual: VQConfig) 
 
     pixels: per side of the image that its model draws best.
     """
-    level = f"{prefix}encoder.down.{{}}.block.0.conv1.weight"
-    block = f"{prefix}encoder.down.0.block.{{}}.conv1.weight"
-    if level.format(0) not in checkpoint.names:
+    if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
         return usual
-    base = checkpoint.sizes(f"{prefix}encoder.conv_in.weight")[0]
     codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
-    widths = [checkpoint.sizes(level.format(i))[0] for i in range(_count(checkpoint, level))]
-    if not min(base, codes, width, *widths) or 2 ** (len(widths) - 1) > pixels:
-        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
-    check_channels(3, [base, *widths], checkpoint.path)
-    return VQConfig(
-        embed_dim=width,
-        num_embeddings=codes,
-        latent_channels=checkpoint.sizes(f"{prefix}quant_conv.weight", 2)[1],
-        resolution=pixels,
-        base_channels=base,
-        channel_multiplier=tuple(wide // base for wide in widths),
-        num_res_blocks=_count(checkpoint, block),
-        attention=True,
+    shape = VQConfig(
+        num_embeddings=codes, resolution=pixels, attention=True, **codec_shape(checkpoint, prefix, "down.{}.block.{}")
     )
-
-
-def _count(checkpoint: Checkpoint, name: str) -> int:
-    """How many tensors of a numbered name there are."""
-    return next(number for number in count() if name.format(number) not in checkpoint.names)
+    if not codes or width != shape.embed_dim or shape.downsample > pixels:
+        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+    check_channels(3, [shape.base_channels, *shape.widths], checkpoint.path)
+    return shape

@@ -17,7 +17,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import count
 from typing import cast
 
 import torch
@@ -33,7 +32,7 @@ from ..downloads import Download, Published
 from ..family import Family
 from ..fields import Source, read, size
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries
+from ..layout import codec_shape, decoder_config, decoder_entries
 from ..prompter import check_ids, stripped
 from ..target import Prompt, Prompter, PublishedSampling, Target
 from ..tokenizer import encode, load_tokenizer
@@ -230,7 +229,7 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
             "vocab_size": vocabulary,
             "hidden_size": hidden,
             "intermediate_size": checkpoint.sizes("layers.0.feed_forward.w1.weight")[0],
-            "num_hidden_layers": _count(checkpoint, "layers.{}.attention_norm.weight"),
+            "num_hidden_layers": checkpoint.count("layers.{}.attention_norm.weight"),
             "num_attention_heads": hidden // _HEAD_DIM,
             "num_key_value_heads": (fused - hidden) // 2 // _HEAD_DIM,
         }
@@ -247,24 +246,9 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
     """The codec's shape, from those of its tensors; that of VQ-16 if it was not found."""
     shape = VQConfig(embed_dim=8, num_embeddings=codes, attention=True, normalised=True)
-    first, level = f"{CODEC}encoder.conv_in.weight", f"{CODEC}encoder.conv_blocks.{{}}.res.0.conv1.weight"
-    if first in checkpoint.names:
-        base, (width, latent, *_) = checkpoint.sizes(first)[0], checkpoint.sizes(f"{CODEC}quant_conv.weight", 2)
-        widths = [checkpoint.sizes(level.format(i))[0] for i in range(_count(checkpoint, level))]
-        shape = replace(
-            shape,
-            embed_dim=width,
-            latent_channels=latent,
-            base_channels=base,
-            channel_multiplier=tuple(w // base for w in widths),
-            num_res_blocks=_count(checkpoint, f"{CODEC}encoder.conv_blocks.0.res.{{}}.conv1.weight"),
-        )
+    if f"{CODEC}encoder.conv_in.weight" in checkpoint.names:
+        shape = replace(shape, **codec_shape(checkpoint, CODEC, "conv_blocks.{}.res.{}"))
     return replace(shape, resolution=side * shape.downsample)
-
-
-def _count(checkpoint: Checkpoint, name: str) -> int:
-    """How many tensors of a numbered name there are."""
-    return next(number for number in count() if name.format(number) not in checkpoint.names)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
