@@ -45,3 +45,9 @@ def write_network(family: str, folder: Path, target: Target) -> Path:
     if family.startswith("lumina"):
         share_norms(folder)
     return folder
+
+
+def write_both(family: str, home: Path) -> tuple[Path, Path]:
+    """A checkpoint of the family, and a drafter for it, below ``home``: their paths."""
+    path = WRITERS[family](home)
+    return path, write_network(family, home / "network", load_small(family, path))

@@ -1,34 +1,14 @@
 """Lumina-mGPT's decoder equals transformers' Chameleon, to which its norms were expanded by hand."""
 
-import json
-
 import torch
-from safetensors.torch import load_file
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from adt_core import Sampling, load_target
 from tests.drafted import run
 from tests.layouts.lumina import write_lumina
+from tests.layouts.reference import reference
 from tests.reading import Reader, guided_rows
 
 TOLERANCE = 1e-4
-
-
-def reference(folder):
-    """transformers' model with the checkpoint's tensors, its q and k norms repeated for every head."""
-    config = ChameleonConfig(**json.loads((folder / "config.json").read_text()))
-    model = ChameleonForConditionalGeneration(config).eval()
-    tensors = {}
-    for file in folder.glob("*.safetensors"):
-        tensors |= load_file(file)
-    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
-    expanded = {
-        name: value.repeat(heads[name.split(".")[-2]], 1) if ".self_attn." in name and "_norm." in name else value
-        for name, value in tensors.items()
-    }
-    missing, left_over = model.load_state_dict(expanded, strict=False)
-    assert not missing and not left_over
-    return model
 
 
 def test_logits_of_prompt_and_rows(tmp_path):

@@ -3,20 +3,19 @@
 MoVQGAN is what Emu3's codec is made of: the same norms and blocks, there with layers for video between them.
 """
 
-import json
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Emu3VQVAE, Emu3VQVAEConfig
+from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.models.families.lumina2 import guidance
 from tests.drafted import METHODS, run, write_drafter
 from tests.layouts.lumina import share_norms
 from tests.layouts.lumina2 import CODEC, CODES, FIRST_CODE, MARKS, random_codec, write_lumina2
+from tests.layouts.reference import reference
 from tests.reading import Reader, guided_rows
 
 TOLERANCE = 1e-4
@@ -35,22 +34,7 @@ def target(folder):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    """transformers' model with the checkpoint's tensors, its q and k norms repeated for every head."""
-    fields = json.loads((folder / "config.json").read_text())
-    config = ChameleonConfig(**fields | {"vocabulary_map": {"<image>": 0}, "bos_token_id": 0})
-    made = ChameleonForConditionalGeneration(config).eval()
-    tensors = {}
-    for file in folder.glob("*.safetensors"):
-        tensors |= load_file(file)
-    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
-    expanded = {
-        name: value.repeat(heads[name.split(".")[-2]], 1) if ".self_attn." in name and "_norm." in name else value
-        for name, value in tensors.items()
-        if ".vqmodel." not in name
-    }
-    missing, left_over = made.load_state_dict(expanded, strict=False)
-    assert all(".vqmodel." in name for name in missing) and not left_over
-    return made.double()
+    return reference(folder, ".vqmodel.", vocabulary_map={"<image>": 0}, bos_token_id=0).double()
 
 
 @torch.no_grad()

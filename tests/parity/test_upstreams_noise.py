@@ -21,7 +21,7 @@ from adt_core import Drafting, Sampling, load_drafter
 from adt_lab.benchmark import sources
 from tests.drafted import run
 from tests.layouts import llamagen as llamagen_layout
-from tests.layouts.families import WRITERS, load_small, write_network
+from tests.layouts.families import load_small, write_both
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD
 from tests.parity import test_janus, test_llamagen, test_lumina
 
@@ -172,11 +172,9 @@ def loaded(tmp_path_factory):
 
     @cache
     def load(family):
-        home = tmp_path_factory.mktemp(family)
-        path = WRITERS[family](home)
+        path, network = write_both(family, tmp_path_factory.mktemp(family))
         target = load_small(family, path)
-        network = load_drafter(write_network(family, home / "network", target), target)
-        return target, sources(network), SCRIPTS[family](path, target)
+        return target, sources(load_drafter(network, target)), SCRIPTS[family](path, target)
 
     return load
 

@@ -15,7 +15,7 @@ from adt_core.policies import PLAIN
 from adt_core.rules.verify import longest_path
 from adt_lab.benchmark import sources
 from tests.drafted import costs, run
-from tests.layouts.families import WRITERS, load_small, write_network
+from tests.layouts.families import WRITERS, load_small, write_both
 from tests.pairwise import all_pairs, pairwise
 from tests.tape import Tape
 
@@ -77,11 +77,7 @@ ROWS = pairwise(NAMES, EXCLUDED)
 def loaded(tmp_path_factory):
     """Of a family and kind of numbers: the target, and its drafters by source."""
 
-    @cache
-    def written(family):
-        home = tmp_path_factory.mktemp(family)
-        path = WRITERS[family](home)
-        return path, write_network(family, home / "network", load_small(family, path))
+    written = cache(lambda family: write_both(family, tmp_path_factory.mktemp(family)))
 
     @cache
     def load(family, numbers):

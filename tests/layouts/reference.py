@@ -1,0 +1,29 @@
+"""transformers' Chameleon with the tensors of a checkpoint in Lumina-mGPT's layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+
+def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForConditionalGeneration:
+    """The model, with q and k norms repeated for every head.
+
+    fields: of the configuration, in place of those of the file. left_out: part of the names of tensors that neither
+    takes from the other; no name has a blank.
+    """
+    config = ChameleonConfig(**json.loads((folder / "config.json").read_text()) | fields)
+    model = ChameleonForConditionalGeneration(config).eval()
+    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
+    tensors = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+    expanded = {
+        name: value.repeat(heads[name.split(".")[-2]], 1) if ".self_attn." in name and "_norm." in name else value
+        for name, value in tensors.items()
+        if left_out not in name
+    }
+    missing, left_over = model.load_state_dict(expanded, strict=False)
+    assert all(left_out in name for name in missing) and not left_over
+    return model
