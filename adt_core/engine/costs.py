@@ -24,8 +24,6 @@ class Costs:
     def __init__(self, task: Task, given: CostProfile | None):
         """given: a profile to go by, whatever was measured here."""
         self._task, self._wanted = task, task.drafting.policy.chooses
-        # With LANTERN an image depends on its trees, so these must not depend on what was drawn here before.
-        self._measures = self._wanted and task.lantern is None
         self.profile = self._given = given if self._wanted else None
         self._readings: list[tuple[float, float]] = []
 
@@ -33,8 +31,7 @@ class Costs:
         """Choose the profile, for so many images at once: the given one, what was measured here, or a guess."""
         if self._wanted:
             guess = built_in(self._task.target.decoder.embedding.device.type, at_once)
-            found = profiles.find(name_of(self._task), at_once) if self._measures else None
-            self.profile = self._given or found or guess
+            self.profile = self._given or profiles.find(name_of(self._task), at_once) or guess
 
     def note(self, steps: float | None, seconds: float) -> None:
         """A round has taken so many seconds. steps: plain steps, by the profile; None where nothing was expected."""
@@ -48,7 +45,7 @@ class Costs:
         what drafts cost then stays unknown, and a lack of memory is remembered for the rest of the process.
         """
         task = self._task
-        if not self._measures or task.start == task.target.length or self._given is not None:
+        if not self._wanted or task.start == task.target.length or self._given is not None:
             return
         name = name_of(task)
         measured = profiles.find(name, at_once)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Lantern
+from adt_core import AdtError, Decoding, Drafting
 from adt_core.app.jobs import Job, decode, drawing, warm_up
 from adt_core.engine import graphs, measuring, pool, profiles
 from adt_core.engine.room import MEMORY_SHARE
@@ -186,14 +186,12 @@ def test_what_changes_the_cost_of_rounds_has_a_profile_of_its_own(models, cache,
     assert learned(target, drafter, images, **options).profile == built_in("cpu", images)
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile", "relaxed"])
+@pytest.mark.parametrize("why", ["another method", "a given profile"])
 def test_nothing_is_measured(models, cache, why):
-    """Relaxed images depend on their trees, which must not be others when the same image is drawn again."""
     target, drafter = models
     drafting = Drafting("eagle2" if why == "another method" else "auto")
     given = PROFILE if why == "a given profile" else None
-    lantern = Lantern(8, 0.3) if why == "relaxed" else None
-    decoding = run(target, drafter, drafting=drafting, profile=given, lantern=lantern)
+    decoding = run(target, drafter, drafting=drafting, profile=given)
     decoding.learn_costs()
     assert not cache.exists()
 
