@@ -144,7 +144,7 @@ class _Trial:
         drafting = Drafting("eagle2", depth=LONGEST, width=2, nodes=2 * LONGEST)
         self._task = replace(
             task, target=target, prompts=prompts, keys=[(0, 0)] * images, prefix=tokens[:, :before].expand(images, -1),
-            drafting=drafting, drafter=JacobiDrafter(), lantern=None, check=None,
+            drafting=drafting, drafter=JacobiDrafter(), lantern=None,
         )  # fmt: skip
         self._depth = min(self._task.largest.depth, target.length - 2 - before)
         self._places = [place for place in PLACES if place <= self._depth]

@@ -124,3 +124,15 @@ def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch):
 def test_where_all_is_well_nothing_is_said(target, monkeypatch):
     monkeypatch.setattr(exactness, "verdicts", {})
     assert decode(decoding_of(target)).exact == exactness.Verdict()
+
+
+def test_the_trial_can_be_cancelled(target):
+    class Cancelled(Exception):
+        pass
+
+    def cancel():
+        raise Cancelled
+
+    decoding = Decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
+    with pytest.raises(Cancelled):
+        exactness.differences(decoding._task)
