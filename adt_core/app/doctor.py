@@ -38,16 +38,16 @@ def run(given: Mapping[str, Any], device: str) -> str:
 
 def examine(subject: Subject) -> str:
     """The page about a loaded model and its drafter."""
-    found = Examination(subject)
+    examined = Examination(subject)
     parts = {
         "Machine": [_machine(subject)],
-        "Model": _model(found),
-        "Plain decoding": _plain(found),
-        "What drafts cost": _costs(found),
-        "Methods": _methods(found),
-        "The same image": _identity(found),
-        "What would make it faster": [f"- {line}" for line in _advice(found)] or ["Nothing comes to mind."],
-        "To paste into a report": ["```", *_block(found), "```"],
+        "Model": _model(examined),
+        "Plain decoding": _plain(examined),
+        "What drafts cost": _costs(examined),
+        "Methods": _methods(examined),
+        "The same image": _identity(examined),
+        "What would make it faster": [f"- {line}" for line in _advice(examined)] or ["Nothing comes to mind."],
+        "To paste into a report": ["```", *_block(examined), "```"],
     }
     title = f"ADT-Tree {VERSION}: what this machine makes of {subject.target.name}"
     return "\n\n".join([title, *("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)])
@@ -65,8 +65,8 @@ def _machine(subject: Subject) -> str:
     return f"{properties.name}, capability {major}.{minor}, {memory}; {torch_is}, CUDA {torch.version.cuda}."
 
 
-def _model(found: Examination) -> list[str]:
-    subject, target, decoder = found.subject, found.subject.target, found.subject.target.decoder
+def _model(examined: Examination) -> list[str]:
+    subject, target, decoder = examined.subject, examined.subject.target, examined.subject.target.decoder
     config, room = decoder.config, subject.decoding(subject.ways()[PLAIN]).memory_required()
     stored = f", weights in {decoder.weights}" if decoder.weights else ""
     dtype = str(decoder.dtype).removeprefix("torch.")
@@ -76,7 +76,7 @@ def _model(found: Examination) -> list[str]:
         "Drafter: " + ("a network." if subject.network else "no network, the window alone."),
     ]
     if decoder.tile:
-        has_far = found.exact.trust is None or found.exact.trust.far
+        has_far = examined.exact.trust is None or examined.exact.trust.far
         near = near_on(subject.device, decoder.dtype, config.head_dim) if has_far else None
         far = "all keys are added in float64" if near is None else f"keys beyond {near} go through a fast kernel"
         lines.append(f"Exact mode: {decoder.tile} rows a product; in attention, {far}.")
@@ -88,18 +88,18 @@ def _model(found: Examination) -> list[str]:
     return lines
 
 
-def _plain(found: Examination) -> list[str]:
-    plain, decoder = found.plain, found.subject.target.decoder
+def _plain(examined: Examination) -> list[str]:
+    plain, decoder = examined.plain, examined.subject.target.decoder
     read = _size(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
     rate = read / plain.step
     return [
         f"A step takes {1000 * plain.step:.3g} ms. It reads {read / 2**30:.2f} GB of weights: {rate / 2**30:.3g} GB a "
-        f"second, {rate / found.rate:.0%} of what this device copies."
+        f"second, {rate / examined.rate:.0%} of what this device copies."
     ]
 
 
-def _costs(found: Examination) -> list[str]:
-    profile, sizes = found.profile, (0, *SIZES)
+def _costs(examined: Examination) -> list[str]:
+    profile, sizes = examined.profile, (0, *SIZES)
     if profile is None:
         return []
     rows = [f"| {name} | " + " | ".join(f"{profile.of(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
@@ -114,37 +114,37 @@ def _costs(found: Examination) -> list[str]:
     ]
 
 
-def _methods(found: Examination) -> list[str]:
+def _methods(examined: Examination) -> list[str]:
     lines = ["| method | tokens a pass | times plain | drafting | alone | beside another prompt |", "|---" * 6 + "|"]
-    on_gpu = found.subject.device.type != "cpu"
-    for name, (draw, _) in found.draws.items():
-        alone, beside = ("the same" if same else "DIFFERS" for same in found.same(name))
-        times = f"{draw.pace / found.plain.pace:.2f}"
+    on_gpu = examined.subject.device.type != "cpu"
+    for name, (draw, _) in examined.draws.items():
+        alone, beside = ("the same" if same else "DIFFERS" for same in examined.same(name))
+        times = f"{draw.pace / examined.plain.pace:.2f}"
         drafting = f"{draw.launches} launches, {draw.waits} waits" if on_gpu else f"{draw.drafting:.0%}"
         lines.append(f"| {name} | {draw.tokens:.2f} | {times} | {drafting} | {alone} | {beside} |")
-    if found.left_out:
-        lines.append(f"Left out for want of time: {', '.join(found.left_out)}.")
-    count = found.plain.codes.shape[1]
+    if examined.left_out:
+        lines.append(f"Left out for want of time: {', '.join(examined.left_out)}.")
+    count = examined.plain.codes.shape[1]
     return [*lines, f"Over the first {count} tokens of one image, which say little of a whole one."]
 
 
-def _identity(found: Examination) -> list[str]:
-    differing = [name for name in found.draws if not all(found.same(name))]
+def _identity(examined: Examination) -> list[str]:
+    differing = [name for name in examined.draws if not all(examined.same(name))]
     lines = []
-    if found.exact.differing:
+    if examined.exact.differing:
         lines.append(
-            f"Tokens that are read {' or '.join(found.exact.differing)} are not read as they are alone, to the last "
-            f"bit. {found.exact.remark} Please report it."
+            f"Tokens that are read {' or '.join(examined.exact.differing)} are not read as they are alone, to the last "
+            f"bit. {examined.exact.remark} Please report it."
         )
     if not differing:
         return [*lines, "Every method draws the tokens of plain decoding."]
-    is_exact = found.subject.target.decoder.tile > 0
+    is_exact = examined.subject.target.decoder.tile > 0
     reason = "Please report it" if is_exact else "float32 has no exact mode, so a near tie may fall otherwise"
     return [*lines, f"{', '.join(differing)}: other tokens than plain decoding's. {reason}."]
 
 
-def _advice(found: Examination) -> list[str]:
-    subject, decoder, advice = found.subject, found.subject.target.decoder, list[str]()
+def _advice(examined: Examination) -> list[str]:
+    subject, decoder, advice = examined.subject, examined.subject.target.decoder, list[str]()
     on_gpu = subject.device.type == "cuda"
     if on_gpu and decoder.dtype == torch.float32:
         advice.append("`dtype` bfloat16 halves what is read at every step.")
@@ -153,35 +153,36 @@ def _advice(found: Examination) -> list[str]:
     if not on_gpu and decoder.dtype != torch.float32 and decoder.weights is None:
         advice.append("On a CPU `dtype` float32 is usually faster, if its memory is there.")
     if subject.network is None:
-        known = find_published(found.subject.target.name)
+        known = find_published(examined.subject.target.name)
         trained = f"{known.drafter.repository} was trained for this model" if known and known.drafter else ""
         advice.append(f"A drafter network: {trained or '`train-drafter` makes one'}.")
     if graphs.refused:
         advice.append("CUDA graphs, which were given up here: a newer driver or PyTorch may help.")
-    if "auto" in found.draws:
-        advice.append(_what_auto_does(found))
+    if "auto" in examined.draws:
+        advice.append(_what_auto_does(examined))
     return advice
 
 
-def _what_auto_does(found: Examination) -> str:
-    pace = found.draws["auto"][0].pace / found.plain.pace
-    best = max(found.draws, key=lambda name: found.draws[name][0].pace)
+def _what_auto_does(examined: Examination) -> str:
+    pace = examined.draws["auto"][0].pace / examined.plain.pace
+    best = max(examined.draws, key=lambda name: examined.draws[name][0].pace)
     return f"'auto' drew these tokens {pace:.2f} times as fast as plain decoding; the fastest was {best}."
 
 
-def _block(found: Examination) -> list[str]:
-    decoder, config = found.subject.target.decoder, found.subject.target.decoder.config
-    same = {name: "/".join("same" if part else "differs" for part in found.same(name)) for name in found.draws}
+def _block(examined: Examination) -> list[str]:
+    decoder, config = examined.subject.target.decoder, examined.subject.target.decoder.config
+    same = {name: "/".join("same" if part else "differs" for part in examined.same(name)) for name in examined.draws}
+    plain, differing = examined.plain, examined.exact.differing
     return [
-        f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(found.subject)}",
-        f"{found.subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
+        f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(examined.subject)}",
+        f"{examined.subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
         f"{config.num_kv_heads} of {config.head_dim}, {decoder.dtype}, weights {decoder.weights}, tile {decoder.tile}",
-        f"plain {1000 * found.plain.step:.3g} ms, copies {found.rate / 2**30:.3g} GB/s; took {found.seconds:.0f} s",
+        f"plain {1000 * plain.step:.3g} ms, copies {examined.rate / 2**30:.3g} GB/s; took {examined.seconds:.0f} s",
         *(
             f"{name}: {draw.tokens:.2f} tokens, {1000 * draw.step:.3g} ms, {same[name]}"
-            for name, (draw, _) in found.draws.items()
+            for name, (draw, _) in examined.draws.items()
         ),
-        f"differences: {', '.join(found.exact.differing) or 'none'}; graphs: {', '.join(graphs.refused) or 'as usual'}",
+        f"differences: {', '.join(differing) or 'none'}; graphs: {', '.join(graphs.refused) or 'as usual'}",
     ]
 
 

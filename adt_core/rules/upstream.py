@@ -62,12 +62,12 @@ class Upstream:
 
     def drawn(self, seed: int, positions: range, state: Tensor | None) -> _Drawn:
         """The calls of these positions. state: of the generator before them; None for the first ones of a seed."""
-        found = self._kept.get((seed, positions))
-        if found is None:
-            found = self._kept[seed, positions] = self._draw(seed, positions, state)
+        drawn = self._kept.get((seed, positions))
+        if drawn is None:
+            drawn = self._kept[seed, positions] = self._draw(seed, positions, state)
             while len(self._kept) * len(positions) > self._most:
                 del self._kept[next(iter(self._kept))]
-        return found
+        return drawn
 
     def _draw(self, seed: int, positions: range, state: Tensor | None) -> _Drawn:
         generator = self._generator
