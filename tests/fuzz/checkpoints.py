@@ -15,6 +15,7 @@ from adt_core.app.checkpoints import load_drafter, load_target
 from adt_core.app.inspect import inspect
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
+from tests.layouts.liquid import write_liquid
 from tests.layouts.llamagen import write_hugging_face
 from tests.layouts.lumina import write_lumina
 from tests.layouts.lumina2 import write_lumina2
@@ -26,6 +27,7 @@ WRITERS = {
     "chameleon": write_tiny_checkpoint,
     "lumina-mgpt": write_lumina,
     "lumina-mgpt-2": write_lumina2,
+    "liquid": write_liquid,
     "llamagen": write_hugging_face,
     "janus": write_janus,
     "emu3": write_emu3,
