@@ -39,7 +39,7 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     if rope.get("rope_theta") is None:
         rope = config
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": stated("vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": stated("intermediate_size"),
