@@ -17,7 +17,7 @@ from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import parse_json, read_text
-from ..adt_core.models.checkpoint import BUNDLED, name_of
+from ..adt_core.models.checkpoint import BUNDLED, STAGE, name_of
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 AUTO = "auto"
@@ -129,7 +129,8 @@ def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]
         for folder in _checkpoints(root, _DEPTH):
             config = os.path.join(folder, "config.json")
             if is_target_file(os.path.basename(folder)) or wanted(_read_config(config, _mtime(config))):
-                name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
+                whole = os.path.dirname(folder) if os.path.basename(folder) == STAGE else folder
+                name = os.path.relpath(whole, root) if whole != root else os.path.basename(root)
                 paths.setdefault(Path(name).as_posix(), folder)
     return paths
 
