@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from adt_core.models.families.glm_image import BEGIN_GRID, BEGIN_IMAGE, END_GRID, END_IMAGE
@@ -43,16 +42,6 @@ def write_glm_image(
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
     (folder / "transformer" / "config.json").write_text(json.dumps({"_class_name": "GlmImageTransformer2DModel"}))
     return folder
-
-
-def write_one_file(folder: Path, file: Path, *without: str) -> Path:
-    """The same model as one file, with its configuration and its tokenizer as tensors; some of these left out."""
-    stage = folder / "vision_language_encoder"
-    tensors = {name: value for part in stage.glob("*.safetensors") for name, value in load_file(part).items()}
-    texts = {"config_json": stage / "config.json", "tokenizer_json": folder / "processor" / "tokenizer.json"}
-    tensors |= {name: torch.tensor(list(text.read_bytes()), dtype=torch.uint8) for name, text in texts.items()}
-    save_file({name: value for name, value in tensors.items() if name not in without}, file)
-    return file
 
 
 def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:

@@ -19,7 +19,8 @@ from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.app.inspect import inspect  # noqa: E402
 from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID, small_grid  # noqa: E402
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
-from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image, write_one_file  # noqa: E402
+from tests.layouts.edits import write_one_file  # noqa: E402
+from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
 from tests.reading import logits_behind  # noqa: E402
 from tests.tiny import write_tiny_checkpoint  # noqa: E402
 
@@ -154,9 +155,10 @@ def test_the_small_picture_has_nearly_the_images_shape():
 @pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
 def test_one_file_is_the_same_model(folder, target, tmp_path, monkeypatch, without):
     """Without a configuration the published one holds, and without a tokenizer the folder ``processor`` beside it."""
-    file = write_one_file(folder, tmp_path / "glm_image_ar.safetensors", *without)
+    stage, tokenizer = folder / "vision_language_encoder", folder / "processor" / "tokenizer.json"
+    file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
     if "config_json" in without:
-        stated = json.loads((folder / "vision_language_encoder" / "config.json").read_text())
+        stated = json.loads((stage / "config.json").read_text())
         monkeypatch.setattr("adt_core.models.families.glm_image._PUBLISHED", stated)
     if "tokenizer_json" in without:
         shutil.copytree(folder / "processor", tmp_path / "processor")

@@ -127,6 +127,8 @@ class GlmImageCodec(Codec):
     alone, so its layers are read one by one when a picture is encoded, and go at once.
     """
 
+    note = "This is a sketch of the tokens: GLM-Image's second stage makes the image of them (GLM-Image Decode)."
+
     def __init__(self, config: dict, checkpoint: Checkpoint):
         """config: what the ``config.json`` says. AdtError if its fields make no sense."""
         super().__init__()
