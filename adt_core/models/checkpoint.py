@@ -23,6 +23,8 @@ from . import unsound
 from .stored import Stored, with_scales
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
+STAGE = "vision_language_encoder"
+"""The folder that is the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
@@ -46,7 +48,8 @@ def resolve(path: str | Path, role: str) -> Path:
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
     place = _whole(place)
-    return _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+    place = _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+    return place / STAGE if (place / STAGE / "config.json").is_file() else place
 
 
 def _whole(path: Path) -> Path:
@@ -84,6 +87,7 @@ def home_of(path: Path) -> Path:
 def _outer(path: Path) -> Path:
     """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own folder or file."""
     path = _whole(path)
+    path = path.parent if path.name == STAGE else path
     return path.parents[1] if path.parent.name == "snapshots" else path
 
 

@@ -116,6 +116,8 @@ def test_prompts_that_it_cannot_read(models, family, text, reason):
         ("lumina", (1024, 1024), "no more pixels"),
         ("lumina-mgpt-2", (48, 64), "multiples of 32"),
         ("lumina-mgpt-2", (800, 768), "no more pixels than 768x768"),
+        ("glm-image", (48, 64), "multiples of 32"),
+        ("glm-image", (2080, 1024), "from 32 to 2048 pixels"),
     ],
 )
 def test_sizes_that_it_cannot_draw(models, family, size, reason):
@@ -138,7 +140,7 @@ def test_rows_end_where_they_must_also_under_relaxed_acceptance(models, family, 
     how = {"lantern": Lantern(neighbours=39, delta=1.0), "drafting": Drafting("adt-tree")} if drafter else {}
     drawn = run(target, drafter and load_drafter(drafter.replace("network", str(network)), target), **how)
     (rows, columns), cells = target.grid, drawn.grid_codes()
-    assert drawn.codes.shape == (2, rows * target.columns) and target.columns == columns + target.row_end
+    assert drawn.codes.shape == (2, target.length) and target.columns == columns + target.row_end
     assert target.row_end is (family in ("lumina", "lumina-mgpt-2", "emu3"))
     assert (0 <= cells).all() and (cells < 40).all()
     assert not target.row_end or (drawn.codes.view(2, rows, -1)[..., -1] == 40).all()
@@ -186,6 +188,7 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
         ("lumina", 48, 768, [40, 6]),
         ("lumina-mgpt-2", 96, 768, [40, 4]),
         ("emu3", 90, 720, [40, 4]),
+        ("glm-image", 32, 1024, [40, 24]),
         ("janus", 6, 96, [40, 8]),
         ("janus, deepseek", 4, 64, [40, 8]),
         ("llamagen", 6, 96, [40, 8]),
@@ -233,6 +236,7 @@ def lacks_beside(name):
         ("llamagen, authors'", lacks_beside("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
         ("lumina-mgpt-2", lacks_beside("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
         ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
+        ("glm-image", lambda path: (path / "processor" / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
     ],
 )
 def test_what_is_missing_beside_the_weights_is_named_with_its_remedy(copied, layout, change, tensors, remedy):

@@ -77,7 +77,9 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
     if file is not None:
         checkpoint.add(file, CODEC)
-    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from_all=True)
+    return Target(
+        checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from=config.vocab_size
+    )
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:

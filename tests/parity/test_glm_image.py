@@ -1,0 +1,164 @@
+"""GLM-Image's first stage equals transformers' ``GlmImageForConditionalGeneration``, and its prompts the processor's.
+
+Compared are prompts, logits, whole images and the codes of source pictures.
+"""
+
+import pytest
+import torch
+from PIL import Image
+
+transformers = pytest.importorskip("transformers", "5.0")  # older ones lack the model
+
+from adt_core import Drafting, Sampling, load_drafter, load_target  # noqa: E402
+from adt_core.app.continuation import to_pixels  # noqa: E402
+from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID, small_grid  # noqa: E402
+from tests.drafted import METHODS, write_drafter  # noqa: E402
+from tests.layouts.glm_image import CODES, IMAGE, write_glm_image  # noqa: E402
+from tests.reading import logits_behind  # noqa: E402
+
+TOLERANCE = 1e-4
+TEXTS = ("a cat", "three small dogs")
+WIDTH, HEIGHT = 96, 64
+SOURCES = ((544, 512), (512, 640))  # width and height in pixels, from which nothing is scaled up
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_glm_image(tmp_path_factory.mktemp("glm") / "GLM-Image", scale=3.0)
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    return load_target(folder, dtype=torch.float64).sized(WIDTH, HEIGHT)
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    path = folder / "vision_language_encoder"
+    model = transformers.GlmImageForConditionalGeneration.from_pretrained(path, attn_implementation="eager")
+    return model.eval().double()
+
+
+@pytest.fixture(scope="module")
+def processor(folder):
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "processor" / "tokenizer.json"),
+        bos_token="<|dit_token_16384|>",
+        extra_special_tokens={"image_token": IMAGE, "grid_bos_token": BEGIN_GRID, "grid_eos_token": END_GRID},
+    )
+    pictures = transformers.models.glm_image.image_processing_pil_glm_image.GlmImageImageProcessorPil(
+        patch_size=16,
+        merge_size=1,
+        temporal_patch_size=1,
+        size={"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},
+    )
+    return transformers.GlmImageProcessor(pictures, tokenizer)
+
+
+def pictures():
+    generator = torch.Generator().manual_seed(5)
+    colours = [torch.randint(256, (h // 32, w // 32, 3), generator=generator, dtype=torch.uint8) for w, h in SOURCES]
+    return [Image.fromarray(made.numpy()).resize(size) for made, size in zip(colours, SOURCES)]
+
+
+def read(processor, text, images=None):
+    """What the processor makes of a text, and of the pictures before it."""
+    marks = "".join(f"<|dit_token_16384|>{IMAGE}<|dit_token_16385|>" for _ in images or ())
+    return processor(images=images, text=[marks + text], target_h=HEIGHT, target_w=WIDTH, return_tensors="pt")
+
+
+def codes_of(target, images):
+    return [target.codec.encode(to_pixels(image, image.height, image.width))[0] for image in images]
+
+
+@pytest.mark.parametrize("width, height", [(1024, 1024), (1152, 768), (768, 1344)])
+def test_the_prompt_and_both_grids_are_the_processors(target, processor, width, height):
+    ours, inputs = target.sized(width, height), processor(text=["a cat"], target_h=height, target_w=width)
+    assert ours.encode_prompt(" a cat\n") == inputs["input_ids"][0]
+    assert inputs["image_grid_thw"].tolist() == [[1, *ours.grid], [1, *ours.lead]]
+
+
+@torch.no_grad()
+def test_logits_of_the_prompt_and_both_pictures(target, theirs, processor):
+    """One forward for prompts of two lengths, then one for all tokens of the small picture and of the image."""
+    codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
+    for found, text in zip(logits_behind(target, TEXTS, codes), TEXTS):
+        expected = their_logits(theirs, read(processor, text), codes)
+        assert (found - expected[:, :CODES]).abs().max() < TOLERANCE
+
+
+def their_logits(model, inputs, codes, **more):
+    """Logits [1 + n, V] behind the prompt and each of the codes [n]."""
+    first = model(**inputs, use_cache=True)
+    cache = first.cache if "cache" in first else first.past_key_values
+    name = "cache" if "cache" in first else "past_key_values"
+    rest = model(codes[None], image_grid_thw=inputs["image_grid_thw"], use_cache=True, **{name: cache})
+    return torch.cat([first.logits[0, -1:], rest.logits[0]])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("images", [0, 1, 2])
+def test_an_image_is_what_the_reference_draws(target, theirs, processor, images):
+    """``generate``, greedy, from a text and from source pictures; the tokens of images alone are allowed."""
+    given = pictures()[:images]
+    inputs = read(processor, "a cat", given or None)
+    drawer = target.without_lead() if images else target
+    prompt = drawer.encode_prompt("a cat", codes_of(target, given))
+    ours = run_one(drawer, prompt, Sampling(temperature=0, guidance=1.0))
+    expected = theirs.generate(
+        **inputs,
+        max_new_tokens=drawer.length,
+        do_sample=False,
+        prefix_allowed_tokens_fn=lambda *_: list(range(CODES)),
+    )
+    assert ours.codes[0].tolist() == expected[0, inputs["input_ids"].shape[1] :].tolist()
+    assert len(set(ours.codes[0].tolist())) > 3
+
+
+def run_one(target, prompt, sampling, drafter=None, drafting=Drafting(method="autoregressive")):
+    from adt_core import Decoding
+
+    decoding = Decoding(target, [prompt], sampling=sampling, drafter=drafter, drafting=drafting)
+    for _ in decoding:
+        pass
+    return decoding
+
+
+@torch.no_grad()
+def test_codes_of_source_pictures(target, theirs, processor):
+    """The codebook is made of the pictures' own vectors, so that every cell must find its own."""
+    given = pictures()
+    inputs = read(processor, "a cat", given)
+    grids = inputs["image_grid_thw"][:-1]
+    features = theirs.float().get_image_features(inputs["pixel_values"], grids).pooler_output
+    vectors = torch.cat([theirs.model.vqmodel.quant_conv(part[None])[0].flatten(1).T for part in features])
+    chosen = vectors[:: len(vectors) // CODES][:CODES]
+    before = target.codec.quantize.embedding.weight.clone()
+    for weight in (target.codec.quantize.embedding.weight, theirs.model.vqmodel.quantize.embedding.weight):
+        weight.copy_(chosen)
+    expected = theirs.get_image_tokens(features).split(grids.prod(1).tolist())
+    found = codes_of(target, given)
+    target.codec.quantize.embedding.weight.copy_(before)
+    theirs.double()
+    theirs.model.vqmodel.quantize.embedding.weight.copy_(before)
+    assert [codes.shape for codes in found] == [(16, 17), (20, 16)]
+    assert [codes.flatten().tolist() for codes in found] == [codes.tolist() for codes in expected]
+    assert len(set(torch.cat(expected).tolist())) > CODES // 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sources", [0, 1])
+def test_every_method_draws_the_same_image(target, tmp_path, method, sources):
+    """From a text, where two pictures are one sequence, and from a source picture."""
+    source, drafting = METHODS[method]
+    write_drafter(tmp_path / "network", target)
+    drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
+    codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))] * sources
+    drawer = target.without_lead() if sources else target
+    prompt, sampling = drawer.encode_prompt("a cat", codes), Sampling(3, 0.9, top_p=0.75, guidance=1.0)
+    plain = run_one(drawer, prompt, sampling)
+    assert run_one(drawer, prompt, sampling, drafter, Drafting(**drafting)).codes.equal(plain.codes)
+
+
+def test_the_small_picture_has_nearly_the_images_shape():
+    assert small_grid((32, 32)) == (16, 16) and small_grid((24, 36)) == (13, 19)
