@@ -17,7 +17,7 @@ from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import parse_json, read_text
-from ..adt_core.models.checkpoint import BUNDLED, name_of
+from ..adt_core.models.checkpoint import BUNDLED, STAGE, name_of
 from ..adt_core.models.glm_pixels import KIND
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
@@ -147,7 +147,7 @@ def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> di
     for root in roots:
         for path in filter(wanted, _checkpoints(root, _DEPTH)):
             name = os.path.relpath(path, root) if path != root else os.path.basename(root)
-            paths.setdefault(Path(name).as_posix(), path)
+            paths.setdefault(Path(name).as_posix().removesuffix(f"/{STAGE}"), path)
     return paths
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..adt_core.errors import AdtError
 from ..adt_core.models import glm_pixels
-from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, TOKEN, Source
+from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
+from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, Source
 from . import folders
 from .latent import read_codes
 from .runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
@@ -19,7 +20,7 @@ from .schema import schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, cropped, read_prompt, to_image, to_picture
 
-PUBLISHED, BESIDE = "GLM-Image/transformer", "beside the transformer"
+PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "beside the transformer"
 """The transformer of the folder as it is published; and where the other parts are then."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FP8 = "fp8 weights"
@@ -64,7 +65,7 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
         path, device = _transformer(transformer), mm.get_torch_device()
         if path is None:
             tell(f"{transformer} is not installed; the error says how to get it")
-            raise AdtError(f"transformer: {folders.missing(transformer.partition('/')[0])}")
+            raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
         drop_unused_results()
         half = device.type != "cpu" and mm.should_use_bf16(device)
         pipeline = glm_pixels.load(
@@ -148,13 +149,10 @@ class ADTTreeGLMDecode(io.ComfyNode):
 
 def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
     """AdtError if the tokens of the model mean nothing to the decoder."""
-    codes, known = (
-        len(model.target.codec.codebook),
-        decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size,
-    )
-    if codes != known:
+    target, known = model.target, decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
+    if target.family != FAMILY.name or len(target.codec.codebook) != known:
         raise AdtError(
-            f"model: {model.target.name} draws with {codes} codes, and this decoder reads the {known} of GLM-Image; "
+            f"model: this decoder reads the {known} codes of GLM-Image, and {target.name} draws with other ones; "
             "connect the GLM-Image that the sampler has."
         )
 
@@ -163,15 +161,15 @@ def _sources(images: Tensor | None, model: LoadedModel) -> list[Source]:
     """Images that another is made of, with their tokens."""
     if images is None:
         return []
-    images = cropped(images, TOKEN, "source_images")
-    vectors = ImageTokenizer(model.codec, TOKEN).encode(images)
+    images = cropped(images, PIXELS, "source_images")
+    vectors = ImageTokenizer(model.codec, PIXELS).encode(images)
     tokens = read_codes({"samples": vectors}, model, "source_images")
     return [Source(to_picture(image), own) for image, own in zip(images, tokens)]
 
 
 def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Source], **options: Any) -> Tensor:
     """Tokens [rows, columns] -> IMAGE [1, H, W, 3]. The transformer may leave the card before the VAE needs room."""
-    pipeline, size = decoder.pipeline, tokens.numel() * TOKEN**2
+    pipeline, size = decoder.pipeline, tokens.numel() * PIXELS**2
     with loaded([decoder.patcher, decoder.vae], glm_pixels.denoising_bytes(pipeline, size, sources)):
         latents = glm_pixels.denoise(pipeline, tokens, prompt, sources=sources, check=check_cancelled, **options)
     with loaded([decoder.vae], glm_pixels.decoding_bytes(pipeline, size)):

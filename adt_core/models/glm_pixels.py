@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from ..errors import AdtError, Check, pip_install, told_by_library
 from .checkpoint import Checkpoint, check_entries, fill, read_json, whole
+from .families.glm_image import PIXELS
 from .t5 import t5_encoder
 
-TOKEN = 32
-"""Pixels per side of a token."""
 STEPS, GUIDANCE = 50, 1.5
 """As published."""
 KIND = "GlmImageTransformer2DModel"
@@ -179,7 +178,7 @@ def denoise(
     a generator of its own on the CPU, so that it is that of the seed on every device. ``check`` is called before each
     layer; it may raise to cancel.
     """
-    height, width = (side * TOKEN for side in tokens.shape)
+    height, width = (side * PIXELS for side in tokens.shape)
     factor, dtype = pipeline.vae_scale_factor, pipeline.text_encoder.dtype
     shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
     noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=dtype)
@@ -254,7 +253,7 @@ def denoising_bytes(pipeline: Any, size: int, sources: Sequence[Source] = ()) ->
     config, width = pipeline.transformer.config, pipeline.vae.config.block_out_channels[0]
     hidden = config.num_attention_heads * config.attention_head_dim
     read = sum(4 * source.tokens.numel() for source in sources)
-    tokens = 4 * size // TOKEN**2
+    tokens = 4 * size // PIXELS**2
     layers = 2 * config.num_layers * hidden * read + 24 * hidden * (tokens + read)
     encoding = max((4 * width * source.image.width * source.image.height for source in sources), default=0)
     return pipeline.text_encoder.dtype.itemsize * max(layers, encoding)

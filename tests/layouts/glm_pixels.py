@@ -57,3 +57,8 @@ def published_pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     pipeline = GlmImagePipeline.from_pretrained(folder, processor=None, vision_language_encoder=None).to(dtype)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def finer(codes: torch.Tensor) -> torch.Tensor:
+    """A grid of tokens [rows, columns] as the pipeline's own first stage hands it on, [4 rows columns]."""
+    return torch.nn.functional.interpolate(codes[None, None].float(), scale_factor=2).long().flatten()

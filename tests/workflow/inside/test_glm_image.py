@@ -10,17 +10,23 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.layouts.glm_pixels import published_pipeline, write_pixels
+from tests.layouts.glm_image import CODES, write_glm_image
+from tests.layouts.glm_pixels import finer, published_pipeline, write_pixels
 
 PROMPT = 'A shop sign that says "Bread".'
 NUMBERS = {"seed": 7, "steps": 3, "guidance": 1.5}
 
 
 @pytest.fixture(scope="module")
-def folder(pack, small):
-    """The second stage as published, in the user's folder; its tokens are those of the small model."""
-    codes = len(small.model.target.codec.codebook)
-    return write_pixels(pack.base / "models" / "ar_image" / "GLM-Image", codes)
+def folder(pack):
+    """Both stages as published, in the user's folder."""
+    return write_pixels(write_glm_image(pack.base / "models" / "ar_image" / "GLM-Image"), CODES)
+
+
+@pytest.fixture(scope="module")
+def first(pack, folder):
+    """The first stage and its CLIP."""
+    return pack.run("ADTTreeModelLoader", model="GLM-Image")[:2]
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -31,16 +37,21 @@ def stage(pack, folder, request):
 
 
 @pytest.fixture(scope="module")
-def tokens(small):
+def tokens(first):
     """A LATENT of a batch, and the codes that it holds."""
-    (latent, *_) = small.sample(batch_size=2)
-    return latent, small.model.target.codec.nearest(latent["samples"])
+    codes = torch.randint(CODES, (2, 3, 2), generator=torch.Generator().manual_seed(0))
+    return {"samples": first[0].target.codec.lookup(codes).float()}, codes
 
 
 @pytest.fixture
-def decode(pack, small, tokens):
+def text(pack, first):
+    return lambda words: pack.run("CLIPTextEncode", clip=first[1], text=words)[0]
+
+
+@pytest.fixture
+def decode(pack, first, tokens, text):
     """A function: IMAGE of the Decode node."""
-    usual = {"model": small.model, "samples": tokens[0], "positive": small.text(PROMPT)} | NUMBERS
+    usual = {"model": first[0], "samples": tokens[0], "positive": text(PROMPT)} | NUMBERS
     return lambda decoder, **inputs: pack.run("ADTTreeGLMDecode", decoder=decoder, **usual | inputs)[0]
 
 
@@ -66,11 +77,6 @@ def picture(image):
     return Image.fromarray((image * 255).round().byte().numpy())
 
 
-def finer(codes):
-    """The tokens as the pipeline's own first stage hands them on."""
-    return torch.nn.functional.interpolate(codes[None, None].float(), scale_factor=2).long().flatten()
-
-
 def test_pixels_are_those_of_the_pipeline_itself(stage, tokens, decode):
     """In bfloat16, in which it ends with a rounding of its own, to the nearest step of that."""
     decoder, pipeline = stage
@@ -83,12 +89,12 @@ def test_pixels_are_those_of_the_pipeline_itself(stage, tokens, decode):
     assert torch.equal(decode(decoder), images), "the same seed gives the same image"
 
 
-def test_source_images_are_read_as_the_pipeline_reads_them(stage, small, tokens, decode):
+def test_source_images_are_read_as_the_pipeline_reads_them(stage, first, tokens, decode):
     """With their tokens, cropped to whole ones."""
     decoder, pipeline = stage
     images = torch.rand(2, 70, 96, 3, generator=torch.Generator().manual_seed(0))
     seen = images[:, 3:67]
-    codes = small.model.target.codec.encode(seen.movedim(-1, 1) * 2 - 1)
+    codes = first[0].target.codec.encode(seen.movedim(-1, 1) * 2 - 1)
     given = {
         "image": [[picture(image) for image in seen]],
         "prior_token_image_ids": [torch.cat([finer(own) for own in codes])],
@@ -126,19 +132,19 @@ def test_an_image_that_leaves_a_batch_keeps_its_noise(stage, tokens, decode):
 
 
 @pytest.mark.parametrize("name, value", [("seed", 8), ("steps", 4), ("guidance", 1.0), ("positive", "“Wool”")])
-def test_every_input_counts(stage, small, decode, name, value):
+def test_every_input_counts(stage, text, decode, name, value):
     decoder, _ = stage
-    value = small.text(value) if name == "positive" else value
+    value = text(value) if name == "positive" else value
     assert (decode(decoder, **{name: value}) != decode(decoder)).any()
 
 
-def test_what_cannot_be_decoded_is_said(pack, small, stage, tokens, loaded):
+def test_what_cannot_be_decoded_is_said(pack, first, stage, tokens, text, model):
     decoder, _ = stage
-    usual = {"decoder": decoder, "model": small.model, "samples": tokens[0], "positive": small.text(PROMPT)}
+    usual = {"decoder": decoder, "model": first[0], "samples": tokens[0], "positive": text(PROMPT)}
     says = lambda **inputs: pack.fails("ADTTreeGLMDecode", **usual | NUMBERS | inputs)  # noqa: E731
     said = says(samples={"samples": torch.zeros(1, 4, 16, 16)})
     assert said.startswith("samples: this LATENT has the shape [1, 4, 16, 16]") and "ADT-Tree Sampler" in said
-    assert "draws with" in says(model=loaded[0]) and says(model=loaded[0]).startswith("model: bundled ")
+    assert says(model=model).startswith(f"model: this decoder reads the {CODES} codes of GLM-Image, and bundled draws")
     assert says(positive=[[torch.zeros(1, 2), {}]]).startswith("positive: ")
     assert says(source_images=torch.zeros(1, 20, 64, 3)).startswith("source_images: ")
 
