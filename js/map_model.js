@@ -24,7 +24,7 @@ const PREFILL = -2;
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, prompt, method, relaxed, seed, inputs, texts, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
+    const { id, node, prompt, method, relaxed, seed, inputs, texts, comparable, images, grid, ends, lead, start, prefill, pictures, thumbnails, parts } = header;
     Object.assign(this, { id, node, prompt, method, seed, comparable, prefill, start: start ?? 0 });
     this.lantern = relaxed ?? false; // maps of before this was told have it in their rounds alone
     this.inputs = inputs ?? {}; // the node's own values, as they were queued
@@ -36,7 +36,8 @@ export class Run {
     [this.rows, this.columns] = grid;
     this.cells = this.rows * this.columns;
     this.ends = ends ?? 0; // 1 if behind each row stands a token that is no cell
-    this.tokens = this.rows * (this.columns + this.ends);
+    this.lead = lead ?? 0; // tokens before those of the image: of a smaller picture of it, which has no cells here
+    this.tokens = this.lead + this.rows * (this.columns + this.ends);
     this.rounds = []; // { ms, drafting, shares: Map image -> share }
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.done = 0; // tokens decided, of all images
@@ -68,7 +69,8 @@ export class Run {
   #enter(index, image, { position, nodes, accepted, substituted }) {
     const cells = this.roundOf[image];
     if (position === this.start) {
-      cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
+      const cell = this.cellAt(position); // of the token that came with the prompt
+      if (cell !== null) cells[cell] = PREFILL;
       this.done += 1;
     }
     const next = Math.min(position + accepted + 2, this.tokens);
@@ -80,10 +82,10 @@ export class Run {
     this.known.drafted += nodes > 0;
   }
 
-  /** The cell of a token; null if it ends a row, or lies behind the image. */
+  /** The cell of a token; null if it ends a row, or lies before or behind the image. */
   cellAt(position) {
-    const column = position % (this.columns + this.ends);
-    return position >= this.tokens || column === this.columns ? null : this.#cell(position);
+    const column = (position - this.lead) % (this.columns + this.ends);
+    return position < this.lead || position >= this.tokens || column === this.columns ? null : this.#cell(position);
   }
 
   /** Whether every round decides one token, without drafts. */
@@ -131,10 +133,11 @@ export class Run {
     return index < 0 ? this.rounds.length : index;
   }
 
-  /** The cell of a token, or that behind it if it ends a row. */
+  /** The cell of a token, or that behind it if it ends a row; the first one for tokens before the image. */
   #cell(position) {
-    const row = Math.floor(position / (this.columns + this.ends));
-    return row * this.columns + Math.min(position - row * (this.columns + this.ends), this.columns);
+    const at = Math.max(position - this.lead, 0);
+    const row = Math.floor(at / (this.columns + this.ends));
+    return row * this.columns + Math.min(at - row * (this.columns + this.ends), this.columns);
   }
 
   /** Tokens to decide, of all images. */

@@ -146,8 +146,9 @@ def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> di
     paths = {name: name for name in names}
     for root in roots:
         for path in filter(wanted, _checkpoints(root, _DEPTH)):
-            name = os.path.relpath(path, root) if path != root else os.path.basename(root)
-            paths.setdefault(Path(name).as_posix().removesuffix(f"/{STAGE}"), path)
+            whole = os.path.dirname(path) if os.path.basename(path) == STAGE else path
+            name = os.path.relpath(whole, root) if whole != root else os.path.basename(root)
+            paths.setdefault(Path(name).as_posix(), path)
     return paths
 
 

@@ -18,7 +18,7 @@ from .latent import read_codes
 from .runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
 from .schema import schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
-from .stock import ImageTokenizer, cropped, read_prompt, to_image, to_picture
+from .stock import cropped, read_prompt, read_sources, to_image, to_picture
 
 PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "beside the transformer"
 """The transformer of the folder as it is published; and where the other parts are then."""
@@ -132,7 +132,7 @@ class ADTTreeGLMDecode(io.ComfyNode):
     ) -> io.NodeOutput:
         _check(model, decoder)
         prompt, grids = read_prompt(positive, "positive").text, read_codes(samples, model, "samples")
-        sources = _sources(source_images, model)
+        sources = _sources(positive, source_images, model)
         expected: list[Tensor] = []
         progress = Progress(len(grids) * steps, cls.hidden.unique_id, lambda: _preview(decoder, expected[-1]))
         images = []
@@ -157,14 +157,17 @@ def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
         )
 
 
-def _sources(images: Tensor | None, model: LoadedModel) -> list[Source]:
-    """Images that another is made of, with their tokens."""
-    if images is None:
-        return []
-    images = cropped(images, PIXELS, "source_images")
-    vectors = ImageTokenizer(model.codec, PIXELS).encode(images)
-    tokens = read_codes({"samples": vectors}, model, "source_images")
-    return [Source(to_picture(image), own) for image, own in zip(images, tokens)]
+def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[Source]:
+    """The source pictures of a prompt: the images, with the tokens by which the prompt has them."""
+    tokens = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
+    pictures = [] if images is None else list(map(to_picture, cropped(images, PIXELS, "source_images")))
+    named, arrived = [own.shape[::-1] for own in tokens], [picture.size for picture in pictures]
+    if [(columns * PIXELS, rows * PIXELS) for columns, rows in named] != arrived:
+        raise AdtError(
+            f"source_images: {len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or others "
+            "in size; connect the images that went through VAE Encode into the prompt, in their order."
+        )
+    return [Source(picture, own) for picture, own in zip(pictures, tokens)]
 
 
 def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Source], **options: Any) -> Tensor:

@@ -5,27 +5,26 @@ from torch import Tensor
 
 from ..adt_core.app.continuation import prefix_length
 from ..adt_core.errors import AdtError
+from ..adt_core.models.target import Target
 from .runtime import loaded
 from .sockets import LoadedModel
 
 
 def read_latent(
-    latent: dict, model: LoadedModel, keep: float, keep_left: float, copies: int
+    latent: dict, model: LoadedModel, target: Target, keep: float, keep_left: float, copies: int
 ) -> tuple[Tensor, list[int]]:
-    """What is kept of the images of a LATENT, each of them ``copies`` times.
+    """What is kept of the images of a LATENT, each of them ``copies`` times. target: the model, as it is to draw.
 
     Returns the codes [B * copies, P], and for each image the index of its noise. An image that was taken out of a batch
     (``batch_index``) keeps the noise that it had there. Raises AdtError for a LATENT of another model or another size,
     and for a noise mask, which an order row by row can't follow.
     """
     codes = read_codes(latent, model, "latent_image")
-    _check(latent, codes, model)
-    count = prefix_length(model.target.grid, keep, keep_left)
+    _check(latent, codes, target)
+    kept = target.beginning(codes, prefix_length(target.grid, keep, keep_left))
     indices = latent.get("batch_index") or list(range(len(codes)))
     step = max(indices) + 1
-    return codes.flatten(1)[:, :count].repeat(copies, 1), [
-        index + copy * step for copy in range(copies) for index in indices
-    ]
+    return kept.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
@@ -44,10 +43,10 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
         return torch.cat([codec.nearest(vectors).cpu() for vectors in samples.split(1)])
 
 
-def _check(latent: dict, codes: Tensor, model: LoadedModel) -> None:
-    rows, columns = model.target.grid
+def _check(latent: dict, codes: Tensor, target: Target) -> None:
+    rows, columns = target.grid
     if tuple(codes.shape[1:]) != (rows, columns):
-        side = model.target.downsample
+        side = target.downsample
         raise AdtError(
             f"latent_image: this LATENT has {codes.shape[1]} rows and {codes.shape[2]} columns of tokens, but the "
             f"model draws {rows} by {columns}; scale the image to {columns * side} by {rows * side} pixels before "

@@ -23,6 +23,7 @@ from .runtime import check_cancelled, loaded, tell
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
+_SOURCES = "reference_latents"  # what the stock node ReferenceLatent sets
 _NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
 
 
@@ -111,13 +112,18 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
         raise AdtError(
             f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_NOT_OURS}"
         )
-    changes = sorted(set(conditioning[0][1]) - {_PROMPT})
+    changes = sorted(set(conditioning[0][1]) - {_PROMPT, _SOURCES})
     if changes:
         raise AdtError(
             f"{name}: a node between CLIP Text Encode and the ADT-Tree Sampler has set {', '.join(changes)}, "
             "which this kind of model cannot follow; connect the two directly."
         )
     return conditioning[0][1][_PROMPT]
+
+
+def read_sources(conditioning: list) -> list[dict]:
+    """The LATENTs of source pictures that ReferenceLatent nodes have put into one of our CONDITIONINGs."""
+    return [{"samples": samples} for samples in conditioning[0][1].get(_SOURCES, ())]
 
 
 def _are_pairs(conditioning: Any) -> bool:

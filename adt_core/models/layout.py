@@ -74,14 +74,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     gate_up = {f"{mlp}.{x}_proj.weight": (wide, h) for x in ("gate", "up")}
     if f"{mlp}.gate_up_proj.weight" in checkpoint.names:
         gate_up = {f"{mlp}.gate_up_proj.weight": (2 * wide, h)}
-    order = head_order(c)
-
-    def in_order(part: Tensor) -> Tensor:
-        return part.unflatten(0, (-1, c.head_dim))[:, order].flatten(0, 1)
-
-    def fused(parts: list[Tensor]) -> Tensor:
-        q, k, v = parts
-        return torch.cat(parts if order is None else [in_order(q), in_order(k), v])
+    fused = _fused(c)
 
     def put(name: str) -> Callable[[Tensor], None] | None:
         scale = getattr(layer, f"{name}_scale")
@@ -101,11 +94,21 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     if layer.qkv_bias is not None:
         biases = tuple(name.replace(".weight", ".bias") for name in qkv)
         entries.append(Entry(layer.qkv_bias, biases, ((h,), (kv,), (kv,)), fused))
-    others = {"input_layernorm": layer.input_norm, "post_self_attn_layernorm": layer.out_norm}
-    others["post_mlp_layernorm"] = layer.down_norm
-    entries += [same(norm, f"{prefix}.{name}.weight") for name, norm in others.items() if norm is not None]
+    names = "input_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"
+    others = zip(names, (layer.input_norm, layer.out_norm, layer.down_norm))
+    entries += [same(norm, f"{prefix}.{name}.weight") for name, norm in others if norm is not None]
     norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
     return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in norms if norm is not None]
+
+
+def _fused(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
+    """What joins q, k and v [rows, ...], the heads of q and k in :func:`head_order`."""
+    order = head_order(c)
+
+    def in_order(part: Tensor) -> Tensor:
+        return part if order is None else part.unflatten(0, (-1, c.head_dim))[:, order].flatten(0, 1)
+
+    return lambda parts: torch.cat([in_order(parts[0]), in_order(parts[1]), parts[2]])
 
 
 def head_order(c: DecoderConfig) -> Tensor | None:

@@ -92,8 +92,8 @@ class Prompter:
         raise NotImplementedError
 
     def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> Prompt:
-        """The same of a text and of source pictures: the codes [rows, columns] of each. AdtError if it takes none."""
-        raise AdtError("source pictures were given, but this model draws from a text alone; take them away.")
+        """The same of a text and source pictures, by the codes [rows, columns] of each, in families that take some."""
+        raise NotImplementedError
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
         """The note that ``encode`` would make of a text; raises AdtError where that would."""
@@ -116,7 +116,8 @@ class Target:
     row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
     end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
     by the scale that is asked for and the grid. lead_of: if a small picture is written before the image, its rows and
-    columns, by those of the image (GLM-Image). published: how its authors draw. words: those with which a prompt asks
+    columns, by those of the image (GLM-Image). sources: codes [rows, columns] of the pictures that every image is made
+    of, see :meth:`with_sources`. published: how its authors draw. words: those with which a prompt asks
     for something that it can draw, of a model that knows few. draws_from: how wide the vector is that its authors'
     script samples from, other tokens at minus infinity; 0 if it is the codes alone.
     """
@@ -131,6 +132,7 @@ class Target:
     usual_grid: tuple[int, int] | None = None
     guidance_of: Callable[[float, tuple[int, int]], list[float]] | None = None
     lead_of: Callable[[tuple[int, int]], tuple[int, int]] | None = None
+    sources: Sequence[Tensor] = ()
     published: PublishedSampling = PublishedSampling()
     words: frozenset[str] = frozenset()
     draws_from: int = 0
@@ -220,21 +222,23 @@ class Target:
 
     def check_prompt(self, text: str) -> str:
         """A sentence for who wrote the text, or "". AdtError if it is empty or too long. No text encoder works."""
-        return self.prompter.check(text, self.grid)
+        return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
-    def encode_prompt(self, text: str, sources: Sequence[Tensor] = ()) -> Prompt:
-        """The conditional row of a text. AdtError if it is empty or too long.
-
-        sources: codes [rows, columns] of pictures to draw from, for the target that :meth:`without_lead` gives.
-        """
-        if sources:
-            return self.prompter.encode_with(text, self.grid, sources)
+    def encode_prompt(self, text: str) -> Prompt:
+        """The conditional row of a text. AdtError if it is empty or too long."""
+        if self.sources:
+            return self.prompter.encode_with(text, self.grid, self.sources)
         return self.prompter.encode(text, self.grid)
 
-    def without_lead(self) -> Target:
-        """The same model where it writes the image alone: for prompts with source pictures."""
+    def with_sources(self, sources: Sequence[Tensor]) -> Target:
+        """The same model for images that are made of pictures, whose codes [rows, columns] stand in every prompt.
+
+        Then no small picture is written before the image. AdtError if it draws from texts alone.
+        """
+        if self.lead_of is None:
+            raise AdtError(f"a source picture was given, but {self.name} draws from a text alone; take it away.")
         alone = copy(self)
-        alone.lead_of = None
+        alone.sources, alone.lead_of = sources, None
         return alone
 
     def unconditional(self, prompt: Prompt) -> Prompt:

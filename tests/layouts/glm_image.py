@@ -44,6 +44,20 @@ def write_glm_image(
     return folder
 
 
+def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
+    """transformers' logits [1 + n, V] behind a prompt and each of the codes.
+
+    inputs: the prompt's, with the grids of the pictures that the codes are of.
+    """
+    first = model(**inputs, use_cache=True)
+    if not codes:
+        return first.logits[0, -1:]
+    name = "cache" if "cache" in first else "past_key_values"
+    grids = {name: inputs[name] for name in ("image_grid_thw", "images_per_sample")}
+    rest = model(torch.tensor([codes]), **grids, **{name: first[name]}, use_cache=True)
+    return torch.cat([first.logits[0, -1:], rest.logits[0]])
+
+
 def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> transformers.GlmImageConfig:
     begin, end = tokenizer.token_to_id(BEGIN_IMAGE), tokenizer.token_to_id(END_IMAGE)
     turning = hidden // heads // 4  # pairs: half of a head turns

@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers", "5.0")  # older ones lack the
 from adt_core import Drafting, Sampling, load_drafter, load_target  # noqa: E402
 from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID, small_grid  # noqa: E402
-from tests.drafted import METHODS, write_drafter  # noqa: E402
-from tests.layouts.glm_image import CODES, IMAGE, write_glm_image  # noqa: E402
+from tests.drafted import METHODS, run, write_drafter  # noqa: E402
+from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
 from tests.reading import logits_behind  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -83,17 +83,8 @@ def test_logits_of_the_prompt_and_both_pictures(target, theirs, processor):
     """One forward for prompts of two lengths, then one for all tokens of the small picture and of the image."""
     codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
     for found, text in zip(logits_behind(target, TEXTS, codes), TEXTS):
-        expected = their_logits(theirs, read(processor, text), codes)
+        expected = their_logits(theirs, read(processor, text), codes.tolist())
         assert (found - expected[:, :CODES]).abs().max() < TOLERANCE
-
-
-def their_logits(model, inputs, codes, **more):
-    """Logits [1 + n, V] behind the prompt and each of the codes [n]."""
-    first = model(**inputs, use_cache=True)
-    cache = first.cache if "cache" in first else first.past_key_values
-    name = "cache" if "cache" in first else "past_key_values"
-    rest = model(codes[None], image_grid_thw=inputs["image_grid_thw"], use_cache=True, **{name: cache})
-    return torch.cat([first.logits[0, -1:], rest.logits[0]])
 
 
 @torch.no_grad()
@@ -102,9 +93,8 @@ def test_an_image_is_what_the_reference_draws(target, theirs, processor, images)
     """``generate``, greedy, from a text and from source pictures; the tokens of images alone are allowed."""
     given = pictures()[:images]
     inputs = read(processor, "a cat", given or None)
-    drawer = target.without_lead() if images else target
-    prompt = drawer.encode_prompt("a cat", codes_of(target, given))
-    ours = run_one(drawer, prompt, Sampling(temperature=0, guidance=1.0))
+    drawer = target.with_sources(codes_of(target, given)) if images else target
+    ours = run(drawer, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=1.0))
     expected = theirs.generate(
         **inputs,
         max_new_tokens=drawer.length,
@@ -113,15 +103,6 @@ def test_an_image_is_what_the_reference_draws(target, theirs, processor, images)
     )
     assert ours.codes[0].tolist() == expected[0, inputs["input_ids"].shape[1] :].tolist()
     assert len(set(ours.codes[0].tolist())) > 3
-
-
-def run_one(target, prompt, sampling, drafter=None, drafting=Drafting(method="autoregressive")):
-    from adt_core import Decoding
-
-    decoding = Decoding(target, [prompt], sampling=sampling, drafter=drafter, drafting=drafting)
-    for _ in decoding:
-        pass
-    return decoding
 
 
 @torch.no_grad()
@@ -154,10 +135,9 @@ def test_every_method_draws_the_same_image(target, tmp_path, method, sources):
     write_drafter(tmp_path / "network", target)
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
     codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))] * sources
-    drawer = target.without_lead() if sources else target
-    prompt, sampling = drawer.encode_prompt("a cat", codes), Sampling(3, 0.9, top_p=0.75, guidance=1.0)
-    plain = run_one(drawer, prompt, sampling)
-    assert run_one(drawer, prompt, sampling, drafter, Drafting(**drafting)).codes.equal(plain.codes)
+    drawer, sampling = target.with_sources(codes) if sources else target, Sampling(3, 0.9, top_p=0.75, guidance=1.0)
+    plain = run(drawer, sampling=sampling)
+    assert run(drawer, drafter, sampling=sampling, drafting=Drafting(**drafting)).codes.equal(plain.codes)
 
 
 def test_the_small_picture_has_nearly_the_images_shape():

@@ -71,7 +71,7 @@ def test_models_of_the_user_are_listed_and_drawn_with(stocked):
     there = [name for name in listed if not name.endswith(" (not installed)")]
     published = {value for node, _, value in TO_INSTALL.values() if node == "ADTTreeModelLoader"}
     assert there == listed[: len(there)] and there[0] == "bundled"
-    others = {"someone/copy", "deep/er/elsewhere", "small", "t2i_XL_stage1_256.pt"}
+    others = {"someone/copy", "deep/er/elsewhere", "small", "t2i_XL_stage1_256.pt", "GLM-Image"}
     assert set(there[1:]) == published | others
     drafters = choices(stocked, "ADTTreeDrafterLoader", "drafter")
     assert drafters[:4] == ["auto", "bundled", "jacobi", "repeat"]
@@ -131,6 +131,30 @@ def test_glm_image_s_second_stage_shows_previews_and_is_cancelled_within_a_step(
         browser.wait_for(lambda m: m.type in PREVIEWS and m.at > begun.at)
         assert interrupt_and_time(stocked, browser, prompt_id) < LIMIT
     assert images(stocked, stocked.run(graph.set("ADTTreeGLMDecode", steps=2).prompt))
+
+
+def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
+    """With drafts every picture is that without. A source picture changes it, and so does what is kept of another."""
+    seen = {}
+    for name in ("text", "source", "continued"):
+        graph = text_to_image()
+        graph.set("ADTTreeModelLoader", model="GLM-Image").set("ADTTreeDrafterLoader", drafter="auto")
+        size = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
+        graph.set("ADTTreeSampler", model=size, preset="model's own").drop("ADTTreeSampler", "negative")
+        picture = graph.add("EmptyImage", width=96, height=64, batch_size=1, color=0xC04010)
+        latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
+        if name == "source":
+            prompt = graph.inputs("ADTTreeSampler")["positive"]
+            graph.set("ADTTreeSampler", positive=graph.add("ReferenceLatent", conditioning=prompt, latent=latent))
+        if name == "continued":
+            graph.set("ADTTreeSampler", latent_image=latent)
+        (drawn,) = images(stocked, stocked.run(graph.prompt))
+        graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=f"glm-{name}-plain")
+        (plain,) = images(stocked, stocked.run(graph.prompt))
+        np.testing.assert_array_equal(drawn, plain)
+        assert drawn.shape[:2] == (64, 96)
+        seen[name] = drawn
+    assert (seen["text"] != seen["source"]).any() and (seen["text"] != seen["continued"]).any()
 
 
 def test_prompts_that_are_cut_are_said(stocked, stocked_template):

@@ -89,21 +89,28 @@ def test_pixels_are_those_of_the_pipeline_itself(stage, tokens, decode):
     assert torch.equal(decode(decoder), images), "the same seed gives the same image"
 
 
-def test_source_images_are_read_as_the_pipeline_reads_them(stage, first, tokens, decode):
-    """With their tokens, cropped to whole ones."""
+def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, tokens, text, decode):
+    """Their tokens come with the prompt; images are cropped to whole tokens."""
     decoder, pipeline = stage
     images = torch.rand(2, 70, 96, 3, generator=torch.Generator().manual_seed(0))
-    seen = images[:, 3:67]
-    codes = first[0].target.codec.encode(seen.movedim(-1, 1) * 2 - 1)
+    codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(1))
+    ((tensor, words),) = text(PROMPT)
+    own = [[tensor, words | {"reference_latents": list(first[0].target.codec.lookup(codes).float().split(1))}]]
     given = {
-        "image": [[picture(image) for image in seen]],
+        "image": [[picture(image) for image in images[:, 3:67]]],
         "prior_token_image_ids": [torch.cat([finer(own) for own in codes])],
         "source_image_grid_thw": [torch.tensor([[1, 4, 6]] * 2)],
     }
-    made = decode(decoder, samples={"samples": tokens[0]["samples"][:1]}, source_images=images)
-    assert (made != decode(decoder)[:1]).any()
+    alone = {"samples": {"samples": tokens[0]["samples"][:1]}}
+    made = decode(decoder, positive=own, source_images=images, **alone)
+    assert (made != decode(decoder, **alone)).any()
     near = 1e-5 if decoder.pipeline.dtype == torch.float32 else 2**-8
     np.testing.assert_allclose(made, theirs(pipeline, tokens[1][0], **given), atol=near)
+    for wrong in ({"source_images": images[:1], "positive": own}, {"source_images": images}, {"positive": own}):
+        said = pack.fails(
+            "ADTTreeGLMDecode", decoder=decoder, model=first[0], **{"positive": text(PROMPT)} | alone | wrong
+        )
+        assert said.startswith("source_images: ") and "VAE Encode" in said
 
 
 def test_single_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
@@ -114,6 +121,7 @@ def test_single_files_give_the_same_pixels(pack, folder, stage, decode, monkeypa
     for (part, place), known in zip(files.items(), ("_TRANSFORMER", "_BYT5", "_VAE")):
         monkeypatch.setattr(module, known, json.loads((folder / part / "config.json").read_text()))
         (weights,) = (folder / part).glob("*.safetensors")
+        (pack.base / "models" / place).mkdir(exist_ok=True)
         shutil.copy(weights, pack.base / "models" / place / f"glm_{part}.safetensors")
     monkeypatch.setattr(module, "_SCHEDULER", json.loads((folder / "scheduler" / "scheduler_config.json").read_text()))
     chosen = {part: f"glm_{part}.safetensors" for part in files}
@@ -146,7 +154,7 @@ def test_what_cannot_be_decoded_is_said(pack, first, stage, tokens, text, model)
     assert said.startswith("samples: this LATENT has the shape [1, 4, 16, 16]") and "ADT-Tree Sampler" in said
     assert says(model=model).startswith(f"model: this decoder reads the {CODES} codes of GLM-Image, and bundled draws")
     assert says(positive=[[torch.zeros(1, 2), {}]]).startswith("positive: ")
-    assert says(source_images=torch.zeros(1, 20, 64, 3)).startswith("source_images: ")
+    assert says(source_images=torch.zeros(1, 20, 64, 3)).startswith("source_images: this IMAGE has the shape")
 
 
 def test_a_missing_library_is_said_with_what_to_run(pack, folder, monkeypatch):
