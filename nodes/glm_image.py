@@ -164,8 +164,8 @@ def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[
     named, arrived = [own.shape[::-1] for own in tokens], [picture.size for picture in pictures]
     if [(columns * PIXELS, rows * PIXELS) for columns, rows in named] != arrived:
         raise AdtError(
-            f"source_images: {len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or others "
-            "in size; connect the images that went through VAE Encode into the prompt, in their order."
+            f"source_images: {len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or some of "
+            "another size; connect the images that went through VAE Encode into the prompt, in their order."
         )
     return [Source(picture, own) for picture, own in zip(pictures, tokens)]
 
