@@ -161,12 +161,10 @@ def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[
     """The source pictures of a prompt: the images, with the tokens by which the prompt has them."""
     tokens = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
     pictures = [] if images is None else list(map(to_picture, cropped(images, PIXELS, "source_images")))
-    named, arrived = [own.shape[::-1] for own in tokens], [picture.size for picture in pictures]
-    if [(columns * PIXELS, rows * PIXELS) for columns, rows in named] != arrived:
-        raise AdtError(
-            f"source_images: {len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or some of "
-            "another size; connect the images that went through VAE Encode into the prompt, in their order."
-        )
+    if [picture.size for picture in pictures] != [(own.shape[1] * PIXELS, own.shape[0] * PIXELS) for own in tokens]:
+        problem = f"{len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or other sizes"
+        remedy = "connect the images that went through VAE Encode into the prompt, in their order"
+        raise AdtError(f"source_images: {problem}; {remedy}.")
     return [Source(picture, own) for picture, own in zip(pictures, tokens)]
 
 
