@@ -41,6 +41,7 @@ THUMBNAILS = {
     "ADT-Tree Janus-Pro text to image": "Janus-Pro 1B",
     "ADT-Tree Emu3 text to image": "Emu3-Gen",
     "ADT-Tree LlamaGen text to image": "LlamaGen",
+    "ADT-Tree GLM-Image text to image": "GLM-Image",
     "ADT-Tree same as upstream (Janus-Pro)": "same as upstream",
     "ADT-Tree text to image and upscale with a model": "with an upscale model",
 }

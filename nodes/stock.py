@@ -182,18 +182,10 @@ class ImageTokenizer(_Stock):
     def encode(self, pixels: Tensor, *_, **__) -> Tensor:
         """IMAGE [B, H, W, 3 or 4] in 0..1 -> codebook vectors [B, C, h, w], float32.
 
-        Alpha is dropped. Height and width are cropped, evenly on both sides, to multiples of a token's side, as the
-        stock VAEs do.
+        The image is cropped as :func:`cropped` does.
         """
-        height, width = (side - side % self.downsample for side in pixels.shape[1:3])
-        if pixels.ndim != 4 or pixels.shape[3] < 3 or not height or not width:
-            raise AdtError(
-                f"pixels: this IMAGE has the shape {list(pixels.shape)}, but [batch, height, width, 3 or 4 colours] of "
-                f"at least {self.downsample} by {self.downsample} pixels is needed; resize or convert it first."
-            )
-        top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
-        pixels = pixels[:, top : top + height, left : left + width, :3].movedim(-1, 1) * 2 - 1
-        with self._loaded(height * width) as (codec, device):
+        pixels = cropped(pixels, self.downsample, "pixels").movedim(-1, 1) * 2 - 1
+        with self._loaded(pixels.shape[2] * pixels.shape[3]) as (codec, device):
             codes = [codec.encode(image.to(device, torch.float32), check=check_cancelled) for image in pixels.split(1)]
             return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
 
@@ -207,6 +199,22 @@ class ImageTokenizer(_Stock):
         codec = self.patcher.model.module
         with loaded([self.patcher], memory_required=codec.working_bytes(pixels)) as device:
             yield codec, device
+
+
+def cropped(image: Tensor, side: int, name: str) -> Tensor:
+    """IMAGE [B, H, W, 3 or 4] -> [B, h, w, 3], without alpha.
+
+    Height and width are cropped, evenly on both sides, to multiples of ``side``, as the stock VAEs do. AdtError, naming
+    the input, for what is no image, or smaller.
+    """
+    height, width = (length - length % side for length in image.shape[1:3])
+    if image.ndim != 4 or image.shape[3] < 3 or not height or not width:
+        raise AdtError(
+            f"{name}: this IMAGE has the shape {list(image.shape)}, but [batch, height, width, 3 or 4 colours] of "
+            f"at least {side} by {side} pixels is needed; resize or convert it first."
+        )
+    top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
+    return image[:, top : top + height, left : left + width, :3]
 
 
 def to_image(pixels: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from pathlib import Path
 from tests.tiny import write_tiny_checkpoint
 
 from .emu3 import write_emu3
-from .glm_image import write_glm_image
+from .glm_image import CODES, write_glm_image
+from .glm_pixels import write_pixels
 from .janus import write_janus
 from .llamagen import write_hugging_face
 from .lumina import write_lumina
@@ -23,4 +24,4 @@ def write_published(folder: Path) -> None:
     write_hugging_face(folder).rename(folder / "LlamaGen-T2I-2")
     write_janus(folder / "Janus-Pro-1B")
     write_emu3(folder / "Emu3-Gen-hf")
-    write_glm_image(folder / "GLM-Image")
+    write_pixels(write_glm_image(folder / "GLM-Image"), CODES)
