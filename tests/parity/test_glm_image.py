@@ -6,6 +6,7 @@ Compared are prompts, logits, whole images and the codes of source pictures.
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 
 transformers = pytest.importorskip("transformers", "5.0")  # older ones lack the model
 
-from adt_core import AdtError, Drafting, Sampling, load_drafter, load_target  # noqa: E402
+from adt_core import AdtError, Drafting, Sampling, cli, load_drafter, load_target  # noqa: E402
 from adt_core.app.checkpoints import is_target_file  # noqa: E402
 from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.app.inspect import inspect  # noqa: E402
@@ -190,3 +191,19 @@ def test_with_guidance_a_row_without_text_keeps_the_sources(target):
 def test_models_that_take_no_source_picture(tmp_path):
     with pytest.raises(AdtError, match="draws from a text alone; take it away"):
         load_target(write_tiny_checkpoint(tmp_path / "target")).with_sources([torch.zeros(2, 2, dtype=torch.long)])
+
+
+@pytest.mark.parametrize("how", ["text", "source", "continue_from"])
+def test_the_command_line_draws_a_sketch_says_so_and_draws_it_again(folder, tmp_path, capsys, how):
+    picture = tmp_path / "picture.png"
+    pictures()[0].save(picture)
+    first, again = ([tmp_path / f"{name}.{end}" for end in ("png", "json")] for name in ("first", "again"))
+    common = ["generate", "--model", str(folder)]
+    given = [] if how == "text" else [f"--{how.replace('_', '-')}", str(picture)]
+    options = ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive", *given]
+    assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
+    assert "a sketch of the tokens" in capsys.readouterr().out
+    assert cli.main([*common, "--from-png", str(first[0]), "--output", str(again[0]), "--tokens", str(again[1])]) == 0
+    one, other = (json.loads(tokens.read_text())["tokens"] for _, tokens in (first, again))
+    assert one == other and np.shape(one) == (1, HEIGHT // 32, WIDTH // 32)
+    assert Image.open(first[0]).size == (WIDTH, HEIGHT)
