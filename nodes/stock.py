@@ -171,6 +171,8 @@ class ImageTokenizer(_Stock):
                 images.append(to_image(pixels).to(mm.intermediate_device()))
                 with decorating("the mark of an image"):
                     note(vectors, images[-1])
+            if codec.note:
+                tell(codec.note)
         return torch.cat(images)
 
     def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:

@@ -117,7 +117,7 @@ class Engine:
         recipe = replace(recipe, kept=kept, sources=sources)
         drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
         job = Job(target, recipe, drafter)
-        notes = [*job.check(plan.prompts), remark(target, plan.prompts)]
+        notes = [*job.check(plan.prompts), remark(target, plan.prompts), target.codec.note]
         plain = replace(job, recipe=replace(recipe, drafting=Drafting(PLAIN)))
         self.jobs = [job, plain] if order.files.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]

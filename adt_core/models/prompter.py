@@ -9,9 +9,9 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from ..errors import AdtError, TooLong
-from .checkpoint import Checkpoint
+from .checkpoint import TOKENIZER, Checkpoint
 from .target import Prompt, Prompter, Target
-from .tokenizer import encode, load_tokenizer
+from .tokenizer import encode, load_tokenizer, made_of
 
 MOST_CHARACTERS = 10_000
 """Of a prompt. No model has room for more, and some patterns of tokenizers take time that grows with the square."""
@@ -69,8 +69,8 @@ class TokenPrompter(Prompter):
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
-        folder = checkpoint.beside(cls.FOLDER) or checkpoint.folder
-        tokenizer = load_tokenizer(folder)
+        folder, own = checkpoint.beside(cls.FOLDER) or checkpoint.folder, checkpoint.embedded(TOKENIZER)
+        tokenizer = made_of(own, checkpoint.path) if own else load_tokenizer(folder)
         ids = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
         missing = ", ".join(name for name, number in ids.items() if number is None)
         if missing:

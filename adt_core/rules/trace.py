@@ -63,8 +63,8 @@ class Trace:
     """All rounds of a decoding and the figures that follow from them.
 
     grid: rows and columns of cells. images: how many. prefill: seconds by image. start: raster position of the first
-    token that was drawn; those before it were given. row_end: behind each row of the grid stands one more token. lead:
-    tokens before those of the grid.
+    token that was drawn; those before it were given. row_end: behind each row of the grid stands one more token. small:
+    rows and columns of a smaller picture whose tokens come before those of the grid.
     """
 
     settings: dict
@@ -74,7 +74,12 @@ class Trace:
     rounds: list[Round] = field(default_factory=list)
     start: int = 0
     row_end: bool = False
-    lead: int = 0
+    small: tuple[int, int] = (0, 0)
+
+    @property
+    def lead(self) -> int:
+        """Tokens before those of the grid."""
+        return self.small[0] * self.small[1]
 
     @property
     def columns(self) -> int:

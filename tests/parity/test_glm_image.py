@@ -3,18 +3,26 @@
 Compared are prompts, logits, whole images and the codes of source pictures.
 """
 
+import json
+import shutil
+
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 transformers = pytest.importorskip("transformers", "5.0")  # older ones lack the model
 
-from adt_core import Drafting, Sampling, load_drafter, load_target  # noqa: E402
+from adt_core import AdtError, Drafting, Sampling, load_drafter, load_target  # noqa: E402
+from adt_core.app.checkpoints import is_target_file  # noqa: E402
 from adt_core.app.continuation import to_pixels  # noqa: E402
+from adt_core.app.inspect import inspect  # noqa: E402
 from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID, small_grid  # noqa: E402
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
+from tests.layouts.edits import write_one_file  # noqa: E402
 from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
 from tests.reading import logits_behind  # noqa: E402
+from tests.tiny import write_tiny_checkpoint  # noqa: E402
 
 TOLERANCE = 1e-4
 TEXTS = ("a cat", "three small dogs")
@@ -142,3 +150,43 @@ def test_every_method_draws_the_same_image(target, tmp_path, method, sources):
 
 def test_the_small_picture_has_nearly_the_images_shape():
     assert small_grid((32, 32)) == (16, 16) and small_grid((24, 36)) == (13, 19)
+
+
+@pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
+def test_one_file_is_the_same_model(folder, target, tmp_path, monkeypatch, without):
+    """Without a configuration the published one holds, and without a tokenizer the folder ``processor`` beside it."""
+    stage, tokenizer = folder / "vision_language_encoder", folder / "processor" / "tokenizer.json"
+    file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
+    if "config_json" in without:
+        stated = json.loads((stage / "config.json").read_text())
+        monkeypatch.setattr("adt_core.models.families.glm_image._PUBLISHED", stated)
+    if "tokenizer_json" in without:
+        shutil.copytree(folder / "processor", tmp_path / "processor")
+    found = load_target(file, dtype=torch.float64).sized(WIDTH, HEIGHT)
+    assert found.encode_prompt("a cat") == target.encode_prompt("a cat")
+    pairs = zip(found.decoder.state_dict().values(), target.decoder.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs) and is_target_file(file.name)
+    assert inspect(str(file))[0]["left_over"] == []
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]"])
+def test_a_file_whose_configuration_makes_no_sense(tmp_path, text):
+    file = tmp_path / "glm_image_ar.safetensors"
+    save_file({"config_json": torch.tensor(list(text), dtype=torch.uint8)}, file)
+    with pytest.raises(AdtError, match="glm_image_ar.safetensors: config_json is not"):
+        load_target(file)
+
+
+@torch.no_grad()
+def test_with_guidance_a_row_without_text_keeps_the_sources(target):
+    """Its rotations too: they are counted back from where the image begins."""
+    drawer = target.with_sources([torch.zeros(3, 5, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)])
+    (prompt, short) = map(drawer.encode_prompt, ("a cat", "a"))
+    bare = drawer.unconditional(prompt)
+    assert bare == drawer.unconditional(short) and len(bare) == len(short) - 1
+    assert torch.equal(bare.places, short.places + 1) and torch.equal(bare.places, prompt.places + 5)
+
+
+def test_models_that_take_no_source_picture(tmp_path):
+    with pytest.raises(AdtError, match="draws from a text alone; take it away"):
+        load_target(write_tiny_checkpoint(tmp_path / "target")).with_sources([torch.zeros(2, 2, dtype=torch.long)])

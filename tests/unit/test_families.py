@@ -12,7 +12,7 @@ from adt_core.app.inspect import inspect
 from adt_core.models.families.emu3 import NEGATIVE
 from tests.drafted import run
 from tests.layouts import janus, llamagen
-from tests.layouts.edits import edit_config, edit_tensors
+from tests.layouts.edits import edit_config, edit_tensors, write_one_file
 from tests.layouts.families import WRITERS, load_small, write_network
 from tests.layouts.tokens import spelled
 
@@ -176,6 +176,19 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
     state = torch.get_rng_state()
     load_target(written(family))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("family", ["chameleon", "janus", "emu3"])
+def test_a_model_in_one_file(written, tmp_path, family):
+    """With its configuration and its tokenizer in it."""
+    folder = written(family)
+    file = write_one_file(folder, folder / "tokenizer.json", tmp_path / "one.safetensors")
+    one, whole = load_target(file), load_target(folder)
+    assert one.family == family and one.encode_prompt("a cat") == whole.encode_prompt("a cat")
+    for part in ("decoder", "codec"):
+        pairs = zip(getattr(one, part).state_dict().values(), getattr(whole, part).state_dict().values(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert inspect(str(file))[0]["left_over"] == []
 
 
 # ---- what inspect says, and what is refused ------------------------------------------------------

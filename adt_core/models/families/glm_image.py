@@ -9,7 +9,7 @@ written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,6 +51,22 @@ _TEXT = {
     "max_position_embeddings": 131072,
 }
 """Values that a config.json may leave out."""
+_VISION = {
+    "depth": 40,
+    "hidden_size": 1536,
+    "num_heads": 16,
+    "image_size": 2048,
+    "patch_size": 16,
+    "intermediate_size": 6144,
+}
+_ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+_PUBLISHED: dict[str, dict] = {"text_config": {"rope_parameters": _ROPE}, "vq_config": {}, "vision_config": {}}
+"""The published config.json, for a file of weights without one."""
+_OWN = "model.language_model.layers.0.post_mlp_layernorm.weight", "model.vqmodel.quantize.embedding.weight"
+
+
+def _recognises(config: dict, names: Collection[str]) -> bool:
+    return model_type(config) == "glm_image" or not config and all(name in names for name in _OWN)
 
 
 def small_grid(grid: tuple[int, int]) -> tuple[int, int]:
@@ -83,7 +99,11 @@ class GlmImagePrompter(TokenPrompter):
         return row
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return self._row(Prompt(), "", grid, small_grid(grid))
+        if prompt.places is None:
+            return self._row(Prompt(), "", grid, small_grid(grid))
+        row = self._row(Prompt(prompt[: len(prompt.places) + 1]), "", grid)  # with the last source's end
+        row.places = prompt.places + len(prompt) - len(row)
+        return row
 
     def _row(self, before: Prompt, text: str, *grids: tuple[int, int]) -> Prompt:
         """A prompt that ends in the sizes of ``grids``, the image's first."""
@@ -107,14 +127,21 @@ class GlmImageCodec(Codec):
     alone, so its layers are read one by one when a picture is encoded, and go at once.
     """
 
-    def __init__(self, checkpoint: Checkpoint):
-        """AdtError if the fields of its configuration make no sense."""
+    note = "This is a sketch of the tokens: GLM-Image's second stage makes the image of them (GLM-Image Decode)."
+
+    def __init__(self, config: dict, checkpoint: Checkpoint):
+        """config: what the ``config.json`` says. AdtError if its fields make no sense."""
         super().__init__()
-        source, fields = checkpoint.path, section(checkpoint.config, "vq_config", checkpoint.path)
+        source, fields = checkpoint.path, section(config, "vq_config", checkpoint.path)
         codes, width = size(fields, "num_embeddings", source, 16384), size(fields, "embed_dim", source, 2048)
-        self.quantize = Quantizer(codes, width)
-        self.quant_conv = nn.Conv2d(size(fields, "latent_channels", source, 1536), width, 1)
-        self.downsample, self.base_channels = PIXELS, 3
+        vision = section(config, "vision_config", source)
+        self._vision = {name: size(vision, name, source, usual) for name, usual in _VISION.items()}
+        channels, heads = self._vision["hidden_size"], self._vision["num_heads"]
+        if size(fields, "latent_channels", source, 1536) != channels or channels % heads:
+            problem = f"vision_config has {channels} channels, which do not fit its {heads} heads or the vq_config"
+            raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
+        self.quantize, self.quant_conv = Quantizer(codes, width), nn.Conv2d(channels, width, 1)
+        self.downsample, self.base_channels = 2 * self._vision["patch_size"], 3
         self._checkpoint = checkpoint
         self._axes: Tensor | None = None
 
@@ -126,7 +153,7 @@ class GlmImageCodec(Codec):
         from transformers import GlmImageVisionConfig  # takes seconds, and no other family needs it
         from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel
 
-        config = GlmImageVisionConfig(**section(self._checkpoint.config, "vision_config", self._checkpoint.path))
+        config = GlmImageVisionConfig(**self._vision)
         config._attn_implementation = "sdpa"
         with torch.device("meta"):
             model = GlmImageVisionModel(config)
@@ -167,7 +194,7 @@ class GlmImageCodec(Codec):
             _, axes = torch.linalg.eigh(centred.T @ centred)
             self._axes = axes[:, -3:] / (3 * (centred @ axes[:, -3:]).std(0))
         colours = (vectors.movedim(1, -1) - codebook.mean(0)) @ self._axes.to(vectors)
-        return F.interpolate(colours.movedim(-1, 1), scale_factor=PIXELS, mode="bilinear")
+        return F.interpolate(colours.movedim(-1, 1), scale_factor=self.downsample, mode="bilinear")
 
 
 def _halved(picture: Tensor) -> Tensor:
@@ -181,8 +208,8 @@ def _halved(picture: Tensor) -> Tensor:
 
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
-    source = checkpoint.path
-    text = _TEXT | section(checkpoint.config, "text_config", source)
+    source, stated = checkpoint.path, checkpoint.config or _PUBLISHED
+    text = _TEXT | section(stated, "text_config", source)
     rope = dict(section(text, "rope_parameters", source))
     axes = sizes(rope, "mrope_section", source, (8, 12, 12))
     share = read(rope, "partial_rotary_factor", number(0, 1), source, 1.0)
@@ -195,7 +222,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         problem = f"mrope_section {list(axes)} does not fit a head of {config.head_dim}"
         raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
     config = with_room(replace(config, max_positions=min(config.max_positions, _ROOM)), _CELLS**2 + _SMALL**2)
-    codec, rows = GlmImageCodec(checkpoint), size(text, "vision_vocab_size", source)
+    codec, rows = GlmImageCodec(stated, checkpoint), size(text, "vision_vocab_size", source)
     codes = len(codec.codebook)
     if codes > min(rows, config.vocab_size):
         problem = f"vision_vocab_size {rows} has no room for the {codes} tokens of its images"
@@ -217,7 +244,7 @@ GLM = Download("zai-org/GLM-Image", "about 36 GB", "MIT", "GLM-Image")
 FAMILY = Family(
     name="glm-image",
     title="GLM-Image",
-    recognises=lambda config, names: model_type(config) == "glm_image",
+    recognises=_recognises,
     skeleton=skeleton,
     entries=entries,
     prompter=GlmImagePrompter.of,
@@ -226,6 +253,7 @@ FAMILY = Family(
         guidance=1.0, temperature=0.9, top_k=0, top_p=0.75, source="huggingface.co/zai-org/GLM-Image"
     ),
     beside=GlmImagePrompter.FOLDER,
+    single_files=("glm_image*.safetensors", "GLM-Image*.safetensors"),
     search=("glm image", "glm"),
     published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", "17.0 / 9.4 GiB"),),
 )
