@@ -22,8 +22,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..errors import AdtError, Check, pip_install, told_by_library
+from ..untrusted import whole_number
 from .checkpoint import Checkpoint, check_entries, fill, read_json, whole
 from .families.glm_image import PIXELS
+from .fields import MOST, USUAL_MOST, read
 from .t5 import t5_encoder
 
 STEPS, GUIDANCE = 50, 1.5
@@ -101,31 +103,34 @@ def load(
     is missing or belongs to another model, or if diffusers is missing.
     """
     library = diffusers()
-    text_encoder, vae = (
-        _part(transformer, name, path) for name, path in (("text_encoder", text_encoder), ("vae", vae))
-    )
-    parts = [Checkpoint(path) for path in (transformer, text_encoder, vae)]
-    with torch.device("meta"):
-        modules = [
-            _made(library.GlmImageTransformer2DModel, parts[0], _TRANSFORMER),
-            t5_encoder(parts[1].config, text_encoder, _BYT5),
-            _made(library.AutoencoderKL, parts[2], _VAE),
-        ]
-    if not (modules[2].config.latents_mean and modules[2].config.latents_std):
-        raise AdtError(f"{vae}: config.json states no latents_mean and latents_std; use GLM-Image's own VAE.")
+    others = (_part(transformer, name, path) for name, path in (("text_encoder", text_encoder), ("vae", vae)))
+    parts = [Checkpoint(path) for path in (transformer, *others)]
+    modules = _empty(library, *parts)
+    for module, part in zip(modules, parts):
+        check_entries(whole(module, ""), part)
     for module, part in zip(modules, parts):
         nn.Module.to(module, dtype)  # diffusers' own warns of float32 where there is none
         if fp8 and module is modules[0]:
             module.enable_layerwise_casting(torch.float8_e4m3fn, dtype)
         module.to_empty(device=device).requires_grad_(False).eval()
-        entries = whole(module, "")
-        check_entries(entries, part)
-        fill(entries, part, check)
-    pipeline = library.GlmImagePipeline(
-        _tokenizer(transformer), None, modules[1], None, modules[2], modules[0], _scheduler(library, transformer)
-    )
+        fill(whole(module, ""), part, check)
+    tokenizer, scheduler = _tokenizer(transformer), _scheduler(library, transformer)
+    pipeline = library.GlmImagePipeline(tokenizer, None, modules[1], None, modules[2], modules[0], scheduler)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae: Checkpoint) -> list[Any]:
+    """The three modules on the device "meta". AdtError for configurations that make no sense."""
+    with torch.device("meta"):
+        modules = [
+            _made(library.GlmImageTransformer2DModel, transformer, _TRANSFORMER),
+            t5_encoder(text_encoder.config, text_encoder.path, _BYT5),
+            _made(library.AutoencoderKL, vae, _VAE),
+        ]
+    if not (modules[2].config.latents_mean and modules[2].config.latents_std):
+        raise AdtError(f"{vae.path}: config.json states no latents_mean and latents_std; use GLM-Image's own VAE.")
+    return modules
 
 
 def _part(transformer: Path, name: str, path: Path | None) -> Path:
@@ -138,6 +143,9 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
 
 def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
     """An empty module of diffusers, as its config.json describes it, or as it was published."""
+    for name, value in part.config.items():
+        if type(value) is int:
+            read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
     problem = f"{part.path}: config.json describes no {kind.__name__} ({{}}); use GLM-Image's own."
     with told_by_library(problem.format):
         return kind.from_config(part.config or published)
@@ -182,15 +190,6 @@ def denoise(
     factor, dtype = pipeline.vae_scale_factor, pipeline.text_encoder.dtype
     shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
     noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=dtype)
-    given = {}
-    if sources:
-        grids = torch.tensor([(1, *(2 * side for side in source.tokens.shape)) for source in sources])
-        read = torch.cat([_finer(source.tokens).flatten() for source in sources])
-        given = {
-            "image": [[source.image for source in sources]],
-            "prior_token_image_ids": [read.to(pipeline.device)],
-            "source_image_grid_thw": [grids],
-        }
     with torch.inference_mode(False), checking(pipeline, check):
         return pipeline(
             prompt,
@@ -202,8 +201,21 @@ def denoise(
             prior_token_ids=_finer(tokens).flatten()[None].to(pipeline.device),
             callback_on_step_end=partial(_step, on_step, [noise]) if on_step is not None else None,
             output_type="latent",
-            **given,
+            **_given(sources, pipeline.device),
         ).images
+
+
+def _given(sources: Sequence[Source], device: torch.device) -> dict[str, Any]:
+    """Source images as the pipeline takes them."""
+    if not sources:
+        return {}
+    tokens = torch.cat([_finer(source.tokens).flatten() for source in sources])
+    grids = torch.tensor([(1, *(2 * side for side in source.tokens.shape)) for source in sources])
+    return {
+        "image": [[source.image for source in sources]],
+        "prior_token_image_ids": [tokens.to(device)],
+        "source_image_grid_thw": [grids],
+    }
 
 
 def _finer(tokens: Tensor) -> Tensor:
@@ -252,9 +264,9 @@ def denoising_bytes(pipeline: Any, size: int, sources: Sequence[Source] = ()) ->
     """Memory beside the weights for an image of so many pixels: the widest layer, and keys and values of sources."""
     config, width = pipeline.transformer.config, pipeline.vae.config.block_out_channels[0]
     hidden = config.num_attention_heads * config.attention_head_dim
-    read = sum(4 * source.tokens.numel() for source in sources)
+    theirs = sum(4 * source.tokens.numel() for source in sources)
     tokens = 4 * size // PIXELS**2
-    layers = 2 * config.num_layers * hidden * read + 24 * hidden * (tokens + read)
+    layers = 2 * config.num_layers * hidden * theirs + 24 * hidden * (tokens + theirs)
     encoding = max((4 * width * source.image.width * source.image.height for source in sources), default=0)
     return pipeline.text_encoder.dtype.itemsize * max(layers, encoding)
 

@@ -19,7 +19,7 @@ from tests.layouts.glm_pixels import finer, published_pipeline
 
 BATCH, COMPARED = "ADT-Tree batch of prompts with report", "ADT-Tree compared with plain decoding"
 START, LLAMAGEN = "ADT-Tree text to image (start here)", "ADT-Tree LlamaGen text to image"
-GLM = "ADT-Tree GLM-Image text to image"
+GLM = "ADT-Tree GLM-Image text to image", "ADT-Tree GLM-Image edit a picture"
 FIRST = {START, COMPARED, "ADT-Tree continue a picture", LLAMAGEN, BATCH}
 """Workflows that have, together, every node that reads weights, and the family with the most parts. The batch's nodes
 read them in several places: it is for the oldest ComfyUI, too."""
@@ -27,7 +27,7 @@ SIZES = {
     "ADT-Tree Lumina-mGPT text to image": (96, 64),
     "ADT-Tree Lumina-mGPT 2.0 text to image": (64, 32),
     "ADT-Tree Emu3 text to image": (48, 40),
-    GLM: (96, 64),
+    **dict.fromkeys(GLM, (96, 64)),
 }
 """In pixels, for models that draw several: these are quick."""
 DRAWN = {
@@ -56,7 +56,7 @@ def stocked_template(stocked_info):
             width, height = SIZES[name]
             small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
             graph.set("ADTTreeSampler", model=small)
-        return graph.set("ADTTreeGLMDecode", steps=2) if name == GLM else graph
+        return graph.set("ADTTreeGLMDecode", steps=2) if name in GLM else graph
 
     return load
 
@@ -103,7 +103,7 @@ def test_a_template_runs_once_its_model_is_there(stocked, stocked_template, name
 
 def test_glm_image_s_pixels_are_those_of_diffusers_for_its_tokens(stocked, stocked_template):
     """The tokens leave as LATENT: another decoder may take them."""
-    graph = stocked_template(GLM)
+    graph = stocked_template(GLM[0])
     graph.add("SaveLatent", samples=graph.link("ADTTreeSampler"), filename_prefix="glm")
     outputs = stocked.run(graph.prompt)
     (image,), (latent,) = images(stocked, outputs), stocked.files(outputs, "latents")
@@ -123,7 +123,7 @@ def test_glm_image_s_pixels_are_those_of_diffusers_for_its_tokens(stocked, stock
 
 @pytest.mark.alone
 def test_glm_image_s_second_stage_shows_previews_and_is_cancelled_within_a_step(stocked, stocked_template):
-    graph = stocked_template(GLM).set("ADTTreeGLMDecode", steps=1000)
+    graph = stocked_template(GLM[0]).set("ADTTreeGLMDecode", steps=1000)
     own = graph.id("ADTTreeGLMDecode")
     with stocked.socket() as browser:
         prompt_id = stocked.queue(graph.prompt, browser.id)

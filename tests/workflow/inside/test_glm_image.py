@@ -161,3 +161,8 @@ def test_a_missing_library_is_said_with_what_to_run(pack, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     said = pack.fails("ADTTreeGLMDecoderLoader")
     assert f"run `{sys.executable} -m pip install --upgrade diffusers`" in said
+
+
+def test_a_missing_stage_is_said_with_what_to_download(pack):
+    said = pack.fails("ADTTreeGLMDecoderLoader", transformer="gone.safetensors")
+    assert said.startswith("transformer: 'GLM-Image' is not installed; to get it, run `hf download zai-org/GLM-Image ")
