@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import Check
 from ..rules.sampling import guide
 from .cache import KVCache
-from .config import DecoderConfig
+from .config import ACTIVATIONS, DecoderConfig
 from .digits import byte_product, sums_whole_numbers
 from .exact import HALF, Trust, Window, filled, grouped, in_tiles, near_attention, tile_for
 from .kernels import far_attention, has_half_products, onednn_product
@@ -141,7 +141,7 @@ def _draws_on_cpu(x: Tensor) -> bool:
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and SwiGLU.
+    """Pre-norm attention and a gated MLP.
 
     Projections that share an input are stored as one matrix. All matrices are [in, out]: on CPUs a product with few
     rows is up to twice as fast that way round, which makes checking a tree cheap.
@@ -161,7 +161,7 @@ class Layer(nn.Module):
         self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
         self.qk_norm_bias = nn.Parameter(torch.zeros(heads, config.head_dim)) if config.qk_norm else None
         self.qkv_bias = nn.Parameter(torch.zeros(self.qkv.shape[1])) if config.qkv_bias else None
-        self.out = nn.Parameter(torch.empty(h, h))
+        self.out = nn.Parameter(torch.empty(config.query_width, h))
         self.out_norm = nn.Parameter(torch.ones(h)) if config.norm_behind else None
         self.down_norm = nn.Parameter(torch.ones(h)) if config.norm_behind else None
         self.mlp_norm = nn.Parameter(torch.ones(h))
@@ -179,7 +179,8 @@ class Layer(nn.Module):
         tile, heads = frame.tile, self._rotated(x, frame)
         x = self._added(x, self._attention(heads, frame, cache), self.out, self.out_scale, self.out_norm, tile)
         gate, up = product(self._normed(x, self.mlp_norm), self.gate_up, self.gate_up_scale, tile=tile).chunk(2, -1)
-        return self._added(x, F.silu(gate) * up, self.down, self.down_scale, self.down_norm, tile)
+        gate = ACTIVATIONS[self.config.activation](gate)
+        return self._added(x, gate * up, self.down, self.down_scale, self.down_norm, tile)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
