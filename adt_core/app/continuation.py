@@ -36,14 +36,17 @@ def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
     if order.continue_from is None:
         return ()
     rows, columns = target.grid
-    picture = open_picture(order.continue_from, "continue_from")
-    pixels = to_pixels(picture, rows * target.downsample, columns * target.downsample)
+    picture, side = open_picture(order.continue_from, "continue_from"), target.downsample
+    pixels = to_pixels(picture, rows * side, columns * side)
+    small: Tensor | None = None
     keep = KEEP if order.keep is None else order.keep
     count = prefix_length(target.grid, keep, order.keep_left or 0.0)
     if count == rows * columns:
         raise AdtError(f"`keep` {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
     with torch.inference_mode():
-        return tuple(target.beginning(target.codec.encode(pixels), count)[0].tolist())
+        if count and all(target.lead):
+            small = target.codec.encode(to_pixels(picture, *(side * cells for cells in target.lead)))
+        return tuple(target.beginning(target.codec.encode(pixels), count, small)[0].tolist())
 
 
 def source_codes(order: Continuation, target: Target) -> tuple[int, ...]:
