@@ -34,10 +34,8 @@ KIND = "GlmImageTransformer2DModel"
 """What a folder's config.json calls the transformer."""
 _LEAST = "0.37"
 """The first diffusers that has the pipeline."""
-_TRANSFORMER = {
-    "num_attention_heads": 32,
-    "attention_head_dim": 128,
-}  # the rest is as GlmImageTransformer2DModel has it
+# The published configurations; what is left out is as diffusers has it.
+_TRANSFORMER = {"num_attention_heads": 32, "attention_head_dim": 128}
 _BYT5 = {"d_model": 1472, "d_kv": 64, "d_ff": 3584, "num_layers": 12, "num_heads": 6, "vocab_size": 384}
 _VAE = {
     "block_out_channels": [128, 512, 1024, 1024],
@@ -128,8 +126,12 @@ def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae:
             t5_encoder(text_encoder.config, text_encoder.path, _BYT5),
             _made(library.AutoencoderKL, vae, _VAE),
         ]
-    if not (modules[2].config.latents_mean and modules[2].config.latents_std):
-        raise AdtError(f"{vae.path}: config.json states no latents_mean and latents_std; use GLM-Image's own VAE.")
+    reads, text, codec = (module.config for module in modules)
+    if text.d_model != reads.text_embed_dim:
+        raise AdtError(f"{text_encoder.path} does not fit the transformer {transformer.path}; use GLM-Image's own.")
+    moments = codec.latents_mean, codec.latents_std
+    if codec.latent_channels != reads.in_channels or not all(moments) or len(codec.block_out_channels) != 4:
+        raise AdtError(f"{vae.path} does not fit the transformer {transformer.path}; use GLM-Image's own VAE.")
     return modules
 
 
@@ -146,8 +148,7 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
     for name, value in part.config.items():
         if type(value) is int:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
-    problem = f"{part.path}: config.json describes no {kind.__name__} ({{}}); use GLM-Image's own."
-    with told_by_library(problem.format):
+    with told_by_library(lambda why: f"{part.path} describes no {kind.__name__} ({why}); use GLM-Image's own."):
         return kind.from_config(part.config or published)
 
 
@@ -158,14 +159,14 @@ def _tokenizer(transformer: Path) -> Any:
     folder = transformer.parent / "tokenizer"
     if not folder.is_dir():
         return ByT5Tokenizer()
-    with told_by_library(f"{folder} holds no tokenizer of ByT5 ({{}}); use GLM-Image's own.".format):
+    with told_by_library(lambda why: f"{folder} holds no tokenizer of ByT5 ({why}); use GLM-Image's own."):
         return ByT5Tokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _scheduler(library: Any, transformer: Path) -> Any:
     file = transformer.parent / "scheduler" / "scheduler_config.json"
     config = read_json(file) if file.is_file() else _SCHEDULER
-    with told_by_library(f"{file} can't be used ({{}}); use GLM-Image's own.".format):
+    with told_by_library(lambda why: f"{file} can't be used ({why}); use GLM-Image's own."):
         return library.FlowMatchEulerDiscreteScheduler.from_config(config)
 
 
