@@ -104,7 +104,7 @@ def with_codes(count: int) -> Target:
     head = torch.randn(len(decoder.head), count, generator=draw) * decoder.head.std()
     ids = decoder.image_ids[torch.arange(count) % len(decoder.image_ids)]
     decoder.head, decoder.image_ids = torch.nn.Parameter(head, requires_grad=False), ids
-    target.draws_from_all = False
+    target.draws_from = 0
     return target
 
 
