@@ -103,7 +103,8 @@ class Target:
     end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
     by the scale that is asked for and the grid. published: how its authors draw. words: those with which a prompt asks
     for something that it can draw, of a model that knows few. draws_from_all: its authors' script samples from a vector
-    of the whole vocabulary, other tokens at minus infinity; else from the codes alone.
+    of the whole vocabulary, other tokens at minus infinity; else from the codes alone. drawn_before: tokens of an image
+    that the script draws before the first that we draw, and that stand in our prompts.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Target:
     published: PublishedSampling = PublishedSampling()
     words: frozenset[str] = frozenset()
     draws_from_all: bool = False
+    drawn_before: int = 0
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:

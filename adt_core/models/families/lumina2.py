@@ -22,7 +22,7 @@ from ..prompter import TokenPrompter
 from ..target import PublishedSampling, Target
 from ..vq import VQConfig
 from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon
-from .lumina import MOST_OBLONG, PIXELS, LuminaPrompter, size_token
+from .lumina import HEADER, MOST_OBLONG, PIXELS, LuminaPrompter, size_token
 
 CODEC = "codec."
 _FIRST_CODE, _END_OF_ROW = 155000, 151670
@@ -86,7 +86,9 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         raise AdtError(f"{checkpoint.path}: config.json's {problem}; use the checkpoint's own config.json.")
     ids = torch.tensor([*range(_FIRST_CODE, _FIRST_CODE + codes), _END_OF_ROW], device="cpu")
     decoder = Decoder(with_room(config, cells * (cells + 1)), ids, codes)
-    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+    target.draws_from_all, target.drawn_before = True, HEADER
+    return target
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
