@@ -1,7 +1,7 @@
 """With upstream's noise, a seed gives the picture that the script of the model's authors draws, drafted or not.
 
-The scripts: transformers' ``generate`` for Chameleon, Janus-Pro and Emu3; for both Lumina-mGPT and LlamaGen, which it
-does not have, a plain loop in the published order. All draw with ``torch.multinomial`` and a seeded generator.
+The scripts: transformers' ``generate`` for Chameleon, Janus-Pro and Emu3; for the others, whose authors have loops of
+their own, a plain loop in the published order. All draw with ``torch.multinomial`` and a seeded generator.
 """
 
 from functools import cache, partial
@@ -14,6 +14,7 @@ from packaging.version import Version
 from transformers import (
     ChameleonForConditionalGeneration,
     Emu3ForConditionalGeneration,
+    GemmaForCausalLM,
     JanusForConditionalGeneration,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
@@ -130,21 +131,23 @@ def janus(path, target):
 # ---- the authors' scripts -----------------------------------------------------------------------
 
 
-def lumina(path, target):
-    """What begins an image is drawn as well, and so is a row's end."""
-    model, ids = REFERENCES[target.family](path), target.decoder.image_ids
+def among_all(model_of, header, path, target):
+    """The loop of a script that samples from the whole vocabulary. header: as in :func:`loop`."""
+    model, ids = model_of(path), target.decoder.image_ids
 
     def logits(_, row, images):
         rows = torch.cat([torch.tensor([row] * len(images)), ids[images]], 1)
         return model.lm_head(model.model(input_ids=rows).last_hidden_state[:, -1])
 
-    return partial(loop, logits, target, ids, 3)
+    return partial(loop, logits, target, ids, header)
 
 
-REFERENCES = {
-    "lumina-mgpt": reference,
-    "lumina-mgpt-2": lambda path: reference(path, ".vqmodel.", vocabulary_map={"<image>": 0}, bos_token_id=0),
-}
+def lumina2(path):
+    return reference(path, ".vqmodel.", vocabulary_map={"<image>": 0}, bos_token_id=0)
+
+
+def gemma(path):
+    return GemmaForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
 
 
 def llamagen(path, target):
@@ -198,10 +201,11 @@ def filtered(z, sampling):
 
 SCRIPTS = {
     "chameleon": chameleon,
-    "lumina": lumina,
-    "lumina-mgpt-2": lumina,
+    "lumina": partial(among_all, reference, 3),
+    "lumina-mgpt-2": partial(among_all, lumina2, 3),
     "emu3": emu3,
     "janus": janus,
+    "liquid": partial(among_all, gemma, 0),
     "llamagen": llamagen,
 }
 
