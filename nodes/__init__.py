@@ -16,6 +16,7 @@ from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 from .size import ADTTreeImageSize
+from .train import ADTTreeTrainDrafter
 
 
 class ADTTreeExtension(ComfyExtension):
@@ -40,4 +41,5 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeCollector,
             ADTTreeBenchmark,
             ADTTreeCheck,
+            ADTTreeTrainDrafter,
         ]

@@ -16,13 +16,17 @@ from ..adt_core.app.checkpoints import find_published, is_target_file, names_tar
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import parse_json, read_text
+from ..adt_core.files import is_device, parse_json, read_text
 from ..adt_core.models.checkpoint import BUNDLED, name_of
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 AUTO = "auto"
 """The drafter that suits the model: the published one, else the first network in the folders that was made for it, else
 one without files."""
+WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
+"""Drafters that are always in the list."""
+LONGEST_NAME = 100
+"""Characters of the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
 """Behind the names of published models in the Model Loader's list."""
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
@@ -83,7 +87,19 @@ def find_model(name: str) -> str:
 def drafters() -> dict[str, str]:
     """Name -> path of every drafter that can be chosen: the one that suits the model, the bundled one, those that need
     no files, and folders."""
-    return {name: name for name in (AUTO, BUNDLED, *DRAFTERS)} | _choices(_roots(DRAFTERS_KEY), lambda config: True)
+    return {name: name for name in WITHOUT_FILES} | _choices(_roots(DRAFTERS_KEY), lambda config: True)
+
+
+def new_drafter(name: str) -> Path:
+    """Where a drafter of this name is put, to be found by its name from then on."""
+    return Path(_roots(DRAFTERS_KEY)[0], name)
+
+
+def check_name(name: str) -> None:
+    """Raises AdtError for a name that is not a plain file name."""
+    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
+    if unfit or not name.strip() or name.startswith(".") or is_device(name):
+        raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")
 
 
 def drafter_for(model: str) -> str:
