@@ -40,6 +40,7 @@ THUMBNAILS = {
     "ADT-Tree Lumina-mGPT 2.0 text to image": "Lumina-mGPT 2.0",
     "ADT-Tree Janus-Pro text to image": "Janus-Pro 1B",
     "ADT-Tree Emu3 text to image": "Emu3-Gen",
+    "ADT-Tree Liquid text to image": "Liquid 7B",
     "ADT-Tree LlamaGen text to image": "LlamaGen",
     "ADT-Tree same as upstream (Janus-Pro)": "same as upstream",
     "ADT-Tree text to image and upscale with a model": "with an upscale model",

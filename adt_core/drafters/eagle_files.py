@@ -99,6 +99,8 @@ def config_fields(config: DecoderConfig) -> dict:
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
         "max_position_embeddings": config.max_positions,
+        "hidden_act": config.activation,
+        **({"head_dim": config.key_width} if config.key_width else {}),
     }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import Check
 from ..rules.sampling import guide
 from .cache import KVCache
-from .config import DecoderConfig
+from .config import ACTIVATIONS, DecoderConfig
 from .digits import byte_product, sums_whole_numbers
 from .exact import HALF, Trust, Window, filled, grouped, in_tiles, near_attention, tile_for
 from .kernels import far_attention, has_half_products, onednn_product
@@ -137,7 +137,7 @@ def _draws_on_cpu(x: Tensor) -> bool:
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and SwiGLU.
+    """Pre-norm attention and a gated MLP.
 
     Projections that share an input are stored as one matrix. All matrices are [in, out]: on CPUs a product with few
     rows is up to twice as fast that way round, which makes checking a tree cheap.
@@ -156,7 +156,7 @@ class Layer(nn.Module):
         self.qkv = nn.Parameter(torch.empty(h, (heads + config.num_kv_heads) * config.head_dim))
         self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
         self.qk_norm_bias = nn.Parameter(torch.zeros(heads, config.head_dim)) if config.qk_norm else None
-        self.out = nn.Parameter(torch.empty(h, h))
+        self.out = nn.Parameter(torch.empty(config.query_width, h))
         self.mlp_norm = nn.Parameter(torch.ones(h))
         self.gate_up = nn.Parameter(torch.empty(h, 2 * config.intermediate_size))
         self.down = nn.Parameter(torch.empty(config.intermediate_size, h))
@@ -173,7 +173,8 @@ class Layer(nn.Module):
         x = product(self._attention(heads, frame, cache), self.out, self.out_scale, x, tile)
         normed = F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps)
         gate, up = product(normed, self.gate_up, self.gate_up_scale, tile=tile).chunk(2, -1)
-        return product(F.silu(gate) * up, self.down, self.down_scale, x, tile)
+        gate = ACTIVATIONS[self.config.activation](gate)
+        return product(gate * up, self.down, self.down_scale, x, tile)
 
     def _rotated(self, x: Tensor, frame: Frame) -> Tensor:
         """x [N, h] -> queries, keys and values [N, heads, d]."""

@@ -19,6 +19,7 @@ from .config import DecoderConfig
 from .fields import check_maths, read, section, size
 from .layers import Decoder, Layer
 from .quantised import store
+from .vq import VQConfig, check_channels
 
 _SHORT_PROMPT, _LONG_PROMPT = 64, 1024
 """Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""
@@ -30,8 +31,8 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     changes: fields of the result that the ``config.json`` does not decide.
     """
     stated = partial(size, config, source=source)
-    hidden, heads = stated("hidden_size"), stated("num_attention_heads")
-    if hidden % heads:
+    hidden, heads, width = stated("hidden_size"), stated("num_attention_heads"), config.get("head_dim") or 0
+    if hidden % heads and not width:
         problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise AdtError(f"{source}: config.json's {problem}; download it again.")
     check_maths(config, source)
@@ -48,6 +49,8 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
         "rms_norm_eps": float(read(config, "rms_norm_eps", number(0, 0.1), source, 1e-5)),
         "rope_theta": float(read(rope, "rope_theta", number(1, 1e12), source, 1e4)),
         "max_positions": stated("max_position_embeddings", default=4096),
+        "activation": config.get("hidden_activation") or config.get("hidden_act") or "silu",
+        "key_width": width and stated("head_dim"),
     }
     return DecoderConfig(**shape | changes)
 
@@ -68,7 +71,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     """
     c = layer.config
     h, wide = c.hidden_size, c.intermediate_size
-    kv = c.num_kv_heads * c.head_dim
+    every, kv = c.query_width, c.num_kv_heads * c.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = [f"{attention}.{x}_proj.weight" for x in "qkv"]
     gate_up = [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
@@ -88,7 +91,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     if bias is not None:
         raise AdtError(f"{checkpoint.path} has a bias beside {bias}, which none of the models here has; use another.")
     entries = [
-        Entry(layer.qkv, tuple(qkv), ((h, h), (kv, h), (kv, h)), fused_qkv, put("qkv")),
+        Entry(layer.qkv, tuple(qkv), ((every, h), (kv, h), (kv, h)), fused_qkv, put("qkv")),
         same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
         Entry(layer.gate_up, tuple(gate_up), ((wide, h), (wide, h)), transposed, put("gate_up")),
         same(layer.down, f"{mlp}.down_proj.weight", True, put("down")),
@@ -132,8 +135,8 @@ def decoder_entries(
     c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
     text_config = checkpoint.config.get("text_config")
     fields = text_config if isinstance(text_config, dict) else checkpoint.config
-    if fields.get("tie_word_embeddings"):
-        problem = "config.json asks for tie_word_embeddings, which none of the models here has"
+    if fields.get("tie_word_embeddings") and head != f"{prefix}embed_tokens.weight":
+        problem = "config.json asks for tie_word_embeddings, which models of its kind do not have"
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
         same(decoder.embedding, f"{prefix}embed_tokens.weight"),
@@ -192,3 +195,23 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
         "channel_multiplier": tuple(wide // base for wide in widths),
         "num_res_blocks": checkpoint.count(block),
     }
+
+
+def codec_config(checkpoint: Checkpoint, prefix: str, usual: VQConfig) -> VQConfig:
+    """``usual``, with the shapes of a codec's tensors under ``prefix`` if there are any. AdtError for nonsense."""
+    if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
+        return usual
+    codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
+    found = replace(usual, num_embeddings=codes, **codec_shape(checkpoint, prefix, "down.{}.block.{}"))
+    if not codes or width != found.embed_dim or found.downsample > found.resolution:
+        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+    check_channels(found.in_channels, [found.base_channels, *found.widths], checkpoint.path)
+    return found
+
+
+def numbered_tokens(config: DecoderConfig, first: int, codes: int, source: Path) -> list[int]:
+    """Ids of image tokens that have no names: code n is ``first`` + n. AdtError if the vocabulary ends before."""
+    if first + codes > config.vocab_size:
+        problem = f"vocab_size {config.vocab_size} has no room for the {codes} tokens of its images"
+        raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
+    return [*range(first, first + codes)]

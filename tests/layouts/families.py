@@ -13,6 +13,7 @@ from . import llamagen
 from .edits import edit_config
 from .emu3 import write_emu3
 from .janus import write_janus
+from .liquid import write_liquid
 from .lumina import share_norms, write_lumina
 from .lumina2 import write_lumina2
 
@@ -22,6 +23,7 @@ WRITERS = {
     "lumina-mgpt-2": lambda home: write_lumina2(home / "Lumina-mGPT-2.0", scale=3.0),
     "emu3": lambda home: write_emu3(home / "Emu3-Gen-hf"),
     "janus": lambda home: write_janus(home / "Janus-Pro-1B", image_size=96),
+    "liquid": lambda home: write_liquid(home / "Liquid_V1_7B", scale=3.0),
     "llamagen": lambda home: llamagen.write_hugging_face(home, side=6),
 }
 """By family, what writes a checkpoint into a folder, together with what belongs beside it."""

@@ -1,7 +1,7 @@
 """With upstream's noise, a seed gives the picture that the script of the model's authors draws, drafted or not.
 
-The scripts: transformers' ``generate`` for Chameleon, Janus-Pro and Emu3; for Lumina-mGPT and LlamaGen, which it does
-not have, a plain loop in the published order. All draw with ``torch.multinomial`` and the seeded global generator.
+The scripts: transformers' ``generate`` for Chameleon, Janus-Pro and Emu3; for the others, whose authors have loops of
+their own, a plain loop in the published order. All draw with ``torch.multinomial`` and the seeded global generator.
 """
 
 from functools import cache
@@ -13,6 +13,7 @@ from packaging.version import Version
 from transformers import (
     ChameleonForConditionalGeneration,
     Emu3ForConditionalGeneration,
+    GemmaForCausalLM,
     JanusForConditionalGeneration,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
@@ -118,7 +119,16 @@ def janus(path, target):
 
 def lumina(path, target):
     """LANTERN's loop: what begins an image belongs to the prompt, and a row's end is drawn like any token."""
-    model, ids = test_lumina.reference(path), target.decoder.image_ids
+    return among_all(test_lumina.reference(path), target)
+
+
+def liquid(path, target):
+    return among_all(GemmaForCausalLM.from_pretrained(path, attn_implementation="eager").eval(), target)
+
+
+def among_all(model, target):
+    """The loop of a script that samples from the whole vocabulary."""
+    ids = target.decoder.image_ids
 
     def logits(_, row, codes):
         return model.lm_head(model.model(input_ids=torch.tensor([[*row, *ids[codes]]])).last_hidden_state[0, -1])
@@ -160,7 +170,14 @@ def loop(logits, target, tokens, sampling, columns):
     return tokens
 
 
-SCRIPTS = {"chameleon": chameleon, "lumina": lumina, "emu3": emu3, "janus": janus, "llamagen": llamagen}
+SCRIPTS = {
+    "chameleon": chameleon,
+    "lumina": lumina,
+    "emu3": emu3,
+    "janus": janus,
+    "liquid": liquid,
+    "llamagen": llamagen,
+}
 
 
 # ---- against the engine --------------------------------------------------------------------------

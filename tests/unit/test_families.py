@@ -116,6 +116,7 @@ def test_prompts_that_it_cannot_read(models, family, text, reason):
         ("lumina", (1024, 1024), "no more pixels"),
         ("lumina-mgpt-2", (48, 64), "multiples of 32"),
         ("lumina-mgpt-2", (800, 768), "no more pixels than 768x768"),
+        ("liquid", (512, 256), "grid of 8 x 8 tokens only"),
     ],
 )
 def test_sizes_that_it_cannot_draw(models, family, size, reason):
@@ -188,6 +189,7 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
         ("emu3", 90, 720, [40, 4]),
         ("janus", 6, 96, [40, 8]),
         ("janus, deepseek", 4, 64, [40, 8]),
+        ("liquid", 8, 512, [40, 6]),
         ("llamagen", 6, 96, [40, 8]),
         ("llamagen, authors'", 16, 256, [40, 8]),
     ],
@@ -232,6 +234,7 @@ def lacks_beside(name):
         ("llamagen", lacks_beside("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
         ("llamagen, authors'", lacks_beside("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
         ("lumina-mgpt-2", lacks_beside("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
+        ("liquid", lacks_beside("vqgan.ckpt"), "model.vqmodel.", "put vqgan.ckpt"),
         ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
     ],
 )
@@ -268,10 +271,14 @@ def lose_two(tensors):
     del tensors["model.layers.0.self_attn.q_norm.bias"], tensors["model.norm.weight"]
 
 
-def rename_begin_of_image(path):
+def rename(token, name):
     """In the tokenizer."""
-    file = path / "tokenizer.json"
-    file.write_text(file.read_text(encoding="utf-8").replace(janus.BEGIN_IMAGE, "<other>"), encoding="utf-8")
+
+    def change(path):
+        file = path / "tokenizer.json"
+        file.write_text(file.read_text(encoding="utf-8").replace(token, name), encoding="utf-8")
+
+    return change
 
 
 def lose_index_and_shard(path):
@@ -322,6 +329,16 @@ WRONG = {
         ),
         "a codec of no channels": (empty_codec, "the shapes of its codec make no sense; download its file again"),
     },
+    "liquid": {
+        "the tokenizer of Gemma": (
+            rename("<boi>", "<unused0>"),
+            "tokenizer.json lacks <boi>; use the checkpoint's own",
+        ),
+        "too small a vocabulary": (
+            config(lambda c: c.update(vocab_size=256010)),
+            "vocab_size 256010 has no room for the 40 tokens of its images",
+        ),
+    },
     "emu3": {
         "no shard": (without(SECOND), f"lacks {SECOND}"),
         "no index and no shard": (lose_index_and_shard, f"lacks {SECOND}; download"),
@@ -355,7 +372,7 @@ WRONG = {
             tensors(lambda t: t.update({EMBEDDINGS: torch.zeros(40, 7)})),
             rf"{EMBEDDINGS} has shape \(40, 7\), but \(40, 8\) was expected",
         ),
-        "another tokenizer": (rename_begin_of_image, f"tokenizer.json lacks {janus.BEGIN_IMAGE}"),
+        "another tokenizer": (rename(janus.BEGIN_IMAGE, "<other>"), f"tokenizer.json lacks {janus.BEGIN_IMAGE}"),
         "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),
     },
     "janus, deepseek": {"no shard": (without("pytorch_model-00002-of-00002.bin"), "lacks pytorch_model-00002-of")},

@@ -25,6 +25,7 @@ DRAWN = {
     "ADT-Tree Anole 7B text to image": (32, 32),
     LLAMAGEN: (256, 256),
     "ADT-Tree Janus-Pro text to image": (64, 64),
+    "ADT-Tree Liquid text to image": (512, 512),
     "ADT-Tree same as upstream (Janus-Pro)": (64, 64),
     **SIZES,
 }
