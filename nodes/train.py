@@ -190,9 +190,10 @@ def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]
     return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
 
 
-def _check(name: str = "", prompts: str = "") -> None:
+def _check(name: str | None = None, prompts: str = "") -> None:
     """Raises AdtError for what is wrong in the inputs, as far as that can be found out quickly."""
-    _folder(name)
+    if name is not None:
+        _folder(name)
     check(prompts, "prompts")
 
 
