@@ -55,7 +55,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
                 io.String.Input("name", default="my drafter"),
                 io.String.Input("prompts", default="", multiline=True),
                 widget("pictures", lessons["pictures"]._replace(default=400)),
-                widget("minutes", how["minutes"]._replace(default=30.0)),
+                widget("minutes", how["minutes"]._replace(default=30.0, high=1e5)),
                 DrafterSocket.Input("start", optional=True),
                 widget("seed", Sampling.options()["seed"], control_after_generate=False),
                 *numbers,
@@ -64,7 +64,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
                 widget("held_out", lessons["held_out"]._replace(default=8), advanced=True),
                 widget("draw_batch", lessons["draw_batch"], advanced=True),
                 widget("batch", how["batch"], advanced=True),
-                widget("features_gb", how["features_gb"], advanced=True),
+                widget("features_gb", how["features_gb"]._replace(high=1e5), advanced=True),
             ],
             outputs=[
                 DrafterSocket.Output(display_name="drafter"),
