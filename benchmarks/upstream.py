@@ -122,7 +122,7 @@ def target_of(layers: Layers, codes: int, width: int) -> Target:
     for parameter in decoder.parameters():
         parameter.normal_(0, layers.hidden**-0.5, generator=draw)
     decoder.config = replace(config, vocab_size=width)
-    target.decoder, target.draws_from_all = decoder, width > codes
+    target.decoder, target.draws_from = decoder, width if width > codes else 0
     return target
 
 

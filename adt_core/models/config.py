@@ -22,9 +22,12 @@ class DecoderConfig:
 
     qk_norm: LayerNorm on the queries and keys of every head (Chameleon). grid_rope: positions are rotated by their row
     and column of the grid, not by their number; (positions before the grid, which are blanked out; columns of the grid)
-    (LlamaGen; its checkpoints store the two elements of a rotated pair side by side). head_width: units of the hidden
-    layer between features and codes; 0 for a linear head (Janus has one). activation: of :data:`ACTIVATIONS`.
-    key_width: of a head's queries, keys and values; 0 where all heads together are as wide as the hidden state.
+    (LlamaGen; its checkpoints store the two elements of a rotated pair side by side). axes: pairs of a head that turn
+    with a token's time, its row and its column; further pairs do not turn (GLM-Image; M-RoPE, arXiv 2409.12191).
+    qkv_bias: queries, keys and values have biases. norm_behind: norms behind attention and MLP too. head_width: units
+    of the hidden layer between features and codes; 0 for a linear head (Janus has one). activation: of
+    :data:`ACTIVATIONS`. key_width: of a head's queries, keys and values; 0 where all heads together are as wide as the
+    hidden state.
     """
 
     vocab_size: int
@@ -38,6 +41,9 @@ class DecoderConfig:
     max_positions: int
     qk_norm: bool = True
     grid_rope: tuple[int, int] | None = None
+    axes: tuple[int, int, int] | None = None
+    qkv_bias: bool = False
+    norm_behind: bool = False
     head_width: int = 0
     activation: str = "silu"
     key_width: int = 0

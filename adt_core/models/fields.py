@@ -14,10 +14,10 @@ Source = Path | str
 USUAL_MOST = 2**21
 MOST = {
     **dict.fromkeys(
-        ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads"), 999
+        ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads", "depth"), 999
     ),
     **dict.fromkeys(("resolution", "image_size", "channel_multiplier", "attn_resolutions"), 2**14),
-    "num_res_blocks": 99,
+    **dict.fromkeys(("num_res_blocks", "layers_per_block"), 99),
 }
 """Bounds of sizes: the usual one, and lower ones by name."""
 MOST_LEVELS = 12

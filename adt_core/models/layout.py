@@ -39,7 +39,7 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     if rope.get("rope_theta") is None:
         rope = config
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": stated("vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": stated("intermediate_size"),
@@ -67,40 +67,66 @@ def with_room(config: DecoderConfig, tokens: int) -> DecoderConfig:
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
     """Where the parameters of a layer come from; matrices with the same input are fused.
 
-    Models with a ``grid_rope`` rotate neighbouring elements of a head together; ours rotates its two halves together.
+    Ours rotates the two halves of a head together, so the heads of other models are put in :func:`head_order`.
     """
     c = layer.config
     h, wide = c.hidden_size, c.intermediate_size
     every, kv = c.query_width, c.num_kv_heads * c.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = [f"{attention}.{x}_proj.weight" for x in "qkv"]
-    gate_up = [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
-
-    def unpaired(weight: Tensor) -> Tensor:
-        return weight.view(-1, c.head_dim // 2, 2, h).transpose(1, 2).reshape_as(weight)
-
-    def fused_qkv(parts: list[Tensor]) -> Tensor:
-        q, k, v = parts
-        return torch.cat([unpaired(q), unpaired(k), v] if c.grid_rope else parts).T
+    gate_up = {f"{mlp}.{x}_proj.weight": (wide, h) for x in ("gate", "up")}
+    if f"{mlp}.gate_up_proj.weight" in checkpoint.names:
+        gate_up = {f"{mlp}.gate_up_proj.weight": (2 * wide, h)}
+    fused = _fused(c)
 
     def put(name: str) -> Callable[[Tensor], None] | None:
         scale = getattr(layer, f"{name}_scale")
         return None if scale is None else partial(store, getattr(layer, name), scale)
 
-    bias = next((name for name in (*qkv, *gate_up) if name.replace(".weight", ".bias") in checkpoint.names), None)
+    without = gate_up if c.qkv_bias else (*qkv, *gate_up)
+    bias = next((name for name in without if name.replace(".weight", ".bias") in checkpoint.names), None)
     if bias is not None:
         raise AdtError(f"{checkpoint.path} has a bias beside {bias}, which none of the models here has; use another.")
     entries = [
-        Entry(layer.qkv, tuple(qkv), ((every, h), (kv, h), (kv, h)), fused_qkv, put("qkv")),
+        Entry(layer.qkv, tuple(qkv), ((every, h), (kv, h), (kv, h)), lambda parts: fused(parts).T, put("qkv")),
         same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
-        Entry(layer.gate_up, tuple(gate_up), ((wide, h), (wide, h)), transposed, put("gate_up")),
+        Entry(layer.gate_up, tuple(gate_up), tuple(gate_up.values()), transposed, put("gate_up")),
         same(layer.down, f"{mlp}.down_proj.weight", True, put("down")),
         same(layer.mlp_norm, f"{prefix}.post_attention_layernorm.weight"),
     ]
-    if layer.input_norm is not None:
-        entries.append(same(layer.input_norm, f"{prefix}.input_layernorm.weight"))
+    if layer.qkv_bias is not None:
+        biases = tuple(name.replace(".weight", ".bias") for name in qkv)
+        entries.append(Entry(layer.qkv_bias, biases, ((every,), (kv,), (kv,)), fused))
+    names = "input_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"
+    others = zip(names, (layer.input_norm, layer.out_norm, layer.down_norm))
+    entries += [same(norm, f"{prefix}.{name}.weight") for name, norm in others if norm is not None]
     norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
     return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in norms if norm is not None]
+
+
+def _fused(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
+    """What joins q, k and v [rows, ...], the heads of q and k in :func:`head_order`."""
+    order = head_order(c)
+
+    def in_order(part: Tensor) -> Tensor:
+        return part if order is None else part.unflatten(0, (-1, c.head_dim))[:, order].flatten(0, 1)
+
+    return lambda parts: torch.cat([in_order(parts[0]), in_order(parts[1]), parts[2]])
+
+
+def head_order(c: DecoderConfig) -> Tensor | None:
+    """Where each element of our heads of q and k is in the checkpoint's [head_dim]; None if it is the same place.
+
+    Models with a ``grid_rope`` rotate neighbouring elements together. Those with ``axes`` rotate the halves of the part
+    that turns; the rest stands behind that.
+    """
+    if c.grid_rope is not None:
+        return torch.arange(c.head_dim).view(-1, 2).T.flatten()
+    if c.axes is not None:
+        turns, half = sum(c.axes), c.head_dim // 2
+        first, second, rest = torch.arange(c.head_dim).split([turns, turns, c.head_dim - 2 * turns])
+        return torch.cat([first, rest[: half - turns], second, rest[half - turns :]])
+    return None
 
 
 def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
@@ -129,9 +155,12 @@ def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[
 
 
 def decoder_entries(
-    decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight"
+    decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", rows: int = 0
 ) -> list[Entry]:
-    """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens."""
+    """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens.
+
+    rows: of the head, if it is not for the whole vocabulary.
+    """
     c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
     text_config = checkpoint.config.get("text_config")
     fields = text_config if isinstance(text_config, dict) else checkpoint.config
@@ -140,7 +169,7 @@ def decoder_entries(
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
         same(decoder.embedding, f"{prefix}embed_tokens.weight"),
-        Entry(decoder.head, (head,), ((c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
+        Entry(decoder.head, (head,), ((rows or c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
         *body_entries(decoder, checkpoint, prefix),
     ]
 

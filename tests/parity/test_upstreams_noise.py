@@ -23,7 +23,8 @@ from adt_core import Drafting, Sampling, load_drafter
 from adt_lab.benchmark import sources
 from tests.drafted import run
 from tests.layouts import llamagen as llamagen_layout
-from tests.layouts.families import load_small, write_both
+from tests.layouts.families import WRITERS, load_small, write_both
+from tests.layouts.glm_image import their_logits
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD
 from tests.layouts.reference import reference
 from tests.pairwise import pairwise
@@ -106,6 +107,29 @@ def chameleon(path, target):
 def emu3(path, target):
     model = Emu3ForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
     return partial(generate, model, target)
+
+
+def glm_image(path, target):
+    """Its authors' script has no guidance and continues no picture: there the loop below stands in for it."""
+    stage = path / "vision_language_encoder"
+    model = transformers.GlmImageForConditionalGeneration.from_pretrained(stage, attn_implementation="eager").eval()
+
+    def inputs(rows):
+        grids = torch.tensor([[1, *target.grid], [1, *target.lead]]).repeat(len(rows), 1)
+        each = torch.full((len(rows),), 2)
+        mask = torch.ones_like(rows)
+        return {"input_ids": rows, "attention_mask": mask, "image_grid_thw": grids, "images_per_sample": each}
+
+    def script(prefix, sampling):
+        if prefix.shape[1] or sampling.guidance != 1:
+            logits = lambda _, row, codes: their_logits(model, inputs(torch.tensor([row])), codes)[-1]  # noqa: E731
+            return loop(logits, target, prefix, sampling, torch.arange(target.num_codes))
+        rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
+        allowed = lambda *_: list(range(target.num_codes))  # noqa: E731
+        options = {"max_new_tokens": target.length, "prefix_allowed_tokens_fn": allowed, **warped(sampling)}
+        return model.generate(**inputs(rows), **options)[:, rows.shape[1] :]
+
+    return script
 
 
 def janus(path, target):
@@ -208,6 +232,8 @@ SCRIPTS = {
     "liquid": partial(among_all, gemma, 0),
     "llamagen": llamagen,
 }
+if "glm-image" in WRITERS:
+    SCRIPTS["glm-image"] = glm_image
 
 
 # ---- against the engine --------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     config = with_room(config, cells * (cells + len(row_end)))
     decoder = Decoder(config, torch.tensor(codes + row_end, device="cpu"), len(codes))
     add_codec(checkpoint)
-    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from_all=True)
+    words = config.vocab_size
+    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from=words)
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:

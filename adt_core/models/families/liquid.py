@@ -59,7 +59,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     codec = VQModel(codec_config(checkpoint, CODEC, VQConfig()))
     codes, cells = codec.config.num_embeddings, codec.config.cells
     ids = torch.tensor(numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), device="cpu")
-    return Target(checkpoint.name, FAMILY.name, Decoder(config, ids), codec, grid=(cells, cells), draws_from_all=True)
+    decoder, usual = Decoder(config, ids), (cells, cells)
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, usual, draws_from=config.vocab_size)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:

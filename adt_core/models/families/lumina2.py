@@ -84,7 +84,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     ids = [*numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), _END_OF_ROW]
     decoder = Decoder(with_room(config, cells * (cells + 1)), torch.tensor(ids, device="cpu"), codes)
     target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
-    target.draws_from_all, target.drawn_before = True, HEADER
+    target.draws_from, target.drawn_before = config.vocab_size, HEADER
     return target
 
 
