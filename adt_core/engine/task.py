@@ -187,7 +187,8 @@ class Task:
         if self.sampling.noise != UPSTREAM:
             return Own(self.target.num_tokens, like)
         kept = Noise.held(self.target.length, self.target.num_tokens, self.noise_ahead) if self.images > 1 else 0
-        return Upstream(*self.target.script_row, self.together, self.start, kept)
+        before = 0 if self.start else self.target.drawn_before  # what is continued stands in the script's prompt
+        return Upstream(*self.target.script_row, self.together, self.start, kept, before)
 
     def noise_told(self) -> dict:
         """What upstream's noise depends on beside the settings, as plain JSON types; nothing for our own."""

@@ -117,9 +117,10 @@ class Target:
     end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
     by the scale that is asked for and the grid. lead_of: if a small picture is written before the image, its rows and
     columns, by those of the image (GLM-Image). sources: codes [rows, columns] of the pictures that every image is made
-    of, see :meth:`with_sources`. published: how its authors draw. words: those with which a prompt asks
-    for something that it can draw, of a model that knows few. draws_from: how wide the vector is that its authors'
-    script samples from, other tokens at minus infinity; 0 if it is the codes alone.
+    of, see :meth:`with_sources`. published: how its authors draw. words: those with which a prompt asks for something
+    that it can draw, of a model that knows few. draws_from: how wide the vector is that its authors' script samples
+    from, other tokens at minus infinity; 0 if it is the codes alone. drawn_before: tokens of an image that the script
+    draws before the first that we draw, and that stand in our prompts.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Target:
     published: PublishedSampling = PublishedSampling()
     words: frozenset[str] = frozenset()
     draws_from: int = 0
+    drawn_before: int = 0
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:

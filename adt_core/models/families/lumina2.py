@@ -22,7 +22,7 @@ from ..prompter import TokenPrompter
 from ..target import PublishedSampling, Target
 from ..vq import VQConfig
 from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon
-from .lumina import MOST_OBLONG, PIXELS, LuminaPrompter, size_token
+from .lumina import HEADER, MOST_OBLONG, PIXELS, LuminaPrompter, size_token
 
 CODEC = "codec."
 _FIRST_CODE, _END_OF_ROW = 155000, 151670
@@ -83,7 +83,9 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     codes, cells = len(codec.codebook), codec.config.cells
     ids = [*numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), _END_OF_ROW]
     decoder = Decoder(with_room(config, cells * (cells + 1)), torch.tensor(ids, device="cpu"), codes)
-    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+    target.draws_from, target.drawn_before = config.vocab_size, HEADER
+    return target
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
