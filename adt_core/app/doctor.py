@@ -83,7 +83,7 @@ def _model(examined: Examination) -> list[str]:
     elif decoder.dtype in HALF:
         lines.append("The exact mode is off: drafting may change the image.")
     if subject.device.type == "cuda":
-        why = graphs.refused[0] if graphs.refused else f"{graphs.SWITCH} is 0" if graphs.switched_off() else ""
+        why = graphs.why_off(decoder)
         lines.append(f"Rounds are launched one by one: {why}." if why else "Rounds are replayed as CUDA graphs.")
     return lines
 
@@ -156,8 +156,8 @@ def _advice(examined: Examination) -> list[str]:
         known = find_published(examined.subject.target.name)
         trained = f"{known.drafter.repository} was trained for this model" if known and known.drafter else ""
         advice.append(f"A drafter network: {trained or '`train-drafter` makes one'}.")
-    if graphs.refused:
-        advice.append("CUDA graphs, which were given up here: a newer driver or PyTorch may help.")
+    if on_gpu and graphs.why_off(decoder):
+        advice.append("CUDA graphs, which are off here: a newer driver or PyTorch may help.")
     if "auto" in examined.draws:
         advice.append(_what_auto_does(examined))
     return advice
@@ -182,7 +182,7 @@ def _block(examined: Examination) -> list[str]:
             f"{name}: {draw.tokens:.2f} tokens, {1000 * draw.step:.3g} ms, {same[name]}"
             for name, (draw, _) in examined.draws.items()
         ),
-        f"differences: {', '.join(differing) or 'none'}; graphs: {', '.join(graphs.refused) or 'as usual'}",
+        f"differences: {', '.join(differing) or 'none'}; graphs: {graphs.why_off(decoder) or 'as usual'}",
     ]
 
 

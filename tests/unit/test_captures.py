@@ -9,6 +9,7 @@ import itertools
 import logging
 import weakref
 from contextlib import nullcontext
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -81,7 +82,8 @@ def driver(monkeypatch):
     }
     for name, value in {**answers, "Stream": Stream, "CUDAGraph": Graph, "stream": Driver.stream}.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graphs, "refused", [])
+    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
+    monkeypatch.setattr(graphs, "ruined", [])
     monkeypatch.setattr(Stream, "handles", itertools.count())
     Driver.collecting = []
     return backend
@@ -166,10 +168,17 @@ def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(device, dr
             raise full
         return torch.zeros(1), None
 
-    captured = Graphs(CudaRecorder(device))
+    captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
     with caplog.at_level(logging.WARNING):
         captured("a round", launch, list)
     assert len(tries) == 2 + captures
-    assert captured.is_new("another round") is (allocator == "native") and bool(caplog.records) is (
-        allocator != "native"
-    )
+    survives = allocator == "native"
+    assert captured.is_new("another round") is other.is_new("a round of another model") is survives
+    assert bool(caplog.records) is not survives
+
+
+def test_a_round_that_cannot_be_captured_ends_the_graphs_of_its_model_alone(device):
+    captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
+    replays = iter([(torch.zeros(1), None)])
+    captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # a replay is another round
+    assert not captured.is_new("another round") and other.is_new("another round")
