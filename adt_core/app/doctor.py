@@ -18,6 +18,7 @@ from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.room import free_bytes
 from ..models.exact import HALF, near_on
+from ..models.kernels import said_of_products
 from ..models.target import suffixed
 from ..policies import PLAIN
 from ..policies.auto import SIZES
@@ -182,7 +183,8 @@ def _block(examined: Examination) -> list[str]:
             f"{name}: {draw.tokens:.2f} tokens, {1000 * draw.step:.3g} ms, {same[name]}"
             for name, (draw, _) in examined.draws.items()
         ),
-        f"differences: {', '.join(differing) or 'none'}; graphs: {graphs.why_off(decoder) or 'as usual'}",
+        f"differences: {', '.join(differing) or 'none'}; graphs: {graphs.why_off(decoder) or 'as usual'}; "
+        f"products: {', '.join(said_of_products()) or 'as usual'}",
     ]
 
 

@@ -55,6 +55,8 @@ def name_of(task: Task) -> str:
     rows = f"{task.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"
+    if decoder.trust is not None and not decoder.trust.far:
+        numbers += ", no far keys"
     if task.replayed and why_off(decoder):
         where += ", no graphs"
     return f"{where}, torch {torch.__version__}; {model}, {numbers}; {sources} {size}; {rows}"[:200]

@@ -21,8 +21,9 @@ TITLES += ["What would make it faster", "To paste into a report"]
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch):
+def short(monkeypatch, tmp_path):
     monkeypatch.setattr(examination, "TOKENS", 24)
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(exactness, "verdicts", {})
 
 
