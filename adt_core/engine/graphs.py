@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from ..errors import is_out_of_memory
 
+MOST = 48
+"""Rounds that are captured over one set of lanes. Others are launched the usual way."""
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "0" switches graphs off."""
 
@@ -46,6 +48,9 @@ _log = logging.getLogger(__name__)
 
 class Recorder(Protocol):
     """Captures what is launched, on a stream of its own."""
+
+    num_bytes: int
+    """Of the device's memory, that its captures have taken."""
 
     @property
     def survives(self) -> bool:
@@ -67,6 +72,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device):
         self._device, self._pool, self._captured = device, torch.cuda.graph_pool_handle(), _Captured(device)
+        self.num_bytes = 0
 
     @property
     def survives(self) -> bool:
@@ -83,11 +89,14 @@ class CudaRecorder:
             current.wait_stream(own)
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        free, _ = torch.cuda.mem_get_info(self._device)
         try:
             return self.beside(lambda: self._capture(run))
         except RuntimeError as error:
             if not is_out_of_memory(error) or not self.survives:
                 raise
+        finally:
+            self.num_bytes += max(free - torch.cuda.mem_get_info(self._device)[0], 0)
         torch.cuda.empty_cache()  # what is cached can't be given back in a capture
         return self.beside(lambda: self._capture(run))
 
@@ -218,9 +227,15 @@ class Graphs:
         self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that there was no memory to capture
         self.attempts = 0  # to capture one
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the device's memory, as was measured around the captures."""
+        return self._recorder.num_bytes if self._recorder is not None else 0
+
     def is_new(self, key: Hashable) -> bool:
         """Would a round with this key be captured now?"""
-        return self._recorder is not None and not why_off(self._decoder) and key not in self._graphs
+        is_known = key in self._graphs or len(self._graphs) >= MOST
+        return self._recorder is not None and not why_off(self._decoder) and not is_known
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.

@@ -46,10 +46,14 @@ def _by_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 def _has_digits(x: Tensor, weight: Tensor) -> bool:
     if not x.is_cuda or torch.version.hip or x.dtype not in _DIGITS:
         return False
-    multiple, capability = _NEEDED[weight.dtype]
+    multiple, _ = _NEEDED[weight.dtype]
     fits = weight.shape[0] % multiple == 0 and weight.shape[1] % multiple == 0
-    able = fits and torch.cuda.get_device_capability(x.device) >= capability
-    return able and _work_here(x.device, x.dtype, weight.dtype)
+    return fits and is_able(x.device, weight.dtype) and _work_here(x.device, x.dtype, weight.dtype)
+
+
+def is_able(device: torch.device, stored: torch.dtype) -> bool:
+    """Can a GPU of NVIDIA multiply with bytes of this dtype, as far as its compute capability says?"""
+    return torch.cuda.get_device_capability(device) >= _NEEDED[stored][1]
 
 
 @cache

@@ -27,9 +27,9 @@ from ..errors import is_out_of_memory
 from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
-TILE = {"cuda": 64, "cpu": 4}
-"""Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once. On
-CPUs single rows are multiplied by other kernels."""
+TILE = {"cuda": 64, "meta": 64, "cpu": 4}
+"""Rows of a product, by type of device; "meta" stands for a GPU that is not there. A GPU multiplies 64 rows in the time
+in which it reads the weights once. On CPUs single rows are multiplied by other kernels."""
 NEAR = 32
 """Positions before a token whose keys are near. Trees are no deeper."""
 ALIGNED = 8
