@@ -125,7 +125,7 @@ def _methods(examined: Examination) -> list[str]:
         lines.append(f"| {name} | {draw.tokens:.2f} | {times} | {drafting} | {alone} | {beside} |")
     if examined.left_out:
         lines.append(f"Left out for want of time: {', '.join(examined.left_out)}.")
-    count = examined.plain.codes.shape[1]
+    count = int((examined.plain.codes >= 0).sum())
     return [*lines, f"Over the first {count} tokens of one image, which say little of a whole one."]
 
 
@@ -138,7 +138,8 @@ def _identity(examined: Examination) -> list[str]:
             f"bit. {examined.exact.remark} Please report it."
         )
     if not differing:
-        return [*lines, "Every method draws the tokens of plain decoding."]
+        tried = " that was tried" if examined.left_out else ""
+        return [*lines, f"Every method{tried} draws the tokens of plain decoding."]
     is_exact = examined.subject.target.decoder.tile > 0
     reason = "Please report it" if is_exact else "float32 has no exact mode, so a near tie may fall otherwise"
     return [*lines, f"{', '.join(differing)}: other tokens than plain decoding's. {reason}."]

@@ -81,7 +81,10 @@ def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
 
 def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
     monkeypatch.setattr(examination, "PATIENCE", -1.0)
+    monkeypatch.setattr(examination, "ENOUGH", 0.0)
     page = page_of(small)
+    assert re.search(r"Over the first \d tokens", part(page, "Methods")), "a draw stops after some rounds"
+    assert part(page, "The same image") == "Every method that was tried draws the tokens of plain decoding."
     assert "Left out for want of time: auto, jacobi, a chain." in part(page, "Methods")
 
 
