@@ -22,7 +22,7 @@ from .drafters import (
     without_window,
 )
 from .drafters.eagle import EagleDrafter, Pairing, draft_logits, paired_ids
-from .drafters.eagle_files import PAIRING_FILE, config_fields, grid_of_pairs, load_eagle
+from .drafters.eagle_files import PAIRING_FILE, config_fields, load_eagle, new_config
 from .errors import AdtError, Check, pip_install, shown, told_by_library
 from .files import add_line, inside, is_regular, opened, parse_json, read_text, reason, refuse_links, to_json, write_in
 from .models.cache import KVCache

@@ -13,6 +13,7 @@ const LINES = [
   /^To keep the image, this device needs products of fewer rows, which is slower\.$/,
   /^To keep the image, this device needs attention without the fast kernel, which is slower\.$/,
   /^On this device drafts would change the image in half precision, so there are none; float32 has them\.$/,
+  /^This is a sketch of the tokens: GLM-Image's second stage makes the image of them \(GLM-Image Decode\)\.$/,
 ];
 
 /** What a batch says first, where there is more to say. */
@@ -112,7 +113,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, "$&", "$&", "$&", "$&", "$&"],
+  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, "$&", "$&", "$&", "$&", "$&", "$&"],
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
@@ -213,6 +214,7 @@ const CHINESE = {
     "为了保持图像不变，这台设备需要行数更少的乘法，因此更慢。",
     "为了保持图像不变，这台设备不能使用快速的注意力内核，因此更慢。",
     "在这台设备上，半精度下的草稿会改变图像，因此不使用草稿；float32 可以使用。",
+    "这是 token 的草图：由 GLM-Image 的第二阶段把它们变成图像（GLM-Image 解码）。",
   ],
   folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,

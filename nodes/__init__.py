@@ -10,6 +10,7 @@ from .check import ADTTreeCheck
 from .collector import ADTTreeCollector
 from .compare import ADTTreeCompare
 from .figures import ADTTreeFigures, ADTTreeMapImage
+from .glm_image import ADTTreeGLMDecode, ADTTreeGLMDecoderLoader
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
@@ -40,4 +41,6 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeCollector,
             ADTTreeBenchmark,
             ADTTreeCheck,
+            ADTTreeGLMDecoderLoader,
+            ADTTreeGLMDecode,
         ]

@@ -13,7 +13,7 @@ from ..drafters.eagle_files import describe
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError
-from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
+from ..models.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
 from ..models.load import family_of
 from ..models.quantised import quantise
@@ -53,7 +53,9 @@ def _describe(checkpoint: Checkpoint) -> dict:
             for name, shape in expected.items()
             if name in stored and stored[name].shape != shape
         ],
-        "left_over": [name for name in stored if name not in expected and not name.startswith(unneeded)],
+        "left_over": [
+            name for name in stored if name not in expected and not name.startswith((*unneeded, CONFIG, TOKENIZER))
+        ],
     }
 
 

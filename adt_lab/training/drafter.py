@@ -10,7 +10,7 @@ which the same command resumes, and which may be deleted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ def make_drafter(target: core.Target, start: core.EagleDrafter | None = None) ->
     ``start`` has another shape.
     """
     decoder = target.decoder
-    config = replace(decoder.config, num_layers=1, grid_rope=core.grid_of_pairs(decoder.config))
+    config = core.new_config(decoder.config)
     drafter = core.EagleDrafter(config, input_norm=True)
     del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)

@@ -125,5 +125,6 @@ def encode(target: core.Target, paths: list[Path]) -> Tensor:
     for path in paths:
         pixels = core.to_pixels(core.open_picture(path, "images", "take it out or save it anew"), height, width)
         with torch.inference_mode():
-            codes.append(target.codec.encode(pixels).flatten(1).cpu())
+            cells = target.codec.encode(pixels).cpu()
+            codes.append(target.beginning(cells, cells[0].numel()))
     return target.tokens(torch.cat(codes))

@@ -26,7 +26,9 @@ from tests.command import words
 from tests.drafted import run
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
+from tests.layouts.glm_image import write_glm_image
 from tests.layouts.janus import write_janus
+from tests.layouts.liquid import write_liquid
 from tests.layouts.lumina import write_lumina
 from tests.layouts.lumina2 import write_lumina2
 
@@ -337,10 +339,14 @@ def write_family(name, folder):
         return write_janus(folder / "janus"), {}
     if name == "emu3":
         return write_emu3(folder / "emu3"), {"size": "64x64"}
+    if name == "liquid":
+        return write_liquid(folder / "Liquid_V1_7B"), {}
+    if name == "glm-image":
+        return write_glm_image(folder / "GLM-Image"), {"size": "64x64"}
     return llamagen.write_upstream(folder), {}
 
 
-@pytest.mark.parametrize("name", ["lumina-mgpt", "lumina-mgpt-2", "llamagen", "janus", "emu3"])
+@pytest.mark.parametrize("name", ["lumina-mgpt", "lumina-mgpt-2", "llamagen", "janus", "emu3", "liquid", "glm-image"])
 def test_a_drafter_for_every_family(train, tmp_path, name):
     """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
     drafts from what it learned."""

@@ -16,6 +16,7 @@ NODES = {
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeBenchmark"),
     "ADTTreeCheck",
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
+    *("ADTTreeGLMDecoderLoader", "ADTTreeGLMDecode"),
 }
 PAGES = ROOT / "js" / "docs"
 LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
