@@ -17,6 +17,7 @@ from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 from .size import ADTTreeImageSize
+from .train import ADTTreeTrainDrafter
 
 
 class ADTTreeExtension(ComfyExtension):
@@ -43,4 +44,5 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeCheck,
             ADTTreeGLMDecoderLoader,
             ADTTreeGLMDecode,
+            ADTTreeTrainDrafter,
         ]

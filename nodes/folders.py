@@ -16,7 +16,7 @@ from ..adt_core.app.checkpoints import find_published, is_target_file, names_tar
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import parse_json, read_text
+from ..adt_core.files import is_device, parse_json, read_text
 from ..adt_core.models.checkpoint import BUNDLED, STAGE, name_of
 from ..adt_core.models.glm_pixels import KIND
 
@@ -24,6 +24,10 @@ MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which Co
 AUTO = "auto"
 """The drafter that suits the model: the published one, else the first network in the folders that was made for it, else
 one without files."""
+WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
+"""Drafters that are always in the list."""
+LONGEST_NAME = 100
+"""Characters of the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
 """Behind the names of published models in the Model Loader's list."""
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
@@ -87,7 +91,7 @@ def missing(name: str) -> str:
 def drafters() -> dict[str, str]:
     """Name -> path of every drafter that can be chosen: the one that suits the model, the bundled one, those that need
     no files, and folders."""
-    return _choices(_roots(DRAFTERS_KEY), lambda path: True, AUTO, BUNDLED, *DRAFTERS)
+    return _choices(_roots(DRAFTERS_KEY), lambda path: True, *WITHOUT_FILES)
 
 
 def glm_transformers() -> dict[str, str]:
@@ -99,6 +103,18 @@ def files(key: str) -> dict[str, str]:
     """Name -> path of every safetensors file in ComfyUI's own folders of this name."""
     names = [name for name in folder_paths.get_filename_list(key) if name.endswith(".safetensors")]
     return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
+
+
+def new_drafter(name: str) -> Path:
+    """Where a drafter of this name is put, to be found by its name from then on."""
+    return Path(_roots(DRAFTERS_KEY)[0], name)
+
+
+def check_name(name: str) -> None:
+    """Raises AdtError for a name that is not a plain file name."""
+    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
+    if unfit or not name.strip() or name.startswith(".") or is_device(name):
+        raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")
 
 
 def drafter_for(model: str) -> str:

@@ -3,6 +3,7 @@ clear sentence."""
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -150,6 +151,23 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
     at = settings["captions"].index(PROMPTS[0])
     pixels = torch.from_numpy(np.array(Image.open(folder / "0.png"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
     assert codes[at].tolist() == load_target(tiny / "target").codec.encode(pixels).flatten().tolist()
+
+
+def test_it_says_first_what_it_takes(train, tmp_path, monkeypatch):
+    """Time, memory and disk space, of what is still to be done; a disk that is too small ends it there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        code, _, err = train()
+    assert code == 1 and re.search(r"--output: the training needs \d+ MB of disk, and where '.*' is 0 MB are free", err)
+    folder = tmp_path / "out" / "training"
+    assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.pt").exists()
+    (said,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
+    number = r"\d+(\.\d)?"
+    assert re.fullmatch(
+        rf"about {number} min \({number} to draw, {number} to learn\), {number} GB of memory and {number} GB of disk",
+        said,
+    )
+    assert "The training takes" not in train()[2], "a finished run takes nothing"
 
 
 # ---- what is trained is what is run -------------------------------------------

@@ -14,7 +14,7 @@ from .conftest import ROOT, info_inputs
 NODES = {
     *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLantern"),
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeBenchmark"),
-    "ADTTreeCheck",
+    *("ADTTreeCheck", "ADTTreeTrainDrafter"),
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
     *("ADTTreeGLMDecoderLoader", "ADTTreeGLMDecode"),
 }
