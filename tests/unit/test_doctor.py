@@ -21,8 +21,9 @@ TITLES += ["What would make it faster", "To paste into a report"]
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch):
+def short(monkeypatch, tmp_path):
     monkeypatch.setattr(examination, "TOKENS", 24)
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(exactness, "verdicts", {})
 
 
@@ -86,7 +87,10 @@ def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
 
 def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
     monkeypatch.setattr(examination, "PATIENCE", -1.0)
+    monkeypatch.setattr(examination, "ENOUGH", 0.0)
     page = page_of(small)
+    assert re.search(r"Over the first \d tokens", part(page, "Methods")), "a draw stops after some rounds"
+    assert part(page, "The same image") == "Every method that was tried draws the tokens of plain decoding."
     assert "Left out for want of time: auto, jacobi, a chain." in part(page, "Methods")
 
 

@@ -4,6 +4,7 @@ One matrix of what may meet in a decoding. Every two values of two axes are in o
 """
 
 from functools import cache
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def loaded(tmp_path_factory):
 @pytest.fixture
 def launched(monkeypatch):
     """A function: are rounds of one size, as on a GPU, and what captures them for a replay, if anything does."""
-    monkeypatch.setattr(graphs, "refused", [])
+    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
 
     def choose(fixed, recorder):
         monkeypatch.setattr(Task, "replayed", fixed)
