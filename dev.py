@@ -41,6 +41,7 @@ TESTS = [
     "ftfy",
     "beautifulsoup4",
     "ray",
+    "diffusers>=0.37",
 ]  # the extra "test" of pyproject.toml
 
 ALL = "--all"

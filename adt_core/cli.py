@@ -197,7 +197,9 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
         "what to draw": (orders.Subject.options,),
         "and how": (_words, orders.Numbers.options),
-        "continuing a picture; what is kept becomes the first tokens of every image": (orders.Continuation.options,),
+        "from a picture; what is kept of one that is continued becomes the first tokens of every image": (
+            orders.Continuation.options,
+        ),
         "model": MODEL,
         "drafting; none of it changes the image; jacobi has defaults of its own": (method_options,),
         RELAXED: (Lantern.options,),

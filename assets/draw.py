@@ -40,7 +40,10 @@ THUMBNAILS = {
     "ADT-Tree Lumina-mGPT 2.0 text to image": "Lumina-mGPT 2.0",
     "ADT-Tree Janus-Pro text to image": "Janus-Pro 1B",
     "ADT-Tree Emu3 text to image": "Emu3-Gen",
+    "ADT-Tree Liquid text to image": "Liquid 7B",
     "ADT-Tree LlamaGen text to image": "LlamaGen",
+    "ADT-Tree GLM-Image text to image": "GLM-Image",
+    "ADT-Tree GLM-Image edit a picture": "GLM-Image, from a picture",
     "ADT-Tree same as upstream (Janus-Pro)": "same as upstream",
     "ADT-Tree text to image and upscale with a model": "with an upscale model",
 }

@@ -1,13 +1,14 @@
 """Is a seed's picture that of transformers' own ``generate``, and what does upstream's noise cost?
 
     python -m benchmarks.upstream [--prompts 8]
-    python -m benchmarks.upstream --costs [--prompts 12] [--threads 1]
+    python -m benchmarks.upstream --costs [--prompts 8] [--threads 1]
 
 The first draws captions with the bundled model, which is a Chameleon: by ``generate`` after ``torch.manual_seed``, and
 by this engine with upstream's noise, plain and drafted, at temperature 1. It ends with 1 if a token differs.
 
-The second decodes with either noise in turns, seconds an image without its prompt. Its models are the bundled decoder
-with random heads of so many codes. What a position's noise alone takes follows, for the rows of published scripts.
+The second decodes plainly with either noise, a step of one and a step of the other in turns, in seconds of the
+processor. A step is that of one random layer as wide as a published model's, with a head of so many codes. A ratio is
+that of one caption's steps. That of all layers is computed, as if each took as long as the whole step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierF
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
 from adt_core.models.checkpoint import BUNDLED, resolve
+from adt_core.models.layers import Decoder
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
@@ -33,7 +36,7 @@ from adt_core.rules.settings import UPSTREAM
 from adt_core.rules.upstream import Upstream
 
 from .harness import captions
-from .turns import in_turns, interval
+from .turns import head, middle, row
 
 FIRST = 3900  # held-out caption of this benchmark
 METHODS = {
@@ -41,13 +44,25 @@ METHODS = {
     "ADT-Tree": (BUNDLED, {"method": "adt-tree"}),
     "network and window": (f"{BUNDLED}+jacobi", {"method": "eagle2", "depth": 8, "width": 3, "nodes": 24}),
 }
-CODES = 1024, 4096, 8192, 16384, 32768
-ROWS = {
-    "Janus-Pro, LlamaGen": (16384, 16384),
-    "Anole, Lumina-mGPT": (8192, 65536),
-    "Emu3-Gen": (32768, 184622),
-}
-"""Of published scripts: codes, and the width of the vector that they sample from."""
+
+
+class Layers(NamedTuple):
+    """Of a published model."""
+
+    hidden: int
+    inner: int
+    heads: int
+    count: int
+
+
+JANUS, ANOLE, EMU3 = Layers(2048, 5632, 16, 24), Layers(4096, 11008, 32, 32), Layers(4096, 14336, 32, 32)
+STEPS = [
+    *((JANUS, codes, codes) for codes in (1024, 4096, 8192, 16384, 32768)),
+    (ANOLE, 8192, 65536),
+    (EMU3, 32768, 184622),
+]
+"""Layers, codes, and the width of the row that a script samples from: of Janus-Pro-1B, Anole and Emu3."""
+ROUNDS = 32  # of a ratio: noise of 1,024 codes is made for so many at once
 
 
 # ---- the same picture ----------------------------------------------------------------------------
@@ -97,53 +112,57 @@ def check(prompts: list[str]) -> bool:
 # ---- what it costs -------------------------------------------------------------------------------
 
 
-def with_codes(count: int) -> Target:
-    """The bundled model with a random head of so many codes, which share the embeddings of its own."""
+def target_of(layers: Layers, codes: int, width: int) -> Target:
+    """The bundled model with one random layer in place of its own, and a script that samples from so wide a row."""
     target, draw = load_target(), torch.Generator().manual_seed(1)
-    decoder = target.decoder
-    head = torch.randn(len(decoder.head), count, generator=draw) * decoder.head.std()
-    ids = decoder.image_ids[torch.arange(count) % len(decoder.image_ids)]
-    decoder.head, decoder.image_ids = torch.nn.Parameter(head, requires_grad=False), ids
-    target.draws_from_all = False
+    shape = {"hidden_size": layers.hidden, "intermediate_size": layers.inner, "num_layers": 1}
+    heads = {"num_heads": layers.heads, "num_kv_heads": layers.heads}
+    config, ids = replace(target.decoder.config, **shape, **heads), target.decoder.image_ids
+    decoder = Decoder(config, ids[torch.arange(codes) % len(ids)], codes).requires_grad_(False)
+    for parameter in decoder.parameters():
+        parameter.normal_(0, layers.hidden**-0.5, generator=draw)
+    decoder.config = replace(config, vocab_size=width)
+    target.decoder, target.draws_from = decoder, width if width > codes else 0
     return target
 
 
+def step(target: Target, prompt: str) -> list[float]:
+    """Milliseconds of a step with our own noise, and with upstream's."""
+    plain, spent = Drafting(method=PLAIN), [0.0, 0.0]
+    jobs = [Job(target, Recipe(Sampling(1, noise=noise), plain)) for noise in ("own", UPSTREAM)]
+    runs = [iter(job.decoding([prompt])) for job in jobs]
+    for run in runs:
+        next(run)  # which reads the prompt
+    for turn in range(2 * ROUNDS):
+        started = time.process_time()
+        next(runs[turn % 2])
+        spent[turn % 2] += time.process_time() - started
+    return [1000 * seconds / ROUNDS for seconds in spent]
+
+
+def noise(codes: int, width: int, times: int = 30) -> list[float]:
+    """Milliseconds of a position's noise alone, our own and upstream's; medians."""
+    taken, chunk = [], max(2**15 // codes, 1)  # as many positions as an image is given at once
+    for kind in (Own(codes, torch.empty(0)), Upstream(width, torch.arange(codes), 1)):
+        made, found = kind((1, 0)), []
+        for turn in range(times):
+            started = time.process_time()
+            made(range(chunk * turn, chunk * (turn + 1)))
+            found.append(1000 * (time.process_time() - started) / chunk)
+        taken.append(float(np.median(found)))
+    return taken
+
+
 def costs(prompts: list[str]) -> None:
-    """Print seconds an image with either noise, by number of codes and method."""
-    print("| codes | method | seconds an image, own | upstream | upstream / own |\n" + "|---" * 5 + "|")
-    methods = {"plain": {"method": PLAIN}, "window": {"method": "eagle2", "depth": 16, "width": 1, "nodes": 16}}
-    for count in CODES:
-        target = with_codes(count)
-        for method, options in methods.items():
-            drafter = load_drafter("jacobi", target)
-            jobs = {
-                noise: Job(target, Recipe(Sampling(1, noise=noise), Drafting(**options)), drafter)
-                for noise in ("own", UPSTREAM)
-            }
-
-            def seconds(job: Job, prompt: str) -> float:
-                report = decode(job.decoding([prompt])).trace.report()
-                return report["seconds"] - report["prefill_seconds"]
-
-            runs = {noise: (lambda prompt, job=job: seconds(job, prompt)) for noise, job in jobs.items()}
-            _, *turns = in_turns(runs, [prompts[0], *prompts])  # the first is uncounted: first calls are slow
-            own, theirs = (np.array([turn[noise] for turn in turns]) for noise in jobs)
-            print(f"| {count} | {method} | {np.median(own):.3f} | {np.median(theirs):.3f} | {interval(theirs / own)} |")
-
-
-def rows(turns: int = 99) -> Iterator[tuple[str, float, float]]:
-    """Milliseconds of a position's noise of our own, and of upstream's, by script."""
-    for name, (codes, width) in ROWS.items():
-        kinds = Own(codes, torch.empty(0)), Upstream(width, torch.arange(codes), 1)
-        taken = []
-        for kind in kinds:
-            made, found, chunk = kind((1, 0)), [], max(2**15 // codes, 1)  # as many as an image is given at once
-            for turn in range(turns):
-                started = time.perf_counter()
-                made(range(chunk * turn, chunk * (turn + 1)))
-                found.append((time.perf_counter() - started) / chunk)
-            taken.append(1000 * float(np.median(found)))
-        yield name, *taken
+    """Print what either noise costs, by the row that a script samples from."""
+    names = "codes", "row", "ms of noise, own", "upstream", "ms of a step of one layer", "upstream / own", "all layers"
+    print(head(*names), flush=True)
+    for layers, codes, width in STEPS:
+        target = target_of(layers, codes, width)
+        own, theirs = np.array([step(target, prompt) for prompt in prompts]).T
+        all_layers = 1 + np.median(theirs - own) / (np.median(own) * layers.count)
+        cells = codes, width, *(f"{ms:.3f}" for ms in noise(codes, width)), float(np.median(own))
+        print(row(*cells, "{:.3f} ({:.3f} to {:.3f})".format(*middle(theirs / own)), f"{all_layers:.4f}"), flush=True)
 
 
 def main() -> None:
@@ -157,9 +176,6 @@ def main() -> None:
     if not args.costs:
         sys.exit(0 if check(prompts) else 1)
     costs(prompts)
-    print("\n| row of | ms a position, own | upstream |\n" + "|---" * 3 + "|")
-    for name, own, theirs in rows():
-        print(f"| {name} | {own:.2f} | {theirs:.2f} |")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,37 @@ export function scaleOf(figure) {
 const NONE = -1;
 const PREFILL = -2;
 
+/** A picture whose tokens follow one another, row by row; behind each row may stand a token that is no cell. */
+class Picture {
+  constructor([rows, columns], first, ends, images) {
+    Object.assign(this, { rows, columns, first, ends, cells: rows * columns });
+    this.end = first + rows * (columns + ends); // behind its last token
+    this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
+  }
+
+  /** The cell of a token; null if it ends a row, or lies before or behind the picture. */
+  cellAt(position) {
+    const column = (position - this.first) % (this.columns + this.ends);
+    return position < this.first || position >= this.end || column === this.columns ? null : this.#cell(position);
+  }
+
+  /** The tokens from `begin` to before `end` came in this round; those of other pictures don't count. */
+  enter(image, round, begin, end) {
+    this.roundOf[image].fill(round, this.#cell(begin), this.#cell(end));
+  }
+
+  /** The cell of a token, or that behind it if it ends a row. */
+  #cell(position) {
+    const at = Math.min(Math.max(position, this.first), this.end) - this.first;
+    const row = Math.floor(at / (this.columns + this.ends));
+    return row * this.columns + Math.min(at - row * (this.columns + this.ends), this.columns);
+  }
+}
+
 export class Run {
   /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
   constructor(header) {
-    const { id, node, prompt, method, relaxed, seed, inputs, texts, comparable, images, grid, ends, start, prefill, pictures, thumbnails, parts } = header;
+    const { id, node, prompt, method, relaxed, seed, inputs, texts, comparable, images, grid, ends, small, start, prefill, pictures, thumbnails, parts } = header;
     Object.assign(this, { id, node, prompt, method, seed, comparable, prefill, start: start ?? 0 });
     this.lantern = relaxed ?? false; // maps of before this was told have it in their rounds alone
     this.inputs = inputs ?? {}; // the node's own values, as they were queued
@@ -33,12 +60,13 @@ export class Run {
     this.thumbnails = thumbnails ?? []; // small pictures that came with the map
     this.abreast = parts ?? 1; // runs that the node makes side by side
     this.count = images;
-    [this.rows, this.columns] = grid;
-    this.cells = this.rows * this.columns;
-    this.ends = ends ?? 0; // 1 if behind each row stands a token that is no cell
-    this.tokens = this.rows * (this.columns + this.ends);
+    const first = small ? new Picture(small, 0, 0, images) : null;
+    const last = new Picture(grid, first?.end ?? 0, ends ?? 0, images);
+    this.pieces = first ? [first, last] : [last]; // what the tokens are of, in their order: a smaller picture may come first
+    this.shown = last;
+    this.grid = String(grid);
+    this.tokens = last.end;
     this.rounds = []; // { ms, drafting, shares: Map image -> share }
-    this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
     this.done = 0; // tokens decided, of all images
     this.kept = images * this.start; // tokens that were given, as when an image is continued
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 };
@@ -66,24 +94,44 @@ export class Run {
   }
 
   #enter(index, image, { position, nodes, accepted, substituted }) {
-    const cells = this.roundOf[image];
-    if (position === this.start) {
-      cells[this.#cell(position)] = PREFILL; // the token that came with the prompt
-      this.done += 1;
-    }
     const next = Math.min(position + accepted + 2, this.tokens);
-    cells.fill(index, this.#cell(position + 1), this.#cell(next));
-    this.done += next - 1 - position;
+    for (const piece of this.pieces) {
+      if (position === this.start) piece.enter(image, PREFILL, position, position + 1); // the token that came with the prompt
+      piece.enter(image, index, position + 1, next);
+    }
+    this.done += next - 1 - position + (position === this.start);
     this.known.emitted += accepted + 1;
     this.known.shares += 1;
     this.known.substituted += substituted;
     this.known.drafted += nodes > 0;
   }
 
-  /** The cell of a token; null if it ends a row, or lies behind the image. */
+  /** The cell of a token; null if it ends a row, or is of another picture. */
   cellAt(position) {
-    const column = position % (this.columns + this.ends);
-    return position >= this.tokens || column === this.columns ? null : this.#cell(position);
+    return this.shown.cellAt(position);
+  }
+
+  /** Show the picture that is drawn before round `until`; the whole image once the run is over. */
+  look(image, until) {
+    const [first, last] = [this.pieces[0], this.pieces.at(-1)];
+    const over = first === last || (until === Infinity && this.state !== "running");
+    this.shown = over || last.roundOf[image].some((round) => round !== NONE && round < until) ? last : first;
+  }
+
+  get rows() {
+    return this.shown.rows;
+  }
+
+  get columns() {
+    return this.shown.columns;
+  }
+
+  get cells() {
+    return this.shown.cells;
+  }
+
+  get roundOf() {
+    return this.shown.roundOf;
   }
 
   /** Whether every round decides one token, without drafts. */
@@ -129,12 +177,6 @@ export class Run {
   roundAt(ms) {
     const index = this.clock.findIndex((end) => end > ms);
     return index < 0 ? this.rounds.length : index;
-  }
-
-  /** The cell of a token, or that behind it if it ends a row. */
-  #cell(position) {
-    const row = Math.floor(position / (this.columns + this.ends));
-    return row * this.columns + Math.min(position - row * (this.columns + this.ends), this.columns);
   }
 
   /** Tokens to decide, of all images. */
@@ -200,7 +242,7 @@ export class Run {
   against(other) {
     const same = (...names) => names.every((name) => this[name] === other[name]);
     if (!other || ![this, other].every(({ state, seconds }) => state === "done" && seconds > 0)) return null;
-    if (!same("comparable", "total", "count", "rows", "columns")) return null;
+    if (!same("comparable", "total", "count", "grid")) return null;
     const turns = this.abreast > 1 && same("abreast", "prompt", "node");
     return turns || (this.prompt && same("prompt")) ? { ratio: other.seconds / this.seconds, turns } : null;
   }

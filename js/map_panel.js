@@ -107,8 +107,8 @@ export class MapPanel {
 
   /** Show another run, or more of the same. */
   show(run) {
-    if (this.run && run && (run.rows !== this.run.rows || run.columns !== this.run.columns)) this.pinned = null;
-    if (run?.rows !== this.run?.rows || run?.columns !== this.run?.columns) this.view = WHOLE;
+    if (this.run && run && run.grid !== this.run.grid) this.pinned = null;
+    if (run?.grid !== this.run?.grid) this.view = WHOLE;
     this.run = run;
     if (run && this.image >= run.count) this.image = 0;
     this.refresh();
@@ -128,7 +128,7 @@ export class MapPanel {
   /** The runs shown: the own one, and the one it is compared with if their grids are the same. */
   get runs() {
     const other = this.run && this.compare.other ? this.owner.choose(this.compare.other) : null;
-    return !this.run ? [] : other && other.rows === this.run.rows && other.columns === this.run.columns ? [this.run, other] : [this.run];
+    return !this.run ? [] : other && other.grid === this.run.grid ? [this.run, other] : [this.run];
   }
 
   /** Bring the controls up to date, and draw soon. */
@@ -257,6 +257,7 @@ export class MapPanel {
     const figures = runs.map((run) => run.figureShown(this.settings.figure));
     const figure = figures.every((one) => one === figures[0]) ? (figures[0] ?? this.settings.figure) : this.settings.figure;
     const untils = this.#moment(runs);
+    runs.forEach((run, i) => run.look(this.#imageOf(run), untils[i]));
     const none = (run) => new Float32Array(run.cells).fill(NaN); // plain decoding beside drafts: its picture alone
     const values = (run, i, until) => (figures[i] === figure ? run.values(figure, this.#imageOf(run), until) : none(run));
     const maps = runs.map((run, i) => values(run, i, untils[i]));

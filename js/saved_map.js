@@ -32,10 +32,11 @@ export class Room {
  * are in it rather than somewhere in the network. Throws if it is no map. @param {Room} room for all maps of the file
  */
 export function sound(saved, room) {
-  const { grid, images, thumbnails, marks, inputs, texts, ends, start, prefill, part, parts } = saved;
+  const { grid, images, thumbnails, marks, inputs, texts, ends, small, start, prefill, part, parts } = saved;
   const [rows, columns] = grid.map((side) => count(side, 1, CELLS));
-  room.take(count(rows * columns * count(images, 1, IMAGES), 1, CELLS));
-  const begins = { start: count(start ?? 0, 0, rows * (columns + 1) - 1), prefill: Math.min(Math.max(Number(prefill) || 0, 0), LARGEST) };
+  const before = small ? small.slice(0, 2).map((side) => count(side, 1, CELLS)) : null;
+  room.take(count((rows * columns + lead(before)) * count(images, 1, IMAGES), 1, CELLS));
+  const begins = { small: before, start: count(start ?? 0, 0, lead(before) + rows * (columns + 1) - 1), prefill: Math.min(Math.max(Number(prefill) || 0, 0), LARGEST) };
   return {
     ...Object.fromEntries(["id", "node", "method", "seed", "comparable"].map((name) => [name, text(saved[name])])),
     ...{ data: String(saved.data), grid: [rows, columns], images, ends: ends ? 1 : 0, ...begins, part: count(part ?? 0, 0, 1), parts: count(parts ?? 1, 1, 2) },
@@ -45,6 +46,11 @@ export function sound(saved, room) {
     thumbnails: (Array.isArray(thumbnails) ? thumbnails : []).map(String).filter(isPicture).slice(0, images),
     marks: (Array.isArray(marks) ? marks : []).slice(0, images).map((mark) => (typeof mark === "string" ? text(mark) : null)),
   };
+}
+
+/** Tokens of the smaller picture before an image. */
+function lead(small) {
+  return small ? small[0] * small[1] : 0;
 }
 
 function count(value, least, most) {
@@ -71,7 +77,7 @@ function isPicture(address) {
 
 /**
  * The rounds of a saved map, in the form of the live messages. Throws if they are damaged, or are not of this map's images.
- * @param {{data: string, images: number, grid: number[], ends?: number, start?: number}} saved
+ * @param {{data: string, images: number, grid: number[], ends?: number, small?: number[], start?: number}} saved
  */
 export async function unpack(saved, room = new Room(OWN)) {
   const columns = reader(await inflate(saved.data, room));
@@ -93,8 +99,8 @@ function sum(numbers) {
 }
 
 /** A function that says where each share is, and throws where it lies outside its image or an image gets more tokens than it has. */
-function places({ images, grid, ends, start }) {
-  const tokens = grid[0] * (grid[1] + (ends ? 1 : 0));
+function places({ images, grid, ends, small, start }) {
+  const tokens = lead(small) + grid[0] * (grid[1] + (ends ? 1 : 0));
   const known = new Map(); // image -> { expected: where its next share starts, emitted: tokens so far }
   return (image, jump, accepted) => {
     count(image, 0, images - 1);

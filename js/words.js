@@ -1,6 +1,6 @@
 /** All that the map and the Settings node say beside the schema, in the languages of locales/. */
 
-/** What the server says, in English: of progress, of a model that is missing, of prompts that a model doesn't know, and of what a device can't do. A language's `lines` say the same, in this order. */
+/** What the server says, in English: of progress, of a model that is missing, of prompts that a model doesn't know, of what a device can't do, and of a training. A language's `lines` say the same, in this order. */
 const LINES = [
   /^(\d+) of (\d+) images, (\d+) of (\d+) tokens$/,
   /^(\d+) images, (\d+) of them made before; they are in (.+)$/,
@@ -13,6 +13,12 @@ const LINES = [
   /^To keep the image, this device needs products of fewer rows, which is slower\.$/,
   /^To keep the image, this device needs attention without the fast kernel, which is slower\.$/,
   /^On this device drafts would change the image in half precision, so there are none; float32 has them\.$/,
+  /^This is a sketch of the tokens: GLM-Image's second stage makes the image of them \(GLM-Image Decode\)\.$/,
+  /^(\d+) of (\d+) pictures; about (\S+) min in all$/,
+  /^(\d+) steps; about (\S+) min in all$/,
+  /^(\d+) steps, (\S+) tokens a pass; about (\S+) min in all$/,
+  /^The training takes about (\S+) min \((\S+) to draw, (\S+) to learn\), (\S+) GB of memory and (\S+) GB of disk\.$/,
+  /^'(.+)' drafts (\S+) tokens a pass after (\d+) steps; the Drafter Loader has it\.$/,
 ];
 
 /** What a batch says first, where there is more to say. */
@@ -22,7 +28,7 @@ const FOLDER = /^The images are in (\S+)\. (.+)$/;
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
 
 /** How a line begins that says how far a run is. */
-const PROGRESS = /^\d+ (of \d+ )?(images|prompts)[,;]/;
+const PROGRESS = /^\d+ (of \d+ )?(images|prompts|pictures|steps)[,;]/;
 
 /** The name of a difference in a text that a prompt is made of. */
 export const PROMPT = Symbol("prompt");
@@ -112,7 +118,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, "$&", "$&", "$&", "$&", "$&"],
+  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, ...Array(11).fill("$&")],
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
@@ -213,6 +219,12 @@ const CHINESE = {
     "为了保持图像不变，这台设备需要行数更少的乘法，因此更慢。",
     "为了保持图像不变，这台设备不能使用快速的注意力内核，因此更慢。",
     "在这台设备上，半精度下的草稿会改变图像，因此不使用草稿；float32 可以使用。",
+    "这是 token 的草图：由 GLM-Image 的第二阶段把它们变成图像（GLM-Image 解码）。",
+    "$2 张图像中的 $1 张；总共约 $3 分钟",
+    "$1 步；总共约 $2 分钟",
+    "$1 步，每次前向 $2 个 token；总共约 $3 分钟",
+    "训练约需 $1 分钟（生成图像 $2，学习 $3）、$4 GB 内存和 $5 GB 磁盘空间。",
+    "“$1”在 $3 步后每次前向得到 $2 个 token；草稿模型加载器中已有它。",
   ],
   folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,

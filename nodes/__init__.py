@@ -10,12 +10,14 @@ from .check import ADTTreeCheck
 from .collector import ADTTreeCollector
 from .compare import ADTTreeCompare
 from .figures import ADTTreeFigures, ADTTreeMapImage
+from .glm_image import ADTTreeGLMDecode, ADTTreeGLMDecoderLoader
 from .lantern import ADTTreeLantern
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 from .size import ADTTreeImageSize
+from .train import ADTTreeTrainDrafter
 
 
 class ADTTreeExtension(ComfyExtension):
@@ -40,4 +42,7 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeCollector,
             ADTTreeBenchmark,
             ADTTreeCheck,
+            ADTTreeGLMDecoderLoader,
+            ADTTreeGLMDecode,
+            ADTTreeTrainDrafter,
         ]

@@ -101,7 +101,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
     def execute(
         cls, prompts: list[str], ids: list | None = None, seeds: list | None = None, **lists: list
     ) -> io.NodeOutput:
-        single = {name: _one(name, values) for name, values in lists.items()}
+        single = {name: one(name, values) for name, values in lists.items()}
         model, rule = single.pop("model"), single.pop("seed_of_each", SAME)
         chunk_size = single.pop("chunk_size", CHUNK)
         unfit, name = single.pop("unfit_prompts", STOP), single.pop("folder", "")
@@ -134,7 +134,7 @@ def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
     return [ui.SavedResult(file, f"{FOLDER}/{folder.name}", io.FolderType.output) for file in files]
 
 
-def _one(name: str, values: Sequence) -> Any:
+def one(name: str, values: Sequence) -> Any:
     """The value of an input that is no list: a node that takes lists gets it as a list of one."""
     if len(values) != 1:
         raise AdtError(

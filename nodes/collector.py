@@ -6,17 +6,14 @@ import numpy as np
 import torch
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import is_device
 from .batch import FOLDER, metadata
 from .contact_sheet import contact_sheet, own_name, remark, summary, write_report
+from .folders import check_name
 from .runtime import refusal, tell
 from .schema import schema
 from .sockets import BatchResults, ResultsSocket, checked
 from .stock import to_picture
 
-LONGEST_NAME = 100
-"""Characters of a report's name."""
 _LABELS = {"id and prompt": "{id}: {prompt}", "id": "{id}", "prompt": "{prompt}", "none": ""}
 
 
@@ -43,12 +40,12 @@ class ADTTreeCollector(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, name: str | None = None) -> bool | str:
-        return refusal(_check_name, name=name)
+        return refusal(check_name, name=name)
 
     @classmethod
     @checked
     def execute(cls, results: BatchResults, name: str, columns: int, thumbnail: int, label: str) -> io.NodeOutput:
-        _check_name(name)
+        check_name(name)
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
         sheet = contact_sheet(pictures, labels, columns, thumbnail, remark(results.rows))
@@ -61,10 +58,3 @@ class ADTTreeCollector(io.ComfyNode):
         return io.NodeOutput(
             image, json.dumps(summary(results.rows, len(results.left_out)), indent=1), ui=ui.SavedImages([saved])
         )
-
-
-def _check_name(name: str) -> None:
-    """Raises AdtError for a name that is not a plain file name."""
-    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
-    if unfit or not name.strip() or name.startswith(".") or is_device(name):
-        raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")

@@ -88,7 +88,7 @@ class ADTTreeCompare(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
-        row, opposite = read_rows(model, positive, negative, preset)
+        target, row, opposite = read_rows(model, positive, negative, preset)
         common: dict[str, Any] = {
             "negatives": [opposite] if opposite else None,
             "sampling": choose_sampling(model, preset, **sampling),
@@ -98,7 +98,7 @@ class ADTTreeCompare(io.ComfyNode):
             choose_way(model, drafter, settings_a, lantern, speed),
             choose_way(model, drafter, settings_b or {"method": PLAIN}),
         ]
-        both, trial = ([Decoding(model.target, [row], **common, **way.options) for way in ways] for _ in range(2))
+        both, trial = ([Decoding(target, [row], **common, **way.options) for way in ways] for _ in range(2))
         drafting = next((way.loaded for way in ways if way.loaded is not None), None)
         with loaded_for(both, model, drafting):
             for decoding in trial:

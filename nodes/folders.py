@@ -16,13 +16,18 @@ from ..adt_core.app.checkpoints import find_published, is_target_file, names_tar
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import parse_json, read_text
-from ..adt_core.models.checkpoint import BUNDLED, name_of
+from ..adt_core.files import is_device, parse_json, read_text
+from ..adt_core.models.checkpoint import BUNDLED, STAGE, name_of
+from ..adt_core.models.glm_pixels import KIND
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
 AUTO = "auto"
 """The drafter that suits the model: the published one, else the first network in the folders that was made for it, else
 one without files."""
+WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
+"""Drafters that are always in the list."""
+LONGEST_NAME = 100
+"""Characters of the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
 """Behind the names of published models in the Model Loader's list."""
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
@@ -39,7 +44,7 @@ def register() -> None:
 
 def models() -> dict[str, str]:
     """Name -> path of every model that can be chosen, the bundled one first."""
-    return _choices([*_roots(MODELS_KEY), *(root for key in _SHARED for root in _roots(key))], names_target)
+    return _choices(_model_roots(), _is_target, BUNDLED)
 
 
 def offered() -> list[str]:
@@ -71,19 +76,45 @@ def find_model(name: str) -> str:
     path = installed(name)
     if path is not None:
         return path
+    raise AdtError(f"model: {missing(name)}")
+
+
+def missing(name: str) -> str:
+    """What is said where a model is not installed: how to get it, if it is a published one."""
     row, home = find_published(plain(name)), Path(_roots(MODELS_KEY)[0])
     if row is None:
-        raise AdtError(
-            f"model: {shown(name, 200)} is in no folder registered for '{MODELS_KEY}'; put it there, or press R and "
-            "choose another."
-        )
-    raise AdtError(f"model: '{row.name}' is not installed; to get it, {row.how_to_get(home)}, and press R.")
+        problem = f"{shown(name, 200)} is in no folder registered for '{MODELS_KEY}'"
+        return f"{problem}; put it there, or press R and choose another."
+    return f"'{row.name}' is not installed; to get it, {row.how_to_get(home)}, and press R."
 
 
 def drafters() -> dict[str, str]:
     """Name -> path of every drafter that can be chosen: the one that suits the model, the bundled one, those that need
     no files, and folders."""
-    return {name: name for name in (AUTO, BUNDLED, *DRAFTERS)} | _choices(_roots(DRAFTERS_KEY), lambda config: True)
+    return _choices(_roots(DRAFTERS_KEY), lambda path: True, *WITHOUT_FILES)
+
+
+def glm_transformers() -> dict[str, str]:
+    """Name -> path of every transformer of GLM-Image's second stage: folders as published, then single files."""
+    return _choices(_model_roots(), lambda path: _config(path).get("_class_name") == KIND) | files("diffusion_models")
+
+
+def files(key: str) -> dict[str, str]:
+    """Name -> path of every safetensors file in ComfyUI's own folders of this name."""
+    names = [name for name in folder_paths.get_filename_list(key) if name.endswith(".safetensors")]
+    return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
+
+
+def new_drafter(name: str) -> Path:
+    """Where a drafter of this name is put, to be found by its name from then on."""
+    return Path(_roots(DRAFTERS_KEY)[0], name)
+
+
+def check_name(name: str) -> None:
+    """Raises AdtError for a name that is not a plain file name."""
+    unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
+    if unfit or not name.strip() or name.startswith(".") or is_device(name):
+        raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")
 
 
 def drafter_for(model: str) -> str:
@@ -116,22 +147,35 @@ def fingerprint(path: str) -> str:
         return repr(sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file()))
 
 
+def _model_roots() -> list[str]:
+    return [root for key in (MODELS_KEY, *_SHARED) for root in _roots(key)]
+
+
 def _roots(key: str) -> list[str]:
     if key in folder_paths.folder_names_and_paths:
         return folder_paths.get_folder_paths(key)
     return [os.path.join(folder_paths.models_dir, key)]
 
 
-def _choices(roots: list[str], wanted: Callable[[dict], bool]) -> dict[str, str]:
-    """The bundled checkpoint, and all checkpoints below the roots whose ``config.json`` is wanted."""
-    paths = {BUNDLED: BUNDLED}
+def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:
+    """These names, and all checkpoints below the roots whose path is wanted."""
+    paths = {name: name for name in names}
     for root in roots:
-        for folder in _checkpoints(root, _DEPTH):
-            config = os.path.join(folder, "config.json")
-            if is_target_file(os.path.basename(folder)) or wanted(_read_config(config, _mtime(config))):
-                name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
-                paths.setdefault(Path(name).as_posix(), folder)
+        for path in filter(wanted, _checkpoints(root, _DEPTH)):
+            whole = os.path.dirname(path) if os.path.basename(path) == STAGE else path
+            name = os.path.relpath(whole, root) if whole != root else os.path.basename(root)
+            paths.setdefault(Path(name).as_posix(), path)
     return paths
+
+
+def _is_target(path: str) -> bool:
+    return is_target_file(os.path.basename(path)) or names_target(_config(path))
+
+
+def _config(path: str) -> dict:
+    """The ``config.json`` of a checkpoint; {} if it has none that can be read."""
+    file = os.path.join(path, "config.json")
+    return _read_config(file, _mtime(file))
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:

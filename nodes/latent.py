@@ -5,44 +5,50 @@ from torch import Tensor
 
 from ..adt_core.app.continuation import prefix_length
 from ..adt_core.errors import AdtError
+from ..adt_core.models.target import Target
 from .runtime import loaded
 from .sockets import LoadedModel
 
 
 def read_latent(
-    latent: dict, model: LoadedModel, keep: float, keep_left: float, copies: int
+    latent: dict, model: LoadedModel, target: Target, keep: float, keep_left: float, copies: int
 ) -> tuple[Tensor, list[int]]:
-    """What is kept of the images of a LATENT, each of them ``copies`` times.
+    """What is kept of the images of a LATENT, each of them ``copies`` times. target: the model, as it is to draw.
 
     Returns the codes [B * copies, P], and for each image the index of its noise. An image that was taken out of a batch
     (``batch_index``) keeps the noise that it had there. Raises AdtError for a LATENT of another model or another size,
     and for a noise mask, which an order row by row can't follow.
     """
-    _check(latent, model)
-    samples, codec = latent["samples"], model.target.codec
-    count = prefix_length(model.target.grid, keep, keep_left)
-    with loaded([model.codec]):
-        codes = torch.cat([codec.nearest(vectors).flatten(1)[:, :count].cpu() for vectors in samples.split(1)])
-    indices = latent.get("batch_index") or list(range(len(samples)))
+    codes = read_codes(latent, model, "latent_image")
+    _check(latent, codes, target)
+    kept = target.beginning(codes, prefix_length(target.grid, keep, keep_left))
+    indices = latent.get("batch_index") or list(range(len(codes)))
     step = max(indices) + 1
-    return codes.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
+    return kept.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
 
 
-def _check(latent: dict, model: LoadedModel) -> None:
-    samples, channels = latent.get("samples"), model.target.codec.codebook.shape[1]
+def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
+    """The codes [B, rows, columns] of a LATENT, on the CPU. AdtError, naming the input, if another model made it."""
+    samples, codec = latent.get("samples"), model.target.codec
+    channels = codec.codebook.shape[1]
     if not isinstance(samples, Tensor):
-        raise AdtError("latent_image: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")
+        raise AdtError(f"{name}: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")
     if samples.ndim != 4 or samples.shape[1] != channels:
         raise AdtError(
-            f"latent_image: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
+            f"{name}: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
             f"{channels} channels ([batch, {channels}, rows, columns]); make it with VAE Encode and this model's VAE, "
             "or with an ADT-Tree Sampler."
         )
-    rows, columns = model.target.grid
-    if tuple(samples.shape[2:]) != (rows, columns):
-        side = model.target.downsample
+    with loaded([model.codec]):
+        return torch.cat([codec.nearest(vectors).cpu() for vectors in samples.split(1)])
+
+
+def _check(latent: dict, codes: Tensor, target: Target) -> None:
+    rows, columns = target.grid
+    if tuple(codes.shape[1:]) != (rows, columns):
+        side = target.downsample
         raise AdtError(
-            f"latent_image: this LATENT has {samples.shape[2]} rows and {samples.shape[3]} columns of tokens, but the "
+            f"latent_image: this LATENT has {codes.shape[1]} rows and {codes.shape[2]} columns of tokens, but the "
             f"model draws {rows} by {columns}; scale the image to {columns * side} by {rows * side} pixels before "
             "VAE Encode."
         )

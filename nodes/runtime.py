@@ -209,13 +209,14 @@ class Progress:
 
     A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
     first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
-    the whole image, which stays: ``last``. preview: None for a node that shows its results instead.
+    the whole image, which stays: ``last``. preview: None for a node that shows its results instead; it may
+    give None while there is nothing to show.
     """
 
     _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
     _SHARE = 50.0  # this many times as long as a preview took, there is no other
 
-    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image] | None):
+    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image | None] | None):
         self._total, self._node_id = total, node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0

@@ -107,12 +107,12 @@ class ADTTreeSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
         way = choose_way(model, drafter, settings, lantern, speed)
-        row, opposite = read_rows(model, positive, negative, preset)
+        target, row, opposite = read_rows(model, positive, negative, preset)
         prefix, indices = None, list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, keep, keep_left, batch_size)
+            prefix, indices = read_latent(latent_image, model, target, keep, keep_left, batch_size)
         decoding = Decoding(
-            model.target,
+            target,
             [row] * len(indices),
             negatives=[opposite] * len(indices) if opposite else None,
             sampling=choose_sampling(model, preset, **sampling),

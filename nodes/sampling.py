@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from comfy.model_patcher import ModelPatcher
@@ -15,10 +15,11 @@ from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.models.target import Prompt, Target, suffixed
 from ..adt_core.rules.settings import Sampling
+from .latent import read_codes
 from .runtime import check_cancelled, loaded, tell
 from .schema import widget
 from .sockets import LoadedDrafter, LoadedModel
-from .stock import encode, read_prompt, to_image, to_picture
+from .stock import read_prompt, read_sources, text_encoder, to_image, to_picture
 
 OWN, CUSTOM = "model's own", "custom"
 """Presets: the numbers that the model's makers publish, and those on the node."""
@@ -61,11 +62,24 @@ def choose_suffix(model: LoadedModel, preset: str) -> str:
     return model.target.published.suffix if preset == OWN else ""
 
 
-def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str) -> tuple[Prompt, Prompt | None]:
-    """The prompt's row, and that of the negative prompt if there is one."""
-    row = encode(model, suffixed(read_prompt(positive, "positive").text, choose_suffix(model, preset)))
+class Rows(NamedTuple):
+    """What is drawn from. target: the model, with the source pictures if there are some. row: of the prompt. opposite:
+    of the negative prompt, if there is one."""
+
+    target: Target
+    row: Prompt
+    opposite: Prompt | None
+
+
+def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str) -> Rows:
+    """The rows of a prompt and of a negative one."""
+    text = read_prompt(positive, "positive").text
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
-    return row, encode(model, opposite) if opposite.strip() else None
+    sources = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
+    target = model.target.with_sources(sources) if sources else model.target
+    with text_encoder(model):
+        row = target.encode_prompt(suffixed(text, choose_suffix(model, preset)))
+        return Rows(target, row, target.encode_prompt(opposite) if opposite.strip() else None)
 
 
 def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list) -> None:
@@ -97,6 +111,8 @@ def loaded_for(
 def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
     """The image of this number as far as it is decided; the rest has the mean colour of what is there."""
     codes = decoding.grid_codes()[image]
+    if decoding.trace.lead and (codes < 0).all():
+        codes = decoding.target.small(decoding.codes)[image]
     missing = codes < 0
     blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()
     pixels = to_image(target.codec.decode(codes.masked_fill(missing, blank)[None], check=check_cancelled))[0].cpu()

@@ -6,7 +6,7 @@ from functools import wraps
 from inspect import signature
 from pathlib import Path
 from types import UnionType
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
@@ -24,6 +24,7 @@ SettingsSocket = io.Custom("ADT_SETTINGS")
 LanternSocket = io.Custom("ADT_LANTERN")
 TraceSocket = io.Custom("ADT_TRACE")
 ResultsSocket = io.Custom("ADT_RESULTS")
+GlmDecoderSocket = io.Custom("ADT_GLM_DECODER")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,16 @@ class LoadedDrafter:
     patcher: ModelPatcher | None
     target: Target
     path: str
+
+
+@dataclass(frozen=True)
+class GlmDecoder:
+    """GLM-Image's second stage, a GlmImagePipeline. ``patcher`` manages the memory of its transformer and its text
+    encoder, ``vae`` that of its VAE."""
+
+    pipeline: Any
+    patcher: ModelPatcher
+    vae: ModelPatcher
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from .runtime import check_cancelled, loaded, tell
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
+_SOURCES = "reference_latents"  # what the stock node ReferenceLatent sets
 _NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
 
 
@@ -111,13 +112,18 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
         raise AdtError(
             f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_NOT_OURS}"
         )
-    changes = sorted(set(conditioning[0][1]) - {_PROMPT})
+    changes = sorted(set(conditioning[0][1]) - {_PROMPT, _SOURCES})
     if changes:
         raise AdtError(
             f"{name}: a node between CLIP Text Encode and the ADT-Tree Sampler has set {', '.join(changes)}, "
             "which this kind of model cannot follow; connect the two directly."
         )
     return conditioning[0][1][_PROMPT]
+
+
+def read_sources(conditioning: list) -> list[dict]:
+    """The LATENTs of source pictures that ReferenceLatent nodes have put into one of our CONDITIONINGs."""
+    return [{"samples": samples} for samples in conditioning[0][1].get(_SOURCES, ())]
 
 
 def _are_pairs(conditioning: Any) -> bool:
@@ -165,6 +171,8 @@ class ImageTokenizer(_Stock):
                 images.append(to_image(pixels).to(mm.intermediate_device()))
                 with decorating("the mark of an image"):
                     note(vectors, images[-1])
+            if codec.note:
+                tell(codec.note)
         return torch.cat(images)
 
     def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:
@@ -174,18 +182,10 @@ class ImageTokenizer(_Stock):
     def encode(self, pixels: Tensor, *_, **__) -> Tensor:
         """IMAGE [B, H, W, 3 or 4] in 0..1 -> codebook vectors [B, C, h, w], float32.
 
-        Alpha is dropped. Height and width are cropped, evenly on both sides, to multiples of a token's side, as the
-        stock VAEs do.
+        The image is cropped as :func:`cropped` does.
         """
-        height, width = (side - side % self.downsample for side in pixels.shape[1:3])
-        if pixels.ndim != 4 or pixels.shape[3] < 3 or not height or not width:
-            raise AdtError(
-                f"pixels: this IMAGE has the shape {list(pixels.shape)}, but [batch, height, width, 3 or 4 colours] of "
-                f"at least {self.downsample} by {self.downsample} pixels is needed; resize or convert it first."
-            )
-        top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
-        pixels = pixels[:, top : top + height, left : left + width, :3].movedim(-1, 1) * 2 - 1
-        with self._loaded(height * width) as (codec, device):
+        pixels = cropped(pixels, self.downsample, "pixels").movedim(-1, 1) * 2 - 1
+        with self._loaded(pixels.shape[2] * pixels.shape[3]) as (codec, device):
             codes = [codec.encode(image.to(device, torch.float32), check=check_cancelled) for image in pixels.split(1)]
             return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
 
@@ -199,6 +199,22 @@ class ImageTokenizer(_Stock):
         codec = self.patcher.model.module
         with loaded([self.patcher], memory_required=codec.working_bytes(pixels)) as device:
             yield codec, device
+
+
+def cropped(image: Tensor, side: int, name: str) -> Tensor:
+    """IMAGE [B, H, W, 3 or 4] -> [B, h, w, 3], without alpha.
+
+    Height and width are cropped, evenly on both sides, to multiples of ``side``, as the stock VAEs do. AdtError, naming
+    the input, for what is no image, or smaller.
+    """
+    height, width = (length - length % side for length in image.shape[1:3])
+    if image.ndim != 4 or image.shape[3] < 3 or not height or not width:
+        raise AdtError(
+            f"{name}: this IMAGE has the shape {list(image.shape)}, but [batch, height, width, 3 or 4 colours] of "
+            f"at least {side} by {side} pixels is needed; resize or convert it first."
+        )
+    top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
+    return image[:, top : top + height, left : left + width, :3]
 
 
 def to_image(pixels: Tensor) -> Tensor:

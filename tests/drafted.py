@@ -40,7 +40,7 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
         "fc.weight": torch.randn(h, 2 * h, generator=generator) * (2 * h) ** -0.5,
         "fc.bias": torch.zeros(h),
     }
-    tensors |= layer_tensors(generator, "layers.0", h, c.intermediate_size, c.num_heads, c.num_kv_heads)
+    tensors |= layer_tensors(generator, "layers.0", h, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim)
     save_file(
         {
             name: value.contiguous()

@@ -21,14 +21,15 @@ def roots_at(*positions: int) -> Roots:
 class Reader:
     """The KV cache of some rows and the features [R, n, h] of what is read into it, the prompts first.
 
-    prompts: of every row. more: so many further tokens have room. images: how many the rows belong to.
+    prompts: of every row. more: so many further tokens have room. images: how many the rows belong to. places: the
+    target's, if it has some.
     """
 
-    def __init__(self, decoder, prompts: Sequence[Sequence[int]], more: int = 0, images: int = 0):
+    def __init__(self, decoder, prompts: Sequence[Sequence[int]], more: int = 0, images: int = 0, places=None):
         slots = max(map(len, prompts)) + more
-        self.decoder, self.rows = decoder, Rows(prompts, slots, decoder.embedding, images)
+        self.decoder, self.rows = decoder, Rows(prompts, slots, decoder.embedding, images, places=places)
         self.cache = KVCache(decoder.config, len(prompts), slots, decoder.embedding)
-        self.rope = rope_tables(decoder.config, decoder.embedding)
+        self.rope = rope_tables(decoder.config, decoder.embedding, places and places.table)
         self.features = decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope, inputs=self.rows.features)
 
     def read(self, ids: Tensor, step) -> Tensor:
@@ -53,6 +54,6 @@ def logits_behind(target: Target, prompts: Sequence[str], codes: Tensor, guidanc
     One forward for the prompts, and one for the codes.
     """
     decoder, rows = target.decoder, guided_rows(target, prompts, guidance)
-    reader = Reader(decoder, rows, more=len(codes), images=len(prompts))
+    reader = Reader(decoder, rows, len(codes), len(prompts), target.places)
     rest = reader.read_on(decoder.image_ids[codes].expand(len(rows), -1))
     return decoder.logits(torch.cat([reader.features[:, -1:], rest], 1), guidance)

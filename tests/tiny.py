@@ -134,15 +134,15 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
 
 
 def layer_tensors(
-    generator: torch.Generator, prefix: str, hidden: int, intermediate: int, heads: int, kv_heads: int
+    generator: torch.Generator, prefix: str, hidden: int, intermediate: int, heads: int, kv_heads: int, dim: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Random tensors of one Chameleon decoder layer under Hugging Face names."""
-    dim = hidden // heads
+    """Random tensors of one Chameleon decoder layer under Hugging Face names. dim: of a head, if not the usual one."""
+    dim = dim or hidden // heads
     sizes = {
-        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.q_proj": (heads * dim, hidden),
         "self_attn.k_proj": (kv_heads * dim, hidden),
         "self_attn.v_proj": (kv_heads * dim, hidden),
-        "self_attn.o_proj": (hidden, hidden),
+        "self_attn.o_proj": (hidden, heads * dim),
         "mlp.gate_proj": (intermediate, hidden),
         "mlp.up_proj": (intermediate, hidden),
         "mlp.down_proj": (hidden, intermediate),

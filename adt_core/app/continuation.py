@@ -17,10 +17,14 @@ from .orders import Continuation
 
 KEEP = 0.5
 """Share of a picture's rows that is kept unless told otherwise."""
+_SOURCE = 512, 2048
+"""Pixels of a source picture's shorter side at least, and of its longer one at most, as in GLM-Image's processor."""
 
 
 def check(order: Continuation) -> None:
     """Raises AdtError for what does not go together, and for a picture that can't be read."""
+    if order.source is not None:
+        open_picture(order.source, "source")
     if order.continue_from is not None:
         open_picture(order.continue_from, "continue_from")
     elif order.keep is not None or order.keep_left is not None:
@@ -32,14 +36,43 @@ def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
     if order.continue_from is None:
         return ()
     rows, columns = target.grid
-    picture = open_picture(order.continue_from, "continue_from")
-    pixels = to_pixels(picture, rows * target.downsample, columns * target.downsample)
+    picture, side = open_picture(order.continue_from, "continue_from"), target.downsample
+    pixels = to_pixels(picture, rows * side, columns * side)
+    small: Tensor | None = None
     keep = KEEP if order.keep is None else order.keep
     count = prefix_length(target.grid, keep, order.keep_left or 0.0)
     if count == rows * columns:
         raise AdtError(f"`keep` {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
     with torch.inference_mode():
-        return tuple(target.codec.encode(pixels).flatten()[:count].tolist())
+        if count and all(target.lead):
+            small = target.codec.encode(to_pixels(picture, *(side * cells for cells in target.lead)))
+        return tuple(target.beginning(target.codec.encode(pixels), count, small)[0].tolist())
+
+
+def source_codes(order: Continuation, target: Target) -> tuple[int, ...]:
+    """The picture to make others of, as a PNG carries it: its rows and columns, and its codes. () without one."""
+    if order.source is None:
+        return ()
+    picture, side = open_picture(order.source, "source"), target.downsample
+    scale = max(1.0, _SOURCE[0] / min(picture.size))
+    scale = min(scale, _SOURCE[1] / max(picture.size))
+    columns, rows = (max(1, round(length * scale / side)) for length in picture.size)
+    with torch.inference_mode():
+        codes = target.codec.encode(to_pixels(picture, rows * side, columns * side))
+    return rows, columns, *codes.flatten().tolist()
+
+
+def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
+    """The target for images that are made of a picture, which is given as :func:`source_codes` gives it; () for none.
+
+    AdtError for what is no such picture, and for a target that draws from texts alone.
+    """
+    if not flat:
+        return target
+    rows, columns, *codes = (*flat, 0, 0)[: max(len(flat), 2)]
+    if not (rows and columns and len(codes) == rows * columns and max(codes) < target.num_codes):
+        raise AdtError("`sources` is no picture of this model's tokens; take the PNG as it was written.")
+    return target.with_sources([torch.tensor(codes).view(rows, columns)])
 
 
 def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:

@@ -75,7 +75,7 @@ def plan(order: Order) -> Plan:
         [*(("output", path) for path in dict.fromkeys([output, *paths])), *named(files, "tokens", "trace", "report")],
         [
             *named(subject, "prompts", "from_png"),
-            *named(order.continuation, "continue_from"),
+            *named(order.continuation, "source", "continue_from"),
             *models_of(recipe.loading.model, recipe.drafter or JACOBI),
         ],
     )
@@ -111,10 +111,13 @@ class Engine:
         self.plan, order = plan, plan.order
         target = open_target(plan.recipe.loading, choose_device(order.device))
         recipe = complete(order.given, order.device, target.published)
-        recipe = replace(recipe, kept=continuation.prefix_codes(order.continuation, target) or recipe.kept)
+        sources = continuation.source_codes(order.continuation, target) or recipe.sources
+        target = continuation.with_sources(target, sources)
+        kept = continuation.prefix_codes(order.continuation, target) or recipe.kept
+        recipe = replace(recipe, kept=kept, sources=sources)
         drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
         job = Job(target, recipe, drafter)
-        notes = [*job.check(plan.prompts), remark(target, plan.prompts)]
+        notes = [*job.check(plan.prompts), remark(target, plan.prompts), target.codec.note]
         plain = replace(job, recipe=replace(recipe, drafting=Drafting(PLAIN)))
         self.jobs = [job, plain] if order.files.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]

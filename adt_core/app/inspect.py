@@ -10,7 +10,7 @@ from torch import nn
 from ..drafters.eagle_files import describe
 from ..errors import AdtError
 from ..models.cache import KVCache
-from ..models.checkpoint import BUNDLED, Checkpoint, Entry, missing_tensors, resolve
+from ..models.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
 from ..models.layers import MATRICES, WIDE
 from ..models.load import family_of
@@ -46,7 +46,9 @@ def _describe(checkpoint: Checkpoint) -> dict:
             for name, shape in expected.items()
             if name in stored and stored[name].shape != shape
         ],
-        "left_over": [name for name in stored if name not in expected and not name.startswith(unneeded)],
+        "left_over": [
+            name for name in stored if name not in expected and not name.startswith((*unneeded, CONFIG, TOKENIZER))
+        ],
     }
 
 

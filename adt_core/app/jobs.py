@@ -144,7 +144,7 @@ def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
         decoding.learn_costs()
 
 
-def rounds(decoding: Decoding) -> Iterator[list[int]]:
+def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
     """What :func:`drawing` runs through, for a loop that does nothing else."""
     with drawing(decoding) as running:
         yield from running

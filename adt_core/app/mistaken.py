@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import AdtError, shown
 from ..models.checkpoint import Checkpoint
 from ..models.families.chameleon import ANOLE
+from ..models.family import model_type
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _OTHER_MODEL = "take a visual autoregressive model"
@@ -32,6 +33,11 @@ _STRANGERS = (
     (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER_MODEL),
 )
 """How tensors are named in files that are no target -> what those are, and what to do."""
+_OTHERS = {
+    "xomni": "X-Omni, which needs a diffusion model, FLUX.1-dev, to make pixels of its tokens",
+    "blip3o": "BLIP3o, whose pixels are made by a diffusion model, from its hidden states and not from its tokens",
+}
+"""Models that draw tokens and can't be read: what their folders, or architectures, are called, and why not."""
 
 
 def refuse_layout(path: Path) -> None:
@@ -55,6 +61,10 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
         raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")
+    called = re.sub("[^a-z0-9]", "", f"{model_type(checkpoint.config)} {checkpoint.name}".lower())
+    other = next((what for name, what in _OTHERS.items() if name in called), None)
+    if other is not None:
+        raise AdtError(f"{path} is {other}; take a model of docs/models.md.")
     if part is not None:
         raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {_OTHER_MODEL}.")
     for pattern, kind, advice in _STRANGERS:

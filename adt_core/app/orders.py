@@ -44,9 +44,10 @@ class Numbers(Settings):
 
 @dataclass(frozen=True)
 class Continuation(Settings):
-    """How a picture is continued."""
+    """The picture that images begin with, or that they are made of."""
 
-    continue_from: Path | None = path("The picture; cropped and resized to the model's size.")
+    source: Path | None = path("A picture to make another of, as the prompt says, with GLM-Image.")
+    continue_from: Path | None = path("A picture to continue; cropped and resized to the model's size.")
     keep: float | None = share(None, "Share of its rows that is kept, from the top (default: 0.5).", stands="SHARE")
     keep_left: float | None = share(None, "Share of the row below them, from the left (default: 0).", stands="SHARE")
 

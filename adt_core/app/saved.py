@@ -41,7 +41,7 @@ def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         value = values.get(name)
         if (name == "prompt" or name in values) and not option.holds(value):
             raise AdtError(f"{path} says {name} is {shown(value)}, which can't be; draw a new image instead.")
-    if given.get("noise", values.get("noise")) == UPSTREAM:
+    if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
         _check_maker(path, saved.get("noise_device"), str(given.get("device", "auto")))
     for name in PATHS:
         asked = values.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -99,7 +100,15 @@ def config_fields(config: DecoderConfig) -> dict:
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
         "max_position_embeddings": config.max_positions,
+        "hidden_act": config.activation,
+        **({"head_dim": config.key_width} if config.key_width else {}),
     }
+
+
+def new_config(target: DecoderConfig) -> DecoderConfig:
+    """Shape of a drafter that is made for a target: one plain layer as wide as the target's."""
+    plain = replace(target, axes=None, qkv_bias=False, norm_behind=False)
+    return replace(plain, num_layers=1, head_width=0, grid_rope=grid_of_pairs(target))
 
 
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:

@@ -76,8 +76,8 @@ class Decoding:
         self.start = self._task.start
         self.codes = torch.full((self.images, self.length), -1)
         self.codes[:, : self.start] = tokens
-        settings, ends = self._task.settings(), target.row_end
-        self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends)
+        settings, ends, small = self._task.settings(), target.row_end, target.lead
+        self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends, small=small)
         self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
         self._threads = self._task.threads
         self.exact = Verdict()

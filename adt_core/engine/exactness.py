@@ -139,7 +139,7 @@ class _Trial:
             longer = min(task.longest + BESIDE, _room(task))
             prompts = [row for prompt in prompts for row in (prompt, _longer(prompt, longer))]
         generator = torch.Generator().manual_seed(0)
-        cells = torch.randint(target.num_codes, (1, target.grid[0] * target.grid[1]), generator=generator)
+        cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
         drafting = Drafting("eagle2", depth=LONGEST, width=2, nodes=2 * LONGEST)
         self._task = replace(

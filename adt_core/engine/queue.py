@@ -143,4 +143,4 @@ class ImageQueue:
             ids = decoder.image_ids[task.prefix[images].to(decoder.embedding.device)].tolist()
             prompts = [prompt.followed_by(ids[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = task.padded + start
-        return Rows(prompts, task.slots, decoder.embedding, images=len(images), length=length, prefix=start)
+        return Rows(prompts, task.slots, decoder.embedding, len(images), length, start, task.target.places)

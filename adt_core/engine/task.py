@@ -14,7 +14,7 @@ from ..drafters.table import with_window
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
 from ..models.exact import ALIGNED, near_on
-from ..models.rotary import Rope, rope_tables
+from ..models.rotary import Rope
 from ..models.target import Prompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape
 from ..policies.recipe import Loading, Recipe
@@ -157,7 +157,7 @@ class Task:
         if self.lantern is not None:
             nearest = target.codec.neighbours(self.lantern.neighbours).padded(target.num_tokens)
             neighbours = nearest.to(decoder.embedding.device)
-        return Tables(rope_tables(decoder.config, decoder.embedding), guidance, grammar, neighbours)
+        return Tables(target.rope, guidance, grammar, neighbours)
 
     @property
     def largest(self) -> Shape:
@@ -187,7 +187,8 @@ class Task:
         if self.sampling.noise != UPSTREAM:
             return Own(self.target.num_tokens, like)
         kept = Noise.held(self.target.length, self.target.num_tokens, self.noise_ahead) if self.images > 1 else 0
-        return Upstream(*self.target.script_row, self.together, self.start, kept)
+        before = 0 if self.start else self.target.drawn_before  # what is continued stands in the script's prompt
+        return Upstream(*self.target.script_row, self.together, self.start, kept, before)
 
     def noise_told(self) -> dict:
         """What upstream's noise depends on beside the settings, as plain JSON types; nothing for our own."""
@@ -269,7 +270,7 @@ def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
     """The tokens [B, n] of a prefix's codes, ends of whole rows included. Raises AdtError for a wrong prefix."""
     if prefix is None:
         return torch.empty(images, 0, dtype=torch.long)
-    room = target.grid[0] * target.grid[1]
+    room = target.num_cells
     if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > room:
         shape = list(prefix.shape)
         raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {room} codes].")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,10 @@ from . import unsound
 from .stored import Stored, with_scales
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
+CONFIG, TOKENIZER = "config_json", "tokenizer_json"
+"""Tensors of bytes that are the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
+STAGE = "vision_language_encoder"
+"""The folder that is the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
@@ -46,7 +51,8 @@ def resolve(path: str | Path, role: str) -> Path:
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
     place = _whole(place)
-    return _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+    place = _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+    return place / STAGE if (place / STAGE / "config.json").is_file() else place
 
 
 def _whole(path: Path) -> Path:
@@ -84,18 +90,23 @@ def home_of(path: Path) -> Path:
 def _outer(path: Path) -> Path:
     """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own folder or file."""
     path = _whole(path)
+    path = path.parent if path.name == STAGE else path
     return path.parents[1] if path.parent.name == "snapshots" else path
 
 
 def read_json(file: Path) -> dict:
     """The JSON object in a file. AdtError if it is none."""
     unsound.refuse_damaged(file)
+    return _json_object(partial(read_text, file, LARGEST_JSON), str(file))
+
+
+def _json_object(read: Callable[[], str | bytes], place: str) -> dict:
     try:
-        value = parse_json(read_text(file, LARGEST_JSON))
+        value = parse_json(read())
     except (OSError, ValueError) as error:
-        raise AdtError(f"{file} is not readable JSON ({reason(error)}); download it again.") from error
+        raise AdtError(f"{place} is not readable JSON ({reason(error)}); download it again.") from error
     if not isinstance(value, dict):
-        raise AdtError(f"{file} is not a JSON object; download it again.")
+        raise AdtError(f"{place} is not a JSON object; download it again.")
     return value
 
 
@@ -162,7 +173,8 @@ class NoWeights(AdtError):
 class Checkpoint:
     """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or one file of weights.
 
-    ``config`` is {} if there is no ``config.json``. AdtError if files are missing or damaged.
+    ``config`` is {} if there is no ``config.json``, in the folder or in the file itself. AdtError if files are missing
+    or damaged.
     """
 
     def __init__(self, path: Path):
@@ -180,6 +192,16 @@ class Checkpoint:
             raise NoWeights(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
             self.add(file)
+        self.config = self.config or self.embedded(CONFIG)
+
+    def embedded(self, name: str) -> dict:
+        """The JSON object that a tensor of bytes is; {} if there is none. AdtError if it is something else."""
+        if name not in self.names:
+            return {}
+        stored = self[name]
+        if stored.dtype not in ("U8", "uint8") or math.prod(stored.shape) > LARGEST_JSON * 2**20:
+            raise AdtError(f"{self.path}: {name} is no JSON object in bytes; download it again.")
+        return _json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
 
     def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",)) -> None:
         """Add the tensors of another file whose names begin with one of ``only``, as ``prefix`` + name."""

@@ -7,16 +7,17 @@ from typing import Any
 
 from ..errors import AdtError, shown
 from ..untrusted import Kind, list_of, whole_number
+from .config import ACTIVATIONS
 
 Source = Path | str
 """What a sentence names: the checkpoint."""
 USUAL_MOST = 2**21
 MOST = {
     **dict.fromkeys(
-        ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads"), 999
+        ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads", "depth"), 999
     ),
     **dict.fromkeys(("resolution", "image_size", "channel_multiplier", "attn_resolutions"), 2**14),
-    "num_res_blocks": 99,
+    **dict.fromkeys(("num_res_blocks", "layers_per_block"), 99),
 }
 """Bounds of sizes: the usual one, and lower ones by name."""
 MOST_LEVELS = 12
@@ -57,11 +58,11 @@ def sizes(config: dict, name: str, source: Source, default: tuple[int, ...] | No
 _OFF = (None, False)
 _NONE = (None, 0)
 _ONE = (None, 1)
-_SILU = (None, "silu", "swish")
+_ACTIVATIONS = (None, *ACTIVATIONS)
 _UNSCALED = (None, "default")
 _USUAL: dict[str, tuple] = {
-    "hidden_act": _SILU,
-    "hidden_activation": _SILU,
+    "hidden_act": _ACTIVATIONS,
+    "hidden_activation": _ACTIVATIONS,
     "attention_multiplier": (None,),
     "query_pre_attn_scalar": (None,),
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window", "swin_norm"), _OFF),
@@ -84,9 +85,6 @@ def check_maths(config: dict, source: Source) -> None:
         kinds = fields.get("rope_type"), fields.get("type")
         if any(kind not in _UNSCALED for kind in kinds) or fields.get("partial_rotary_factor") not in _ONE:
             asked[name] = rope
-    hidden, heads, width = (config.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim"))
-    if type(hidden) is int and type(heads) is int and heads > 0 and width not in (None, hidden // heads):
-        asked["head_dim"] = width
     for name, value in asked.items():
         problem = f"config.json asks for {name} {shown(value, 60)}, which none of the models here has"
         raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or another model.")

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ..errors import Check
 from ..rules.sampling import guide
 from .cache import KVCache
-from .config import DecoderConfig
+from .config import ACTIVATIONS, DecoderConfig
 from .digits import byte_product, sums_whole_numbers
 from .exact import HALF, Trust, Window, filled, grouped, in_tiles, near_attention, tile_for
 from .kernels import far_attention, has_half_products, onednn_product
-from .rotary import Rope, Turn
+from .rotary import Rope, Turn, rope_tables
 from .rows import Step
 
 
@@ -40,7 +40,11 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, rope: Rope, config: DecoderConfig, tile: int = 0) -> Frame:
-        turn = Turn.of(filled(step.positions.flatten(), tile), rope, config.num_layers, tile)
+        positions = step.positions.flatten()
+        if step.places is not None and config.axes is not None:
+            rope = rope_tables(config, rope[0], step.places.flatten(0, 1))
+            positions = torch.arange(len(positions), device=positions.device)
+        turn = Turn.of(filled(positions, tile), rope, config.num_layers, tile)
         group, window = config.num_heads // config.num_kv_heads, step.window
         if window is not None:
             window = window._replace(mask=grouped(window.mask, group))
@@ -137,7 +141,7 @@ def _draws_on_cpu(x: Tensor) -> bool:
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and SwiGLU.
+    """Pre-norm attention and a gated MLP.
 
     Projections that share an input are stored as one matrix. All matrices are [in, out]: on CPUs a product with few
     rows is up to twice as fast that way round, which makes checking a tree cheap.
@@ -156,7 +160,10 @@ class Layer(nn.Module):
         self.qkv = nn.Parameter(torch.empty(h, (heads + config.num_kv_heads) * config.head_dim))
         self.qk_norm_weight = nn.Parameter(torch.ones(heads, config.head_dim)) if config.qk_norm else None
         self.qk_norm_bias = nn.Parameter(torch.zeros(heads, config.head_dim)) if config.qk_norm else None
-        self.out = nn.Parameter(torch.empty(h, h))
+        self.qkv_bias = nn.Parameter(torch.zeros(self.qkv.shape[1])) if config.qkv_bias else None
+        self.out = nn.Parameter(torch.empty(config.query_width, h))
+        self.out_norm = nn.Parameter(torch.ones(h)) if config.norm_behind else None
+        self.down_norm = nn.Parameter(torch.ones(h)) if config.norm_behind else None
         self.mlp_norm = nn.Parameter(torch.ones(h))
         self.gate_up = nn.Parameter(torch.empty(h, 2 * config.intermediate_size))
         self.down = nn.Parameter(torch.empty(config.intermediate_size, h))
@@ -170,17 +177,31 @@ class Layer(nn.Module):
         ``frame.slots``.
         """
         tile, heads = frame.tile, self._rotated(x, frame)
-        x = product(self._attention(heads, frame, cache), self.out, self.out_scale, x, tile)
-        normed = F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps)
-        gate, up = product(normed, self.gate_up, self.gate_up_scale, tile=tile).chunk(2, -1)
-        return product(F.silu(gate) * up, self.down, self.down_scale, x, tile)
+        x = self._added(x, self._attention(heads, frame, cache), self.out, self.out_scale, self.out_norm, tile)
+        gate, up = product(self._normed(x, self.mlp_norm), self.gate_up, self.gate_up_scale, tile=tile).chunk(2, -1)
+        gate = ACTIVATIONS[self.config.activation](gate)
+        return self._added(x, gate * up, self.down, self.down_scale, self.down_norm, tile)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+
+    def _added(
+        self, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, norm: Tensor | None, tile: int
+    ) -> Tensor:
+        """The residual stream x and y times a weight, which is normed if there is a norm behind it."""
+        if norm is None:
+            return product(y, weight, scale, x, tile)
+        return _plus(self._normed(product(y, weight, scale, tile=tile), norm), x)
 
     def _rotated(self, x: Tensor, frame: Frame) -> Tensor:
         """x [N, h] -> queries, keys and values [N, heads, d]."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         if self.input_norm is not None:
-            x = F.rms_norm(x, (self.config.hidden_size,), self.input_norm, self.config.rms_norm_eps)
-        qkv = product(x, self.qkv, self.qkv_scale, tile=frame.tile).view(len(x), -1, dim)
+            x = self._normed(x, self.input_norm)
+        qkv = product(x, self.qkv, self.qkv_scale, tile=frame.tile)
+        if self.qkv_bias is not None:
+            qkv = _plus(self.qkv_bias, qkv)
+        qkv = qkv.view(len(x), -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
             normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # the values too: to leave them out, torch would copy the rest
             qk = torch.addcmul(self.qk_norm_bias, normed[:, : heads + shared], self.qk_norm_weight)

@@ -19,6 +19,7 @@ from .config import DecoderConfig
 from .fields import check_maths, read, section, size
 from .layers import Decoder, Layer
 from .quantised import store
+from .vq import VQConfig, check_channels
 
 _SHORT_PROMPT, _LONG_PROMPT = 64, 1024
 """Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""
@@ -30,15 +31,15 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     changes: fields of the result that the ``config.json`` does not decide.
     """
     stated = partial(size, config, source=source)
-    hidden, heads = stated("hidden_size"), stated("num_attention_heads")
-    if hidden % heads:
+    hidden, heads, width = stated("hidden_size"), stated("num_attention_heads"), config.get("head_dim") or 0
+    if hidden % heads and not width:
         problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise AdtError(f"{source}: config.json's {problem}; download it again.")
     check_maths(config, source)
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     if rope.get("rope_theta") is None:
         rope = config
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": stated("vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": stated("intermediate_size"),
@@ -48,6 +49,8 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
         "rms_norm_eps": float(read(config, "rms_norm_eps", number(0, 0.1), source, 1e-5)),
         "rope_theta": float(read(rope, "rope_theta", number(1, 1e12), source, 1e4)),
         "max_positions": stated("max_position_embeddings", default=4096),
+        "activation": config.get("hidden_activation") or config.get("hidden_act") or "silu",
+        "key_width": width and stated("head_dim"),
     }
     return DecoderConfig(**shape | changes)
 
@@ -64,40 +67,66 @@ def with_room(config: DecoderConfig, tokens: int) -> DecoderConfig:
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
     """Where the parameters of a layer come from; matrices with the same input are fused.
 
-    Models with a ``grid_rope`` rotate neighbouring elements of a head together; ours rotates its two halves together.
+    Ours rotates the two halves of a head together, so the heads of other models are put in :func:`head_order`.
     """
     c = layer.config
     h, wide = c.hidden_size, c.intermediate_size
-    kv = c.num_kv_heads * c.head_dim
+    every, kv = c.query_width, c.num_kv_heads * c.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = [f"{attention}.{x}_proj.weight" for x in "qkv"]
-    gate_up = [f"{mlp}.{x}_proj.weight" for x in ("gate", "up")]
-
-    def unpaired(weight: Tensor) -> Tensor:
-        return weight.view(-1, c.head_dim // 2, 2, h).transpose(1, 2).reshape_as(weight)
-
-    def fused_qkv(parts: list[Tensor]) -> Tensor:
-        q, k, v = parts
-        return torch.cat([unpaired(q), unpaired(k), v] if c.grid_rope else parts).T
+    gate_up = {f"{mlp}.{x}_proj.weight": (wide, h) for x in ("gate", "up")}
+    if f"{mlp}.gate_up_proj.weight" in checkpoint.names:
+        gate_up = {f"{mlp}.gate_up_proj.weight": (2 * wide, h)}
+    fused = _fused(c)
 
     def put(name: str) -> Callable[[Tensor], None] | None:
         scale = getattr(layer, f"{name}_scale")
         return None if scale is None else partial(store, getattr(layer, name), scale)
 
-    bias = next((name for name in (*qkv, *gate_up) if name.replace(".weight", ".bias") in checkpoint.names), None)
+    without = gate_up if c.qkv_bias else (*qkv, *gate_up)
+    bias = next((name for name in without if name.replace(".weight", ".bias") in checkpoint.names), None)
     if bias is not None:
         raise AdtError(f"{checkpoint.path} has a bias beside {bias}, which none of the models here has; use another.")
     entries = [
-        Entry(layer.qkv, tuple(qkv), ((h, h), (kv, h), (kv, h)), fused_qkv, put("qkv")),
+        Entry(layer.qkv, tuple(qkv), ((every, h), (kv, h), (kv, h)), lambda parts: fused(parts).T, put("qkv")),
         same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
-        Entry(layer.gate_up, tuple(gate_up), ((wide, h), (wide, h)), transposed, put("gate_up")),
+        Entry(layer.gate_up, tuple(gate_up), tuple(gate_up.values()), transposed, put("gate_up")),
         same(layer.down, f"{mlp}.down_proj.weight", True, put("down")),
         same(layer.mlp_norm, f"{prefix}.post_attention_layernorm.weight"),
     ]
-    if layer.input_norm is not None:
-        entries.append(same(layer.input_norm, f"{prefix}.input_layernorm.weight"))
+    if layer.qkv_bias is not None:
+        biases = tuple(name.replace(".weight", ".bias") for name in qkv)
+        entries.append(Entry(layer.qkv_bias, biases, ((every,), (kv,), (kv,)), fused))
+    names = "input_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"
+    others = zip(names, (layer.input_norm, layer.out_norm, layer.down_norm))
+    entries += [same(norm, f"{prefix}.{name}.weight") for name, norm in others if norm is not None]
     norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
     return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in norms if norm is not None]
+
+
+def _fused(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
+    """What joins q, k and v [rows, ...], the heads of q and k in :func:`head_order`."""
+    order = head_order(c)
+
+    def in_order(part: Tensor) -> Tensor:
+        return part if order is None else part.unflatten(0, (-1, c.head_dim))[:, order].flatten(0, 1)
+
+    return lambda parts: torch.cat([in_order(parts[0]), in_order(parts[1]), parts[2]])
+
+
+def head_order(c: DecoderConfig) -> Tensor | None:
+    """Where each element of our heads of q and k is in the checkpoint's [head_dim]; None if it is the same place.
+
+    Models with a ``grid_rope`` rotate neighbouring elements together. Those with ``axes`` rotate the halves of the part
+    that turns; the rest stands behind that.
+    """
+    if c.grid_rope is not None:
+        return torch.arange(c.head_dim).view(-1, 2).T.flatten()
+    if c.axes is not None:
+        turns, half = sum(c.axes), c.head_dim // 2
+        first, second, rest = torch.arange(c.head_dim).split([turns, turns, c.head_dim - 2 * turns])
+        return torch.cat([first, rest[: half - turns], second, rest[half - turns :]])
+    return None
 
 
 def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
@@ -126,18 +155,21 @@ def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[
 
 
 def decoder_entries(
-    decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight"
+    decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", rows: int = 0
 ) -> list[Entry]:
-    """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens."""
+    """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens.
+
+    rows: of the head, if it is not for the whole vocabulary.
+    """
     c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
     text_config = checkpoint.config.get("text_config")
     fields = text_config if isinstance(text_config, dict) else checkpoint.config
-    if fields.get("tie_word_embeddings"):
-        problem = "config.json asks for tie_word_embeddings, which none of the models here has"
+    if fields.get("tie_word_embeddings") and head != f"{prefix}embed_tokens.weight":
+        problem = "config.json asks for tie_word_embeddings, which models of its kind do not have"
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
         same(decoder.embedding, f"{prefix}embed_tokens.weight"),
-        Entry(decoder.head, (head,), ((c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
+        Entry(decoder.head, (head,), ((rows or c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
         *body_entries(decoder, checkpoint, prefix),
     ]
 
@@ -192,3 +224,23 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
         "channel_multiplier": tuple(wide // base for wide in widths),
         "num_res_blocks": checkpoint.count(block),
     }
+
+
+def codec_config(checkpoint: Checkpoint, prefix: str, usual: VQConfig) -> VQConfig:
+    """``usual``, with the shapes of a codec's tensors under ``prefix`` if there are any. AdtError for nonsense."""
+    if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
+        return usual
+    codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
+    found = replace(usual, num_embeddings=codes, **codec_shape(checkpoint, prefix, "down.{}.block.{}"))
+    if not codes or width != found.embed_dim or found.downsample > found.resolution:
+        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+    check_channels(found.in_channels, [found.base_channels, *found.widths], checkpoint.path)
+    return found
+
+
+def numbered_tokens(config: DecoderConfig, first: int, codes: int, source: Path) -> list[int]:
+    """Ids of image tokens that have no names: code n is ``first`` + n. AdtError if the vocabulary ends before."""
+    if first + codes > config.vocab_size:
+        problem = f"vocab_size {config.vocab_size} has no room for the {codes} tokens of its images"
+        raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
+    return [*range(first, first + codes)]

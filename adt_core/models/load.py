@@ -6,7 +6,7 @@ import torch
 
 from ..errors import AdtError, Check, shown
 from .checkpoint import Checkpoint, check_entries, fill
-from .families import chameleon, emu3, janus, llamagen, lumina, lumina2
+from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
 from .quantised import quantise
 from .target import Target
@@ -18,6 +18,8 @@ FAMILIES: list[Family] = [
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,
+    liquid.FAMILY,
+    glm_image.FAMILY,
 ]
 """In the order of the docs. Of several that recognise a checkpoint, the last has it."""
 

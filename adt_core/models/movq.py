@@ -11,10 +11,7 @@ from contextvars import ContextVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import AdtError
-from .checkpoint import Checkpoint
-from .layout import codec_shape
-from .vq import VQConfig, VQModel, check_channels
+from .vq import VQConfig, VQModel
 
 _decoded: ContextVar[Tensor] = ContextVar("decoded")
 """The codebook vectors [B, C, h, w] that are being decoded: norms lie too deep in the decoder to be handed them."""
@@ -49,20 +46,3 @@ class MoVQ(VQModel):
             return super()._decode(vectors)
         finally:
             _decoded.reset(token)
-
-
-def shape_of(checkpoint: Checkpoint, prefix: str, pixels: int, usual: VQConfig) -> VQConfig:
-    """The shape of a codec, from its tensors under ``prefix``; ``usual`` if it was not found. AdtError for nonsense.
-
-    pixels: per side of the image that its model draws best.
-    """
-    if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
-        return usual
-    codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
-    shape = VQConfig(
-        num_embeddings=codes, resolution=pixels, attention=True, **codec_shape(checkpoint, prefix, "down.{}.block.{}")
-    )
-    if not codes or width != shape.embed_dim or shape.downsample > pixels:
-        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
-    check_channels(3, [shape.base_channels, *shape.widths], checkpoint.path)
-    return shape

@@ -9,9 +9,9 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from ..errors import AdtError, TooLong
-from .checkpoint import Checkpoint
+from .checkpoint import TOKENIZER, Checkpoint
 from .target import Prompt, Prompter, Target
-from .tokenizer import encode, load_tokenizer
+from .tokenizer import encode, load_tokenizer, made_of
 
 MOST_CHARACTERS = 10_000
 """Of a prompt. No model has room for more, and some patterns of tokenizers take time that grows with the square."""
@@ -63,16 +63,19 @@ class TokenPrompter(Prompter):
     """Name of the first token."""
     IN_TOKENIZER: ClassVar[tuple[str, ...]] = ()
     """Named tokens to look up in the tokenizer; if there are none, the ``vocabulary_map`` of config.json has them."""
+    FOLDER: ClassVar[tuple[str, ...]] = ()
+    """Name of the tokenizer's folder beside the checkpoint, if it is not in the checkpoint's own."""
 
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
-        tokenizer = load_tokenizer(checkpoint.folder)
+        folder, own = checkpoint.beside(cls.FOLDER) or checkpoint.folder, checkpoint.embedded(TOKENIZER)
+        tokenizer = made_of(own, checkpoint.path) if own else load_tokenizer(folder)
         ids = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
         missing = ", ".join(name for name, number in ids.items() if number is None)
         if missing:
             problem = f"tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json"
-            raise AdtError(f"{checkpoint.folder}: {problem}.")
+            raise AdtError(f"{folder}: {problem}.")
         vocabulary: dict = ids or checkpoint.config["vocabulary_map"]
         config = target.decoder.config
         return cls(target.name, tokenizer, vocabulary, config.vocab_size, config.max_positions, target.row_end)

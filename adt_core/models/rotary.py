@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .config import DecoderConfig
@@ -17,14 +18,54 @@ SPARE_POSITIONS = 512
 """Positions behind the last one that drafts may have where their number is fixed."""
 
 
-def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
+class Places(NamedTuple):
+    """Where the tokens of a model with ``axes`` are. table: [max_positions + SPARE_POSITIONS, 3], time, row and column.
+
+    origin: the entry of an image's first token. Texts stand right before it, so they are counted back from there.
+    """
+
+    table: Tensor
+    origin: int
+
+    @classmethod
+    def of(cls, config: DecoderConfig, grids: Sequence[tuple[int, int]]) -> Places:
+        """grids: rows and columns of the pictures that an image's tokens are, one behind the other.
+
+        A picture's time, first row and first column are one number; the next picture begins behind its longer side.
+        """
+        begin, parts = 0, []
+        for rows, columns in grids:
+            parts.append(grid_places(begin, rows, columns))
+            begin += max(rows, columns)
+        image = torch.cat(parts)
+        origin = config.max_positions - len(image)
+        before, behind = torch.arange(-origin, 0), torch.arange(begin, begin + SPARE_POSITIONS)
+        return cls(torch.cat([before[:, None].expand(-1, 3), image, behind[:, None].expand(-1, 3)]), origin)
+
+
+def grid_places(begin: int, rows: int, columns: int) -> Tensor:
+    """Time, row and column of every cell of a picture, [rows * columns, 3]; those of its first cell are ``begin``."""
+    cells = torch.cartesian_prod(torch.zeros(1, dtype=torch.long), torch.arange(rows), torch.arange(columns))
+    return cells + begin
+
+
+def rope_tables(config: DecoderConfig, like: Tensor, places: Tensor | None = None) -> Rope:
     """cos and sign-folded sin, [max_positions + SPARE_POSITIONS, head_dim] each: NeoX half-rotation.
 
     With the sign folded in, the rotation is ``x * cos + roll(x, head_dim / 2) * sin``. With a ``grid_rope`` one half of
     the pairs turns with the row and the other with the column. Both tables are 0 before the grid, which blanks queries
-    and keys out.
+    and keys out. places: [n, 3], of a model with ``axes``, in the place of the numbers from 0 on; tables are [n,
+    head_dim] then.
     """
     half = config.head_dim // 2
+    if config.axes is not None:
+        turning = sum(config.axes)
+        axis = torch.arange(3).repeat_interleave(torch.tensor(config.axes))
+        places = (
+            torch.arange(config.max_positions + SPARE_POSITIONS)[:, None].expand(-1, 3) if places is None else places
+        )
+        angle = places.cpu()[:, axis] * config.rope_theta ** (-torch.arange(turning, dtype=torch.float64) / turning)
+        return _tables(F.pad(angle, (0, half - turning)), like)
     position = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float64)[:, None]
     if config.grid_rope is None:
         angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -34,8 +75,13 @@ def rope_tables(config: DecoderConfig, like: Tensor) -> Rope:
         frequency = config.rope_theta ** (-torch.arange(half // 2, dtype=torch.float64) / (half // 2))
         cell = (position - blank).clamp_min(0)
         angle, shown = torch.cat([cell // columns * frequency, cell % columns * frequency], -1), position >= blank
-    cos, sin = torch.cat([angle.cos()] * 2, -1) * shown, torch.cat([-angle.sin(), angle.sin()], -1) * shown
-    return cos.to(like), sin.to(like)
+    cos, sin = _tables(angle, position)
+    return (cos * shown).to(like), (sin * shown).to(like)
+
+
+def _tables(angle: Tensor, like: Tensor) -> Rope:
+    """The same of the angles [n, head_dim / 2]."""
+    return torch.cat([angle.cos()] * 2, -1).to(like), torch.cat([-angle.sin(), angle.sin()], -1).to(like)
 
 
 MATRICES_PAY_UP_TO = {"cuda": 512}

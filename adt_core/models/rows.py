@@ -1,7 +1,8 @@
 """Geometry of a batch: where its tokens are in the KV cache and what they may attend to.
 
 Guidance gives every image two rows: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are left-padded to a common
-length, so the token at raster position p is in slot ``first_slot + p`` in all rows. A row's position id is slot - pad.
+length, so the token at raster position p is in slot ``first_slot + p`` in all rows. A row's position id is slot - pad;
+where tokens have places (:class:`.rotary.Places`), it is the number of theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .exact import Window, aligned
+from .rotary import Places
 
 
 @dataclass
@@ -24,13 +26,15 @@ class Step:
 
     positions: [R, n] position ids. slots: [R, n] cache slots, or a slice when all rows agree.
     mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` slots of the cache are read.
-    window: the near keys in the exact mode, and then ``mask`` is that of the far ones (:mod:`.exact`).
+    window: the near keys in the exact mode, and then ``mask`` is that of the far ones (:mod:`.exact`). places: [R, n,
+    3], where a prompt's tokens are in others than those of their position ids.
     """
 
     positions: Tensor
     slots: Tensor | slice
     mask: Tensor
     window: Window | None = None
+    places: Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -38,7 +42,9 @@ class Step:
 
     def part(self, first: int, last: int) -> Step:
         """The tokens from ``first`` to before ``last`` of a forward whose slots begin at 0."""
-        return Step(self.positions[:, first:last], slice(first, last), self.mask[:, :, first:last, :last])
+        places = None if self.places is None else self.places[:, first:last]
+        mask = self.mask[:, :, first:last, :last]
+        return Step(self.positions[:, first:last], slice(first, last), mask, places=places)
 
 
 @dataclass
@@ -71,15 +77,22 @@ class Rows:
     ``ids`` and ``features`` are those that a prefill reads, of the rows that the batch began with.
     """
 
-    _BY_ROW = ("pads", "_blind", "_prompt_mask")
+    _BY_ROW = ("pads", "_shifts", "_blind", "_prompt_mask")
 
     def __init__(
-        self, prompts: Sequence[list[int]], slots: int, like: Tensor, images: int = 0, length: int = 0, prefix: int = 0
+        self,
+        prompts: Sequence[list[int]],
+        slots: int,
+        like: Tensor,
+        images: int = 0,
+        length: int = 0,
+        prefix: int = 0,
+        places: Places | None = None,
     ):
         """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
 
         like: gives dtype and device. images: how many; if 0, as many as rows. length: that prompts are padded
-        to, if none is longer. prefix: image tokens at the end of every prompt.
+        to, if none is longer. prefix: image tokens at the end of every prompt. places: of a model that has some.
         """
         self.length = max(length, *map(len, prompts))
         self.first_slot = self.length - prefix
@@ -88,6 +101,10 @@ class Rows:
         pads = [self.length - len(prompt) for prompt in prompts]
         ids = [[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)]
         self.ids, self.pads = torch.tensor(ids, device=self.device), torch.tensor(pads, device=self.device)
+        self._shifts = self.pads if places is None else torch.full_like(self.pads, self.first_slot - places.origin)
+        self._table = None if places is None else places.table
+        own = [(row, pad, getattr(prompt, "places", None)) for row, (prompt, pad) in enumerate(zip(prompts, pads))]
+        self._own_places = [(row, pad, places) for row, pad, places in own if places is not None]
         self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
         hidden = [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)]
         self._blind = torch.tensor(hidden, device=self.device)  # columns before these are never seen
@@ -146,8 +163,18 @@ class Rows:
         at = self.columns[: self.length]
         real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
-        positions = (at - self.pads[:, None]).clamp_min(0)
-        return Step(positions, slice(0, self.length), aligned(self._additive(visible))[:, None])
+        positions = (at - self._shifts[:, None]).clamp_min(0)
+        mask = aligned(self._additive(visible))[:, None]
+        return Step(positions, slice(0, self.length), mask, places=self._prompt_places(positions))
+
+    def _prompt_places(self, positions: Tensor) -> Tensor | None:
+        """Places [R, n, 3] of prompts of which some have places of their own; None if none has."""
+        if self._table is None or not self._own_places:
+            return None
+        places = self._table[positions.cpu()]
+        for row, pad, own in self._own_places:
+            places[row, pad : pad + len(own)] = own
+        return places
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """A forward of n tokens for each image, behind its committed slots, which end where its root's slot begins.
@@ -163,10 +190,10 @@ class Rows:
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         slots = slice(start + first, start + first + n)
         if own is None:
-            return Step(offsets - self.pads[:, None], slots, self._prompt_mask[..., : slots.stop])
+            return Step(offsets - self._shifts[:, None], slots, self._prompt_mask[..., : slots.stop])
         committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
-        return Step((offsets - self.pads[:, None]).expand(-1, n), slots, mask)
+        return Step((offsets - self._shifts[:, None]).expand(-1, n), slots, mask)
 
     def causal_step(self, roots: Roots, n: int) -> Step:
         """A forward of n successive tokens for each image, the root's slot the first."""
@@ -184,7 +211,7 @@ class Rows:
         if near is None:
             return replace(step, window=Window(None, step.mask.double()))
         seen, end = step.mask[:, 0], step.end
-        far_until = (step.positions + self.pads[:, None] - near).clamp_min(self.first_slot)[..., None]  # [R, n, 1]
+        far_until = (step.positions + self._shifts[:, None] - near).clamp_min(self.first_slot)[..., None]  # [R, n, 1]
         columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
         columns = columns.expand(self.count, -1)  # [R, w]
         there = (columns >= 0) & (columns < end)
@@ -203,7 +230,7 @@ class Rows:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
         start = self.spread(roots.at) + self.first_slot  # [R, 1]
-        positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self.pads[:, None]
+        positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self._shifts[:, None]
         columns = self.columns[: roots.columns or last + self.first_slot + width]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._blind[:, None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import AdtError
 from ..rules.settings import Sampling
 from .layers import Decoder
+from .rotary import Places, Rope, rope_tables
 from .vq import Codec
 
 
@@ -23,18 +24,27 @@ class Prompt(list[int]):
 
     features: [n, h], read instead of the ids by a model with a text encoder; the ids then only fill a drafter's input.
     hidden: how many tokens at the beginning nothing attends to. note: a sentence for who wrote the text, or "".
+    places: [k, 3], of the first tokens, in a model that has places (:class:`.rotary.Places`), counted from where the
+    image begins. All of them but these stand in one line.
     """
 
-    def __init__(self, ids: Iterable[int] = (), features: Tensor | None = None, hidden: int = 0, note: str = ""):
+    def __init__(
+        self,
+        ids: Iterable[int] = (),
+        features: Tensor | None = None,
+        hidden: int = 0,
+        note: str = "",
+        places: Tensor | None = None,
+    ):
         super().__init__(ids)
-        self.features, self.hidden, self.note = features, hidden, note
+        self.features, self.hidden, self.note, self.places = features, hidden, note, places
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> Prompt:
         """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""
         features = self.features
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
-        return Prompt([*self, *ids], features, self.hidden)
+        return Prompt([*self, *ids], features, self.hidden, places=self.places)
 
 
 class PublishedSampling(NamedTuple):
@@ -81,6 +91,10 @@ class Prompter:
         """The conditional row of a text. AdtError if it is empty or too long."""
         raise NotImplementedError
 
+    def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> Prompt:
+        """The same of a text and source pictures, by the codes [rows, columns] of each, in families that take some."""
+        raise NotImplementedError
+
     def check(self, text: str, grid: tuple[int, int]) -> str:
         """The note that ``encode`` would make of a text; raises AdtError where that would."""
         return self.encode(text, grid).note
@@ -101,9 +115,12 @@ class Target:
     grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
     row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
     end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
-    by the scale that is asked for and the grid. published: how its authors draw. words: those with which a prompt asks
-    for something that it can draw, of a model that knows few. draws_from_all: its authors' script samples from a vector
-    of the whole vocabulary, other tokens at minus infinity; else from the codes alone.
+    by the scale that is asked for and the grid. lead_of: if a small picture is written before the image, its rows and
+    columns, by those of the image (GLM-Image). sources: codes [rows, columns] of the pictures that every image is made
+    of, see :meth:`with_sources`. published: how its authors draw. words: those with which a prompt asks for something
+    that it can draw, of a model that knows few. draws_from: how wide the vector is that its authors' script samples
+    from, other tokens at minus infinity; 0 if it is the codes alone. drawn_before: tokens of an image that the script
+    draws before the first that we draw, and that stand in our prompts.
     """
 
     name: str
@@ -115,9 +132,12 @@ class Target:
     text_encoder: nn.Module | None = None
     usual_grid: tuple[int, int] | None = None
     guidance_of: Callable[[float, tuple[int, int]], list[float]] | None = None
+    lead_of: Callable[[tuple[int, int]], tuple[int, int]] | None = None
+    sources: Sequence[Tensor] = ()
     published: PublishedSampling = PublishedSampling()
     words: frozenset[str] = frozenset()
-    draws_from_all: bool = False
+    draws_from: int = 0
+    drawn_before: int = 0
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:
@@ -162,8 +182,8 @@ class Target:
     @property
     def script_row(self) -> tuple[int, Tensor]:
         """How wide the vector is that its authors' script samples from, and where in it every token is [num_tokens]."""
-        ids, every = self.decoder.image_ids, self.decoder.config.vocab_size
-        return (every, ids) if self.draws_from_all else (len(ids), torch.arange(len(ids), device=ids.device))
+        ids = self.decoder.image_ids
+        return (self.draws_from, ids) if self.draws_from else (len(ids), torch.arange(len(ids), device=ids.device))
 
     @property
     def columns(self) -> int:
@@ -171,9 +191,31 @@ class Target:
         return self.grid[1] + self.row_end
 
     @property
+    def lead(self) -> tuple[int, int]:
+        """Rows and columns of the small picture that is written before the image; (0, 0) if there is none."""
+        return self.lead_of(self.grid) if self.lead_of is not None else (0, 0)
+
+    @property
     def length(self) -> int:
-        """Tokens of an image."""
-        return self.grid[0] * self.columns
+        """Tokens of an image, and of the small picture before it."""
+        return math.prod(self.lead) + self.grid[0] * self.columns
+
+    @property
+    def num_cells(self) -> int:
+        """The same without the ends of rows."""
+        return self.length - self.grid[0] * self.row_end
+
+    @property
+    def places(self) -> Places | None:
+        """Where tokens are, in a model whose rotations go by that."""
+        config = self.decoder.config
+        return Places.of(config, [self.lead, self.grid]) if config.axes is not None else None
+
+    @property
+    def rope(self) -> Rope:
+        """The rotary tables, where the weights are."""
+        places = self.places
+        return rope_tables(self.decoder.config, self.decoder.embedding, None if places is None else places.table)
 
     @property
     def downsample(self) -> int:
@@ -182,11 +224,24 @@ class Target:
 
     def check_prompt(self, text: str) -> str:
         """A sentence for who wrote the text, or "". AdtError if it is empty or too long. No text encoder works."""
-        return self.prompter.check(text, self.grid)
+        return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> Prompt:
         """The conditional row of a text. AdtError if it is empty or too long."""
+        if self.sources:
+            return self.prompter.encode_with(text, self.grid, self.sources)
         return self.prompter.encode(text, self.grid)
+
+    def with_sources(self, sources: Sequence[Tensor]) -> Target:
+        """The same model for images that are made of pictures, whose codes [rows, columns] stand in every prompt.
+
+        Then no small picture is written before the image. AdtError if it draws from texts alone.
+        """
+        if self.lead_of is None:
+            raise AdtError(f"a source picture was given, but {self.name} draws from a text alone; take it away.")
+        alone = copy(self)
+        alone.sources, alone.lead_of = sources, None
+        return alone
 
     def unconditional(self, prompt: Prompt) -> Prompt:
         """The row without text that guidance pushes ``prompt`` away from."""
@@ -194,10 +249,28 @@ class Target:
 
     def cells(self, codes: Tensor) -> Tensor:
         """Tokens [B, length] -> codes of the grid [B, rows, columns]."""
-        return codes.view(len(codes), self.grid[0], self.columns)[..., : self.grid[1]]
+        return codes[:, math.prod(self.lead) :].view(len(codes), self.grid[0], self.columns)[..., : self.grid[1]]
+
+    def small(self, codes: Tensor) -> Tensor:
+        """Tokens [B, length] -> codes of the small picture before the image [B, rows, columns]."""
+        return codes[:, : math.prod(self.lead)].view(len(codes), *self.lead)
+
+    def beginning(self, cells: Tensor, count: int, small: Tensor | None = None) -> Tensor:
+        """The codes that an image begins with if the first ``count`` of its cells are kept, [B, P].
+
+        cells: [B, rows, columns]. small: of the small picture before it; if not given, cells of the image, evenly
+        spread.
+        """
+        kept = cells.flatten(1)[:, :count]
+        if not (count and math.prod(self.lead)):
+            return kept
+        if small is None:
+            at = [torch.arange(few) * many // few for few, many in zip(self.lead, self.grid)]
+            small = cells[:, at[0][:, None], at[1]]
+        return torch.cat([small.flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Codes of the first cells of the grid [B, P] -> their tokens, with an end behind every whole row."""
+        """Codes that an image begins with [B, P] -> their tokens, with an end behind every whole row."""
         if not self.row_end:
             return cells
         rows = cells.split(self.grid[1], 1)

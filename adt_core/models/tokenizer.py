@@ -41,7 +41,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     file = next(filter(Path.is_file, (folder / name for name in _FILES)), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
-    content = json.dumps(_checked(read_json(file), file))
+    return made_of(read_json(file), file)
+
+
+def made_of(tokenizer: dict, file: Path) -> Tokenizer:
+    """The tokenizer that a ``tokenizer.json`` describes, which is ``file`` or in it. AdtError as above."""
+    content = json.dumps(_checked(tokenizer, file))
     with told_by_library(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
         return Tokenizer.from_str(content)
 

@@ -256,6 +256,8 @@ class Codec(nn.Module):
     quantize: Quantizer
     downsample: int
     base_channels: int
+    note = ""
+    """A sentence for who looks at what it decodes, or ""."""
 
     def __init__(self):
         super().__init__()

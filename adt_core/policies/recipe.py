@@ -73,7 +73,8 @@ class Recipe(Settings):
 
     sampling, drafting: how tokens are drawn, and how drafts are. lantern: None for exact acceptance. loading: of the
     target. drafter: what ``load_drafter`` takes; None where nothing drafts, and where it has not been chosen yet. kept:
-    codes that every image starts from, in raster order. image_index: of the first image, among those of its prompt.
+    codes that every image starts from, in raster order. sources: a picture that every image is made of, as
+    ``app.continuation`` writes it. image_index: of the first image, among those of its prompt.
     profile: what rounds cost, where a PNG has said it.
     """
 
@@ -86,6 +87,7 @@ class Recipe(Settings):
     negative: str = text("", _NEGATIVE_HELP)
     suffix: str = text("", "Put behind every prompt.")
     kept: tuple[int, ...] = setting((), "Codes that the image starts from.", low=0, high=MOST_CODES)
+    sources: tuple[int, ...] = setting((), "A picture that the image is made of.", low=0, high=MOST_CODES)
     image_index: int = whole(0, "Number of the image among those of its prompt.", 0, MOST_IMAGES)
 
     @classmethod
@@ -105,7 +107,7 @@ class Recipe(Settings):
         chosen = {**usual, **{name: value for name, value in given.items() if value is not None}}
         profile = chosen.get("profile")
         own: dict[str, Any] = {name: chosen[name] for name in cls.fields() if name in chosen}
-        own["kept"] = tuple(own.get("kept", ()))
+        own |= {name: tuple(own.get(name, ())) for name in ("kept", "sources")}
         return cls(
             Sampling.of(chosen),
             Drafting.of(chosen),
@@ -132,6 +134,7 @@ class Recipe(Settings):
             "negative": self.negative.strip(),
             "size": list(size) if size else None,
             "kept": list(self.kept),
+            "sources": list(self.sources),
         }
 
     def sections(self) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class Trace:
     """All rounds of a decoding and the figures that follow from them.
 
     grid: rows and columns of cells. images: how many. prefill: seconds by image. start: raster position of the first
-    token that was drawn; those before it were given. row_end: behind each row of the grid stands one more token.
+    token that was drawn; those before it were given. row_end: behind each row of the grid stands one more token. small:
+    rows and columns of a smaller picture whose tokens come before those of the grid.
     """
 
     settings: dict
@@ -73,11 +74,22 @@ class Trace:
     rounds: list[Round] = field(default_factory=list)
     start: int = 0
     row_end: bool = False
+    small: tuple[int, int] = (0, 0)
 
     @property
-    def raster(self) -> tuple[int, int]:
-        """Rows and columns of tokens, ends of rows included."""
-        return self.grid[0], self.grid[1] + self.row_end
+    def lead(self) -> int:
+        """Tokens before those of the grid."""
+        return self.small[0] * self.small[1]
+
+    @property
+    def columns(self) -> int:
+        """Tokens in a row of the grid, its end included."""
+        return self.grid[1] + self.row_end
+
+    @property
+    def length(self) -> int:
+        """Tokens of an image, the lead included."""
+        return self.lead + self.grid[0] * self.columns
 
     def report(self) -> dict:
         """One flat dictionary: the settings and the run's figures.
@@ -88,7 +100,7 @@ class Trace:
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
-        tokens = self.images * (self.raster[0] * self.raster[1] - self.start)
+        tokens = self.images * (self.length - self.start)
         emitted, nodes = sum(share.accepted + 1 for share in shares), sum(share.nodes for share in shares)
         each = max(len(shares), 1)
         return {
@@ -147,8 +159,7 @@ class Trace:
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
         first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
-        rows, columns = self.raster
-        tokens: list[float] = [0] * self.start + [first[figure]] * (rows * columns - self.start)
+        tokens: list[float] = [0] * self.start + [first[figure]] * (self.length - self.start)
         for round in self.rounds:
             for share in round.images:
                 if share.image == image:
@@ -156,7 +167,7 @@ class Trace:
                     time = 1000 * round.seconds / emitted
                     values = {"acceptance": emitted, "depth": share.depth, "width": share.width, "time": time}
                     tokens[begin : begin + emitted] = [values[figure]] * emitted
-        return [tokens[row * columns : row * columns + self.grid[1]] for row in range(rows)]
+        return [tokens[at : at + self.grid[1]] for at in range(self.lead, self.length, self.columns)]
 
     def to_json(self) -> dict:
         """Report, rounds and acceptance maps as plain JSON types."""

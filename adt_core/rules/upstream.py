@@ -44,12 +44,13 @@ class Upstream:
     What was drawn for one image is kept for a while: others of its batch may be about as far.
     """
 
-    def __init__(self, width: int, columns: Tensor, together: int, start: int = 0, kept: int = 0):
+    def __init__(self, width: int, columns: Tensor, together: int, start: int = 0, kept: int = 0, before: int = 0):
         """width: of the vector that the script samples from. columns: [V] int64, where our tokens are in it, in order;
         on the device that makes the noise. together: images that the script draws at once, which is rows of a call.
-        start: position of the first call. kept: positions that are kept for other images.
+        start: position of the first call that is ours; the script makes ``before`` others first. kept: positions that
+        are kept for other images.
         """
-        self.start = start
+        self.start, self._before = start, before
         self._width, self._columns, self._together, self._most = width, columns, together, kept
         self._generator = torch.Generator(columns.device)
         self._uniform = columns.device.type == "cpu" and exponential_is_of_uniform()
@@ -73,6 +74,8 @@ class Upstream:
         generator = self._generator
         if state is None:
             generator.manual_seed(seed)
+            for _ in range(self._before):
+                self._call()
         else:
             generator.set_state(state)
         noise = torch.empty(len(positions), self._together, len(self._columns), device=self._columns.device)

@@ -3,14 +3,17 @@
 It learns from pictures of prompts, which the target draws, or from captioned pictures.
 
 The output folder holds ``config.json`` and ``model.safetensors``, the drafter as of the last checkpoint, ready for
-``--drafter``; ``log.csv`` and ``log.png``, its loss and its acceptance on held-out pictures; and ``training/``, from
-which the same command resumes, and which may be deleted.
+``--drafter``; ``log.csv``, its loss and its acceptance on held-out pictures; ``log.png``, the curve of its tokens a
+pass; and ``training/``, from which the same command resumes, and which may be deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from .. import core
 from .features import Features
 from .log import sentence, write_log
-from .pictures import Pictures, caption_file, draw, encode, find_captioned, find_prompts
-from .run import Run, initialise, muon_and_adam
+from .needs import GB, Kept, Needs, check_disk, num_bytes, seconds_of_round
+from .pictures import Pictures, caption_file, drawing, encode, find_pictures
+from .run import Run, autocast_dtype, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
 from .unroll import Reading, acceptance, read, training_loss
+from .watch import Bars, Watch
 
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
 """What is written, besides what training makes and reads itself."""
@@ -82,10 +86,14 @@ def plan(
     files: core.DrafterFiles,
     given: Mapping[str, Any],
     device: str,
+    texts: Sequence[str] = (),
 ) -> Plan:
-    """Check what can be checked before a model is loaded, and that ``output`` is new or ours. Raises AdtError."""
+    """Check what can be checked before a model is loaded, and that ``output`` is new or ours. Raises AdtError.
+
+    texts: prompts, where ``lessons`` names no file.
+    """
     core.Sampling.of(given)  # what is given makes sense, whatever the model
-    prompts, paths = _captions(lessons, training.batch, given.get("seed", 0))
+    prompts, paths = find_pictures(lessons, training.batch, given.get("seed", 0), texts)
     model = given.get("model", core.BUNDLED)
     recipe = core.complete(given, device, core.published_sampling(model))
     prompts = [core.suffixed(prompt, recipe.suffix) for prompt in prompts]
@@ -99,29 +107,6 @@ def plan(
     read += [("images", file) for path in paths or () for file in (path, caption_file(path))]
     core.check_outputs([("output", files.output / name) for name in FILES], read)
     return made
-
-
-def _captions(lessons: core.Lessons, batch: int, seed: int) -> tuple[list[str], list[Path] | None]:
-    """``prompts`` and ``paths`` of a plan. batch: pictures of a step. AdtError if there are too few."""
-    held_out, paths = lessons.held_out, None
-    if lessons.images:
-        paths, prompts = find_captioned(lessons.images)
-        order = np.random.default_rng(seed).permutation(len(paths))[: (lessons.pictures or len(paths)) + held_out]
-        paths, prompts = [paths[i] for i in order], [prompts[i] for i in order]
-    else:
-        prompts = find_prompts(str(lessons.prompts), lessons.pictures, held_out, seed)
-    if len(prompts) >= held_out + batch:
-        return prompts, paths
-    source = f"`{'images' if lessons.images else 'prompts'}`: '{lessons.images or lessons.prompts}'"
-    if not paths and len(prompts) > held_out:
-        raise core.AdtError(
-            f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (`batch`); "
-            "draw more with `pictures`."
-        )
-    raise core.AdtError(
-        f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
-        f"(`held_out`) and {batch} for one step (`batch`); add some, or lower these."
-    )
 
 
 def _check_output(plan: Plan) -> None:
@@ -161,7 +146,7 @@ def make_drafter(target: core.Target, start: core.EagleDrafter | None = None) ->
     ``start`` has another shape.
     """
     decoder = target.decoder
-    config = replace(decoder.config, num_layers=1, grid_rope=core.grid_of_pairs(decoder.config))
+    config = core.new_config(decoder.config)
     drafter = core.EagleDrafter(config, input_norm=True)
     del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)
@@ -186,24 +171,25 @@ def run(plan: Plan) -> str:
     files, passes = plan.files, plan.training.passes
     target = core.open_target(plan.recipe.loading, plan.device)
     other = _network("compare", files.compare, target)
-    drafter = make_drafter(target, _network("start", plan.training.start, target))
-    core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
-    kinds = len(target.decoder.image_ids)
-    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, kinds)
-
-    def codes_of(numbers: list[int]) -> Tensor:
-        if plan.paths:
-            return encode(target, [plan.paths[i] for i in numbers])
-        return draw(target, [plan.prompts[i] for i in numbers], numbers, plan.recipe.sampling)
-
-    pictures.make(codes_of, plan.lessons.draw_batch)
-    trainer = Trainer(target, pictures, plan, drafter)
-    trainer.train()
-    last = trainer.log[-1]
-    news = f"{files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {sentence(last, passes)}"
+    with closing(Bars()) as bars:
+        trainer = train(plan, target, bars)
+    news = trainer.news
     if other is not None:
         news += f"\n{files.compare}: {sentence(trainer.measure(other.float()), passes)}"
     return news
+
+
+def train(plan: Plan, target: core.Target, watch: Watch) -> Trainer:
+    """Do what is still to be done of a plan. Raises AdtError, and what ``watch.check`` raises."""
+    drafter = make_drafter(target, _network("start", plan.training.start, target))
+    core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
+    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
+    trainer = Trainer(target, pictures, plan, drafter)
+    if trainer.run.fraction < 1:
+        watch.expects(trainer.needs(watch.check))
+    trainer.make_pictures(watch)
+    trainer.train(watch)
+    return trainer
 
 
 def _network(name: str, path: str | None, target: core.Target) -> core.EagleDrafter | None:
@@ -227,7 +213,7 @@ class Trainer:
         self._config = core.Checkpoint(core.resolve(plan.recipe.loading.model, "target")).config
         self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
         self._encode = cache(target.encode_prompt)
-        half = _autocast_dtype(plan.device, self.training.autocast)
+        half = autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
         rate, scaled = self.training.learning_rate, half is torch.float16
         optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
@@ -238,17 +224,90 @@ class Trainer:
         self._shipped.load_state_dict(self.run.average, assign=True)  # the averages themselves, which training changes
         self.log: list[dict] = list(self.run.state.get("log", []))
 
-    def train(self) -> None:
-        """Train until the budget is spent; every so often measure, save and write."""
+    @property
+    def news(self) -> str:
+        """What came of it, for people."""
+        last = self.log[-1]
+        figures = sentence(last, self.training.passes)
+        return f"{self.plan.files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {figures}"
+
+    def needs(self, check: core.Check) -> Needs:
+        """What is left to do takes: a few rounds of drawing and a step are tried. AdtError for too small a disk."""
+        decoder, drafter = self.target.decoder, self.drafter
+        drawing, working = self._try_drawing(check)
+        learning, kept, features = self._try_learning()
+        network = num_bytes(*drafter.parameters())
+        copied = 0 if drafter.embedding.dtype is decoder.dtype else num_bytes(drafter.embedding)
+        # The network four times: its weights, their average, their gradients, and what the optimisers keep.
+        memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, kept)
+        # A checkpoint, of three such, twice: the one before stays until the next is whole. And what ships, in halves.
+        disk = features + 6 * network + (network + num_bytes(drafter.embedding)) // 2
+        needs = Needs(drawing, learning, memory, disk)
+        check_disk(needs, self.plan.folder)
+        return needs
+
+    def _try_drawing(self, check: core.Check) -> tuple[float, int]:
+        """Seconds for the pictures that are missing, and bytes of memory beside the weights."""
+        missing, paths = self.pictures.missing, self.plan.paths
+        if not missing:
+            return 0.0, 0
+        if paths:
+            began = time.monotonic()
+            encode(self.target, [paths[missing[0]]])
+            return (time.monotonic() - began) * len(missing), 0
+        together = missing[: self.plan.lessons.draw_batch]
+        decoding = self.drawing(together, check)
+        seconds = seconds_of_round(decoding) * decoding.length * len(missing) / len(together)
+        return seconds, decoding.memory_required()
+
+    def _try_learning(self) -> tuple[float, int, int]:
+        """Seconds for the steps that are left; bytes that one keeps for gradients; bytes of the features to be kept."""
+        run, training, kept = self.run, self.training, Kept()
+        self.trial()  # the first is slow
+        with kept:
+            began = time.monotonic()
+            features = self.trial() * len(self.plan.prompts)
+            seconds = time.monotonic() - began
+        parts = training.accumulate + math.ceil(self.plan.lessons.held_out / training.batch) / self.plan.files.every
+        by_steps = math.inf if run.steps is None else (run.steps - run.step) * parts * seconds
+        by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
+        return min(by_steps, by_time), kept.bytes, min(features, int(training.features_gb * GB))
+
+    def drawing(self, numbers: list[int], check: core.Check | None) -> core.Decoding:
+        """The decoding that draws some pictures."""
+        return drawing(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
+
+    def make_pictures(self, watch: Watch) -> None:
+        """Draw the missing pictures, or encode their files."""
+        paths, total = self.plan.paths, len(self.plan.prompts)
+
+        def codes_of(numbers: list[int], done: int) -> Tensor:
+            watch.check()
+            watch.draws(done, total)
+            if paths:
+                return encode(self.target, [paths[i] for i in numbers])
+            decoding = self.drawing(numbers, watch.check)
+            for _ in core.rounds(decoding):
+                watch.draws(done + decoding.done_tokens / decoding.length, total)
+            return decoding.codes
+
+        self.pictures.make(codes_of, self.plan.lessons.draw_batch)
+
+    def train(self, watch: Watch) -> None:
+        """Train until the budget is spent; every so often measure, save and write. A run that is stopped is saved."""
         run, losses = self.run, []
-        with tqdm(total=run.steps, initial=run.step, unit=" steps", desc="training", leave=False) as bar:
-            while run.fraction < 1:
-                losses.append(self._step())
-                bar.update()
-                if run.step % self.plan.files.every == 0:
-                    self._save(losses)
-                    bar.set_postfix_str(f"loss {self.log[-1]['loss']:.3f}, tau {self.log[-1]['tau']:.3f}")
-                    losses = []
+        run.begin()
+        while run.fraction < 1:
+            losses.append(self._step())
+            if run.step % self.plan.files.every == 0:
+                self._save(losses)
+                losses = []
+            try:
+                watch.learns(run, self.log)
+                watch.check()
+            except BaseException:
+                run.save(log=self.log)
+                raise
         if losses:
             self._save(losses)
 
@@ -271,20 +330,34 @@ class Trainer:
         losses = []
         passes = 1 if self.run.fraction < self._warm_up else training.passes
         for part in range(training.accumulate):
-            reading = self._read(self._numbers(step * training.accumulate + part))
-            end = reading.z.shape[1] - passes + 1
-            roots = torch.arange(step % STRIDE, end, STRIDE, device=reading.z.device)
-            with self._autocast:
-                loss = training_loss(self.drafter, reading, roots, passes) / training.accumulate
-            self.run.backward(loss)
-            losses.append(loss.detach())
+            numbers = self._numbers(step * training.accumulate + part)
+            losses.append(self._learn(self._read(numbers, self.pictures.codes(numbers), self._features), step, passes))
         self.run.apply()
         return torch.stack(losses).sum()
 
-    def _read(self, numbers: list[int]) -> Reading:
+    def _learn(self, reading: Reading, step: int, passes: int) -> Tensor:
+        """Add the gradients of a part of a step. Returns its loss, a scalar."""
+        roots = torch.arange(step % STRIDE, reading.z.shape[1] - passes + 1, STRIDE, device=reading.z.device)
+        with self._autocast:
+            loss = training_loss(self.drafter, reading, roots, passes) / self.training.accumulate
+        self.run.backward(loss)
+        return loss.detach()
+
+    def trial(self) -> int:
+        """A part of a step on tokens at random, of which nothing is learned. Returns a picture's bytes of features."""
+        numbers, tokens = self._numbers(0), len(self.target.decoder.image_ids)
+        shape = len(numbers), self.target.length
+        codes = torch.randint(tokens, shape, generator=torch.Generator().manual_seed(0))
+        reading = self._read(numbers, codes, None)
+        self._learn(reading, 0, self.training.passes).item()
+        for weight in self.drafter.parameters():
+            weight.grad = None
+        return 2 * reading.features.numel() // len(numbers)
+
+    def _read(self, numbers: list[int], codes: Tensor, stored: Features | None) -> Reading:
         """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder."""
         prompts = [self._encode(self.pictures.prompts[number]) for number in numbers]
-        return read(self.target, prompts, self.pictures.codes(numbers), numbers, self.sampling, self._features)
+        return read(self.target, prompts, codes, numbers, self.sampling, stored)
 
     def _numbers(self, index: int) -> list[int]:
         """Pictures of batch ``index``. Each epoch has an order of its own, fixed by the seed, and leaves out what does
@@ -298,16 +371,7 @@ class Trainer:
     def measure(self, drafter: core.EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
         batches = [batch.tolist() for batch in torch.arange(self.plan.lessons.held_out).split(self.training.batch)]
-        readings = (self._read(batch).paired(drafter.pairing) for batch in batches)
-        rows = [acceptance(drafter, reading, self.training.passes) for reading in readings]
+        readings = (self._read(batch, self.pictures.codes(batch), self._features) for batch in batches)
+        rows = [acceptance(drafter, reading.paired(drafter.pairing), self.training.passes) for reading in readings]
         sums = {name: sum(len(batch) * row[name] for batch, row in zip(batches, rows)) for name in rows[0]}
         return {name: round(value / self.plan.lessons.held_out, 4) for name, value in sums.items()}
-
-
-def _autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:
-    """Of the matrix products in training; None is float32. ``auto`` is the half that the GPU is fast in."""
-    if wish != "auto":
-        return None if wish == "float32" else getattr(torch, wish)
-    if device.type != "cuda":
-        return None
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16

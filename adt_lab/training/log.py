@@ -1,14 +1,17 @@
-"""The log of a training run: a table, a chart where matplotlib is installed, and lines for people."""
+"""The log of a training run: a table, a curve, and lines for people."""
 
 from __future__ import annotations
 
 import csv
 import io
-from importlib.util import find_spec
 from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
 
 from .. import core
 from .unroll import CHILDREN
+
+WIDTH, HEIGHT, COLOUR = 640, 400, "#1f77b4"
 
 
 def sentence(row: dict, passes: int) -> str:
@@ -24,28 +27,36 @@ def sentence(row: dict, passes: int) -> str:
 
 
 def write_log(folder: Path, rows: list[dict], passes: int) -> None:
-    """``log.csv``, and ``log.png`` where matplotlib is installed. Rows: step, seconds, mean loss, acceptance."""
+    """``log.csv`` and ``log.png``. Rows: step, seconds, mean loss, acceptance."""
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])
     table.writeheader()
     table.writerows(rows)
     core.write_in(folder, "log.csv", text.getvalue().encode())
-    if find_spec("matplotlib"):
-        core.write_in(folder, "log.png", _chart(rows, passes))
-
-
-def _chart(rows: list[dict], passes: int) -> bytes:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    steps = [row["step"] for row in rows]
-    left.plot(steps, [row["loss"] for row in rows])
-    left.set(xlabel="step", ylabel="loss", ylim=(0, None))
-    for depth in range(1, passes + 1):
-        right.plot(steps, [row[f"depth {depth} of 1"] for row in rows], label=f"depth {depth}")
-    right.set(xlabel="step", ylabel="acceptance of the first child", ylim=(0, 1))
-    right.legend()
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=100)
-    return buffer.getvalue()
+    curve(rows, passes).save(buffer, "PNG")
+    core.write_in(folder, "log.png", buffer.getbuffer())
+
+
+def curve(rows: list[dict], passes: int) -> Image.Image:
+    """The held-out tokens a pass over the steps, as a picture of WIDTH x HEIGHT pixels. A chain of ``passes`` drafts
+    brings 1 to ``passes + 1``."""
+    picture = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(18)
+    left, top, right, bottom = 50, 50, WIDTH - 30, HEIGHT - 50
+
+    def place(step: float, tau: float) -> tuple[float, float]:
+        return left + (right - left) * step / rows[-1]["step"], bottom - (bottom - top) * (tau - 1) / passes
+
+    for tau in range(1, passes + 2):
+        draw.line([place(0, tau), place(rows[-1]["step"], tau)], "lightgrey")
+        draw.text((left - 12, place(0, tau)[1]), str(tau), "black", font, "rm")
+    points = [place(row["step"], row["tau"]) for row in rows]
+    draw.line(points, COLOUR, 3, "curve")
+    for x, y in points:
+        draw.ellipse((x - 4, y - 4, x + 4, y + 4), COLOUR)
+    title = f"tokens a pass on held-out prompts, a chain of {passes} guesses: {rows[-1]['tau']:.2f}"
+    draw.text((left, top - 20), title, "black", font, "ls")
+    draw.text((left, bottom + 16), "0", "black", font, "mt")
+    draw.text((right, bottom + 16), f"{rows[-1]['step']} steps", "black", font, "rt")
+    return picture

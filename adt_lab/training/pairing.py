@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import core
-from .pictures import draw
+from .pictures import drawing
 from .unroll import CHILDREN, acceptance, read
 
 
@@ -81,7 +81,7 @@ def measure(
     They are taken on pictures of the prompts, which the target draws plainly.
     """
     numbers = list(range(len(prompts)))
-    codes = draw(target, prompts, numbers, sampling)
+    codes = core.decode(drawing(target, prompts, numbers, sampling)).codes
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter, shares = drafter.to(reading.features.dtype), {}
     for pairing in starmap(core.Pairing, product((False, True), repeat=2)):

@@ -7,13 +7,12 @@ be interrupted at any time.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from .. import core
 
@@ -50,14 +49,20 @@ class Pictures:
                 f"{path} holds tokens that the model does not have; delete it, or name another `output`."
             )
 
-    def make(self, codes_of: Callable[[list[int]], Tensor], together: int) -> None:
-        """Make the missing pictures, ``together`` at once. codes_of: their numbers -> codes [len(numbers), tokens]."""
-        missing = np.flatnonzero((self._codes < 0).any(1)).tolist()
-        with tqdm(total=len(missing), desc="pictures", unit="", disable=not missing, leave=False) as bar:
-            for start in range(0, len(missing), together):
-                numbers = missing[start : start + together]
-                self.put(numbers, codes_of(numbers))
-                bar.update(len(numbers))
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of those that are not made yet."""
+        return np.flatnonzero((self._codes < 0).any(1)).tolist()
+
+    def make(self, codes_of: Callable[[list[int], int], Tensor], together: int) -> None:
+        """Make the missing pictures, ``together`` at once.
+
+        codes_of: their numbers, and how many pictures are done -> codes [len(numbers), tokens].
+        """
+        missing = self.missing
+        for start in range(0, len(missing), together):
+            numbers = missing[start : start + together]
+            self.put(numbers, codes_of(numbers, len(self.prompts) - len(missing) + start))
 
     def put(self, numbers: list[int], codes: Tensor) -> None:
         """Enter the codes [len(numbers), tokens] of some pictures."""
@@ -69,16 +74,46 @@ class Pictures:
         return torch.from_numpy(self._codes[numbers].astype(np.int64))
 
 
-def find_prompts(path: str, pictures: int | None, held_out: int, seed: int) -> list[str]:
+def find_pictures(
+    lessons: core.Lessons, batch: int, seed: int, texts: Sequence[str]
+) -> tuple[list[str], list[Path] | None]:
+    """Prompts of all pictures, held-out ones first, and paths of their files, None if the target draws them.
+
+    batch: pictures of a step. texts: prompts, where ``lessons`` names no file. AdtError if there are too few.
+    """
+    held_out, paths = lessons.held_out, None
+    if lessons.images:
+        paths, prompts = _find_captioned(lessons.images)
+        order = np.random.default_rng(seed).permutation(len(paths))[: (lessons.pictures or len(paths)) + held_out]
+        paths, prompts = [paths[i] for i in order], [prompts[i] for i in order]
+    else:
+        texts = core.read_prompts(lessons.prompts) if lessons.prompts else texts
+        prompts = _spread(texts, lessons.pictures, held_out, seed)
+    if len(prompts) >= held_out + batch:
+        return prompts, paths
+    named = lessons.images or lessons.prompts or "the list"
+    source = f"`{'images' if lessons.images else 'prompts'}`: '{named}'"
+    if not paths and len(prompts) > held_out:
+        raise core.AdtError(
+            f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (`batch`); "
+            "draw more with `pictures`."
+        )
+    raise core.AdtError(
+        f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
+        f"(`held_out`) and {batch} for one step (`batch`); add some, or lower these."
+    )
+
+
+def _spread(prompts: Sequence[str], pictures: int | None, held_out: int, seed: int) -> list[str]:
     """One prompt per picture, in an order that ``seed`` fixes. The first ``held_out`` are used once, the others in turn
-    for ``pictures`` pictures; None uses each once. AdtError for a file that can't be read."""
-    prompts = list(dict.fromkeys(core.read_prompts(path)))
-    prompts = core.sample(prompts, len(prompts), seed)
-    rest = prompts[held_out:]
-    return prompts[:held_out] + [rest[i % len(rest)] for i in range(pictures or len(rest)) if rest]
+    for ``pictures`` pictures; None uses each once."""
+    distinct = list(dict.fromkeys(prompts))
+    distinct = core.sample(distinct, len(distinct), seed)
+    rest = distinct[held_out:]
+    return distinct[:held_out] + [rest[i % len(rest)] for i in range(pictures or len(rest)) if rest]
 
 
-def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
+def _find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
         raise core.AdtError(
@@ -109,13 +144,19 @@ def _caption(path: Path) -> str:
     return caption
 
 
-def draw(target: core.Target, prompts: list[str], numbers: list[int], sampling: core.Sampling) -> Tensor:
-    """Codes [B, T] int64 of the prompts' pictures, decoded plainly; ``numbers`` are their image indices.
+def drawing(
+    target: core.Target,
+    prompts: list[str],
+    numbers: list[int],
+    sampling: core.Sampling,
+    check: core.Check | None = None,
+) -> core.Decoding:
+    """The plain decoding of the prompts' pictures, whose codes are [B, T] int64; ``numbers`` are their image indices.
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
     recipe = core.Recipe(sampling, core.Drafting(core.PLAIN))
-    return core.decode(core.Job(target, recipe).decoding(prompts, numbers)).codes
+    return core.Job(target, recipe).decoding(prompts, numbers, check=check)
 
 
 def encode(target: core.Target, paths: list[Path]) -> Tensor:
@@ -125,5 +166,6 @@ def encode(target: core.Target, paths: list[Path]) -> Tensor:
     for path in paths:
         pixels = core.to_pixels(core.open_picture(path, "images", "take it out or save it anew"), height, width)
         with torch.inference_mode():
-            codes.append(target.codec.encode(pixels).flatten(1).cpu())
+            cells = target.codec.encode(pixels).cpu()
+            codes.append(target.beginning(cells, cells[0].numel()))
     return target.tokens(torch.cat(codes))

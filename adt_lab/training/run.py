@@ -84,6 +84,15 @@ def muon_and_adam(
     return optimisers
 
 
+def autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:
+    """Of the matrix products in training; None is float32. ``auto`` is the half that the GPU is fast in."""
+    if wish != "auto":
+        return None if wish == "float32" else getattr(torch, wish)
+    if device.type != "cuda":
+        return None
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
 @dataclass
 class Run:
     """A training run that can be stopped and resumed: weights, their moving average, optimisers, step and time spent.
@@ -115,7 +124,7 @@ class Run:
             ):
                 self._resume(device)
         self.step = self.state["step"]
-        self._start = time.monotonic() - self.state["elapsed"]
+        self.begin()
 
     def _resume(self, device: torch.device) -> None:
         """Go on where the checkpoint was written. Raises errors of all kinds for another one."""
@@ -128,6 +137,10 @@ class Run:
         if self.state.get("scaler"):  # empty where losses were not scaled
             self.scaler.load_state_dict(self.state["scaler"])
         self.state |= {"step": int(self.state["step"]), "elapsed": float(self.state["elapsed"])}
+
+    def begin(self) -> None:
+        """The clock runs from now on: what was done since this object was made does not count."""
+        self._start = time.monotonic() - self.state["elapsed"]
 
     @property
     def elapsed(self) -> float:

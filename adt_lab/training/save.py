@@ -16,7 +16,7 @@ def layer_tensors(layer: core.Layer, prefix: str) -> dict[str, Tensor]:
     """A layer's fused parameters under their Hugging Face names."""
     c = layer.config
     kv = c.num_kv_heads * c.head_dim
-    q, k, v = layer.qkv.T.split([c.hidden_size, kv, kv])
+    q, k, v = layer.qkv.T.split([c.query_width, kv, kv])
     if c.grid_rope:
         q, k = core.paired(c.head_dim)(q), core.paired(c.head_dim)(k)
     gate, up = layer.gate_up.T.chunk(2)

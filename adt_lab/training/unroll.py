@@ -83,12 +83,12 @@ def read(
     prompts = list(prompts)
     if sampling.guidance != 1:
         prompts += [target.unconditional(prompt) for prompt in prompts]
-    rows = core.Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding)
+    rows = core.Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding, places=target.places)
     ids, pads = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1], rows.pads.tolist()
     features = stored.get(numbers, pads, rows.device) if stored is not None else None
     if features is None:
         cache = core.KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
-        rope = core.rope_tables(decoder.config, decoder.embedding)
+        rope = target.rope
         text, image = _steps(rows, len(codes), length - 1)
         features = decoder(rows.ids, text, cache, rope, None, rows.features)
         features = torch.cat([features, decoder(ids, image, cache, rope)], 1)

@@ -19,7 +19,7 @@ from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter
 from adt_core.app.jobs import Job
 from adt_core.drafters import Drafter
 from adt_core.drafters.eagle import EagleDrafter
-from adt_core.drafters.eagle_files import grid_of_pairs
+from adt_core.drafters.eagle_files import new_config
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
@@ -146,7 +146,7 @@ def random_target(name: str, shape: Shape, dtype: torch.dtype, weights: str | No
 def random_network(target: Target) -> EagleDrafter:
     """An EAGLE drafter with random weights, as wide as the target."""
     ours = target.decoder.config
-    config = replace(ours, num_layers=1, head_width=0, grid_rope=grid_of_pairs(ours))
+    config = new_config(ours)
     with torch.device("meta"):
         network = EagleDrafter(config, input_norm=ours.qk_norm)
     network.to(target.decoder.dtype)

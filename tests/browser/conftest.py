@@ -17,6 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "wor
 
 from comfy_page import ComfyPage, launch  # noqa: E402
 from comfy_server import NEWEST, NEWEST_FRONTEND, PACKS, Comfy, page  # noqa: E402
+from small import write_picture  # noqa: E402
 from tiny_workflow import Workflow  # noqa: E402
 
 from tests.tiny import write_tiny_checkpoint  # noqa: E402
@@ -63,6 +64,7 @@ def comfy(browser, frontend, tmp_path_factory):
     """A server with previews. Beside the bundled model it has a tiny random one: 12 by 12 tokens in about a second."""
     base = tmp_path_factory.mktemp("comfyui")
     write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
+    write_picture(base)
     options = ("--front-end-root", str(page(frontend))) if frontend else ()
     with Comfy(NEWEST, base, PACKS, ("--preview-method", "auto", *options)) as server:
         server.post("/settings/Comfy.TutorialCompleted", True)

@@ -24,6 +24,9 @@ MISSING = [
     "ADT-Tree LlamaGen text to image",
     "ADT-Tree Janus-Pro text to image",
     "ADT-Tree Emu3 text to image",
+    "ADT-Tree Liquid text to image",
+    "ADT-Tree GLM-Image text to image",
+    "ADT-Tree GLM-Image edit a picture",
     "ADT-Tree same as upstream (Janus-Pro)",
 ]
 """Templates whose models are not there."""

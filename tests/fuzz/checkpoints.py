@@ -13,33 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from adt_core.app.checkpoints import load_drafter, load_target
 from adt_core.app.inspect import inspect
-from tests.layouts.emu3 import write_emu3
-from tests.layouts.janus import write_janus
-from tests.layouts.llamagen import write_hugging_face
-from tests.layouts.lumina import write_lumina
-from tests.layouts.lumina2 import write_lumina2
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+from tests.layouts.families import WRITERS
+from tests.tiny import write_tiny_drafter
 
 from .odd import ODD, TEXTS, as_json, changed, damaged
 
-WRITERS = {
-    "chameleon": write_tiny_checkpoint,
-    "lumina-mgpt": write_lumina,
-    "lumina-mgpt-2": write_lumina2,
-    "llamagen": write_hugging_face,
-    "janus": write_janus,
-    "emu3": write_emu3,
-}
-"""Writers of a small random checkpoint, by family."""
-FOLDERS = {"lumina-mgpt": "Lumina-mGPT-7B-768"}
-"""Where the name of a folder says something of the model."""
 DTYPES = [torch.float16, torch.float64, torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16]
 SHAPES = [(), (1,), (0,), (1, 1), (2, 3), (1, 2, 3, 4), (3, 1, 2), (0, 5), (10**4,)]
 
 
 def write_all(folder: Path) -> dict[str, Path]:
     """A checkpoint of every family, and a drafter for the first."""
-    made = {name: write(folder / name / FOLDERS.get(name, name)) for name, write in WRITERS.items()}
+    made = {name: write(folder / name) for name, write in WRITERS.items()}
     return made | {"drafter": write_tiny_drafter(folder / "drafter" / "drafter", made["chameleon"])}
 
 

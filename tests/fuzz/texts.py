@@ -21,8 +21,8 @@ from adt_core.policies.costs import built_in
 from adt_core.policies.recipe import Recipe
 from adt_lab.records import FIGURES, RUNS, append, open_records
 from adt_lab.report import summary, table
+from tests.layouts.families import WRITERS
 
-from .checkpoints import FOLDERS, WRITERS
 from .odd import ODD, TEXTS, as_json, changed, damaged
 
 COCO = {
@@ -62,7 +62,7 @@ def lists(folder: Path) -> Callable:
 
 def captions(folder: Path) -> Callable:
     """Any text as the prompt of any family, and as part of a picture's name and of its settings."""
-    targets = [load_target(write(folder / name / FOLDERS.get(name, name))) for name, write in WRITERS.items()]
+    targets = [load_target(write(folder / name)) for name, write in WRITERS.items()]
 
     def one(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))

@@ -48,6 +48,26 @@ test("rounds that were missed stay unknown", () => {
   assert.equal(run.token(0, 1), null);
 });
 
+test("of a small picture and its image, the map shows the one that is being drawn, and the image at the end", () => {
+  const header = { small: [2, 2], grid: [1, 4] };
+  const run = made(header, ROUNDS.slice(0, 1));
+  const shown = (until, one = run) => {
+    one.look(0, until);
+    return [one.rows, one.columns, ...one.values("acceptance", 0, until)];
+  };
+  assert.deepEqual(shown(Infinity), [2, 2, 1, 3, 3, 3]);
+  assert.deepEqual([run.cellAt(3), run.cellAt(4)], [3, null]);
+  run.append(1, ROUNDS.slice(1));
+  assert.deepEqual(shown(Infinity), [1, 4, 1, 3, 3, 3]);
+  assert.deepEqual([run.cellAt(3), run.cellAt(4)], [null, 0]);
+  assert.deepEqual(shown(1), [2, 2, 1, 3, 3, 3], "of a replay");
+  assert.deepEqual(shown(2), [1, 4, 1, N, N, N]);
+  assert.equal(run.done, run.total);
+  const stopped = made(header, ROUNDS.slice(0, 1));
+  stopped.state = "stopped";
+  assert.deepEqual(shown(Infinity, stopped), [1, 4, N, N, N, N]);
+});
+
 test("images of a batch advance on their own, and one that is finished drops out", () => {
   const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0, [1, 1, 1]];
   const run = made({ images: 2 }, [

@@ -30,6 +30,14 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
   ]);
 });
 
+test("the tokens of a small picture come before those of the image", async () => {
+  const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // behind the eighth token
+  await assert.rejects(unpack(oneRound([share], [1])), RangeError);
+  assert.equal((await unpack({ ...oneRound([share], [1]), small: [2, 2] }))[0][2][1], 8);
+  assert.deepEqual(sound({ ...MAP, small: [2, 2], start: 9 }, new Room()).small, [2, 2]);
+  assert.throws(() => sound({ ...MAP, small: [2, 2 ** 40] }, new Room()), RangeError);
+});
+
 test("no rounds are no rounds", async () => assert.deepEqual(await unpack(saved([0])), []));
 
 test("damaged numbers are refused, and do not fill the memory", async () => {

@@ -24,6 +24,13 @@ test("what the server says of progress and of unknown prompts is said in Chinese
     "The images are in output/x. 1 of 9 prompts are left out. This small model knows houses, boats, balloons, mugs and the like, and drew something else for 1 of 8 prompts: 'a'.":
       "图像位于 output/x。1 of 9 prompts are left out. 这个小模型只认识房子、船、热气球、杯子等的英文词，8 个提示词中有 1 个画成了别的：'a'。",
     "The images are in output/x. 1 of 3 prompts are left out.": "The images are in output/x. 1 of 3 prompts are left out.",
+    "8 of 400 pictures; about 12 min in all": "400 张图像中的 8 张；总共约 12 分钟",
+    "90 steps; about 1.5 min in all": "90 步；总共约 1.5 分钟",
+    "300 steps, 2.31 tokens a pass; about 12 min in all": "300 步，每次前向 2.31 个 token；总共约 12 分钟",
+    "The training takes about 12 min (3.0 to draw, 9.1 to learn), 1.2 GB of memory and 0.4 GB of disk.":
+      "训练约需 12 分钟（生成图像 3.0，学习 9.1）、1.2 GB 内存和 0.4 GB 磁盘空间。",
+    "'mine' drafts 2.31 tokens a pass after 300 steps; the Drafter Loader has it.":
+      "“mine”在 300 步后每次前向得到 2.31 个 token；草稿模型加载器中已有它。",
     "a note": "a note",
   };
   assert.deepEqual(Object.keys(said).map(line), Object.keys(said));
@@ -33,8 +40,8 @@ test("what the server says of progress and of unknown prompts is said in Chinese
 });
 
 test("how far a run is, is no note to be read after it", () => {
-  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x"];
-  assert.deepEqual(progress.map(isNote), [false, false, false, false]);
+  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x", "8 of 400 pictures; about 12 min in all", "300 steps, 2.31 tokens a pass; about 12 min in all"];
+  assert.deepEqual(progress.map(isNote), progress.map(() => false));
   const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; the error says how to get it", "This small model knows houses, and drew something else for 'a cat'."];
   assert.deepEqual(notes.map(isNote), [true, true, true, true]);
 });

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 
 Change = Callable[[dict], object]
@@ -27,3 +28,12 @@ def edit_tensors(folder: Path, change: Change) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
+
+
+def write_one_file(stage: Path, tokenizer: Path, file: Path, *without: str) -> Path:
+    """The checkpoint in the folder ``stage`` as one file, its texts as tensors of bytes; some of these left out."""
+    tensors = {name: value for part in stage.glob("*.safetensors") for name, value in load_file(part).items()}
+    texts = {"config_json": stage / "config.json", "tokenizer_json": tokenizer}
+    tensors |= {name: torch.tensor(list(text.read_bytes()), dtype=torch.uint8) for name, text in texts.items()}
+    save_file({name: value for name, value in tensors.items() if name not in without}, file)
+    return file

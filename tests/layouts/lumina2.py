@@ -36,7 +36,7 @@ def write_lumina2(
 ) -> Path:
     """A target in two files, with ``movqgan_270M.ckpt`` in the folder above it. ``scale`` sharpens distributions."""
     folder.mkdir(parents=True, exist_ok=True)
-    generator, words = torch.Generator().manual_seed(seed), FIRST_CODE + CODES + 3
+    generator, words = torch.Generator().manual_seed(seed), FIRST_CODE + 16384 + 1
     tensors = {
         "model.embed_tokens.weight": torch.randn(words, hidden, generator=generator),
         "model.norm.weight": 1 + 0.1 * torch.randn(hidden, generator=generator),

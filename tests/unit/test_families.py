@@ -12,7 +12,7 @@ from adt_core.app.inspect import inspect
 from adt_core.models.families.emu3 import NEGATIVE
 from tests.drafted import run
 from tests.layouts import janus, llamagen
-from tests.layouts.edits import edit_config, edit_tensors
+from tests.layouts.edits import edit_config, edit_tensors, write_one_file
 from tests.layouts.families import WRITERS, load_small, write_network
 from tests.layouts.tokens import spelled
 
@@ -116,6 +116,9 @@ def test_prompts_that_it_cannot_read(models, family, text, reason):
         ("lumina", (1024, 1024), "no more pixels"),
         ("lumina-mgpt-2", (48, 64), "multiples of 32"),
         ("lumina-mgpt-2", (800, 768), "no more pixels than 768x768"),
+        ("liquid", (512, 256), "grid of 8 x 8 tokens only"),
+        ("glm-image", (48, 64), "multiples of 32"),
+        ("glm-image", (2080, 1024), "from 32 to 2048 pixels"),
     ],
 )
 def test_sizes_that_it_cannot_draw(models, family, size, reason):
@@ -138,7 +141,7 @@ def test_rows_end_where_they_must_also_under_relaxed_acceptance(models, family, 
     how = {"lantern": Lantern(neighbours=39, delta=1.0), "drafting": Drafting("adt-tree")} if drafter else {}
     drawn = run(target, drafter and load_drafter(drafter.replace("network", str(network)), target), **how)
     (rows, columns), cells = target.grid, drawn.grid_codes()
-    assert drawn.codes.shape == (2, rows * target.columns) and target.columns == columns + target.row_end
+    assert drawn.codes.shape == (2, target.length) and target.columns == columns + target.row_end
     assert target.row_end is (family in ("lumina", "lumina-mgpt-2", "emu3"))
     assert (0 <= cells).all() and (cells < 40).all()
     assert not target.row_end or (drawn.codes.view(2, rows, -1)[..., -1] == 40).all()
@@ -176,6 +179,19 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("family", ["chameleon", "janus", "emu3"])
+def test_a_model_in_one_file(written, tmp_path, family):
+    """With its configuration and its tokenizer in it."""
+    folder = written(family)
+    file = write_one_file(folder, folder / "tokenizer.json", tmp_path / "one.safetensors")
+    one, whole = load_target(file), load_target(folder)
+    assert one.family == family and one.encode_prompt("a cat") == whole.encode_prompt("a cat")
+    for part in ("decoder", "codec"):
+        pairs = zip(getattr(one, part).state_dict().values(), getattr(whole, part).state_dict().values(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert inspect(str(file))[0]["left_over"] == []
+
+
 # ---- what inspect says, and what is refused ------------------------------------------------------
 
 
@@ -186,8 +202,10 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
         ("lumina", 48, 768, [40, 6]),
         ("lumina-mgpt-2", 96, 768, [40, 4]),
         ("emu3", 90, 720, [40, 4]),
+        ("glm-image", 32, 1024, [40, 24]),
         ("janus", 6, 96, [40, 8]),
         ("janus, deepseek", 4, 64, [40, 8]),
+        ("liquid", 8, 512, [40, 6]),
         ("llamagen", 6, 96, [40, 8]),
         ("llamagen, authors'", 16, 256, [40, 8]),
     ],
@@ -232,7 +250,9 @@ def lacks_beside(name):
         ("llamagen", lacks_beside("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
         ("llamagen, authors'", lacks_beside("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
         ("lumina-mgpt-2", lacks_beside("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
+        ("liquid", lacks_beside("vqgan.ckpt"), "model.vqmodel.", "put vqgan.ckpt"),
         ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
+        ("glm-image", lambda path: (path / "processor" / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
     ],
 )
 def test_what_is_missing_beside_the_weights_is_named_with_its_remedy(copied, layout, change, tensors, remedy):
@@ -268,10 +288,14 @@ def lose_two(tensors):
     del tensors["model.layers.0.self_attn.q_norm.bias"], tensors["model.norm.weight"]
 
 
-def rename_begin_of_image(path):
+def rename(token, name):
     """In the tokenizer."""
-    file = path / "tokenizer.json"
-    file.write_text(file.read_text(encoding="utf-8").replace(janus.BEGIN_IMAGE, "<other>"), encoding="utf-8")
+
+    def change(path):
+        file = path / "tokenizer.json"
+        file.write_text(file.read_text(encoding="utf-8").replace(token, name), encoding="utf-8")
+
+    return change
 
 
 def lose_index_and_shard(path):
@@ -322,6 +346,16 @@ WRONG = {
         ),
         "a codec of no channels": (empty_codec, "the shapes of its codec make no sense; download its file again"),
     },
+    "liquid": {
+        "the tokenizer of Gemma": (
+            rename("<boi>", "<unused0>"),
+            "tokenizer.json lacks <boi>; use the checkpoint's own",
+        ),
+        "too small a vocabulary": (
+            config(lambda c: c.update(vocab_size=256010)),
+            "vocab_size 256010 has no room for the 40 tokens of its images",
+        ),
+    },
     "emu3": {
         "no shard": (without(SECOND), f"lacks {SECOND}"),
         "no index and no shard": (lose_index_and_shard, f"lacks {SECOND}; download"),
@@ -355,7 +389,7 @@ WRONG = {
             tensors(lambda t: t.update({EMBEDDINGS: torch.zeros(40, 7)})),
             rf"{EMBEDDINGS} has shape \(40, 7\), but \(40, 8\) was expected",
         ),
-        "another tokenizer": (rename_begin_of_image, f"tokenizer.json lacks {janus.BEGIN_IMAGE}"),
+        "another tokenizer": (rename(janus.BEGIN_IMAGE, "<other>"), f"tokenizer.json lacks {janus.BEGIN_IMAGE}"),
         "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),
     },
     "janus, deepseek": {"no shard": (without("pytorch_model-00002-of-00002.bin"), "lacks pytorch_model-00002-of")},

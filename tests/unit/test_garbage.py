@@ -134,7 +134,7 @@ def test_fp8_with_scales_of_any_name(target, scale):
     "name, value",
     [("hidden_act", "gelu"), ("rope_scaling", {"type": "linear", "factor": 2.0}), ("attention_bias", True)]
     + [("rope_scaling", {"rope_type": "llama3"}), ("rope_parameters", {"rope_type": "yarn"}), ("mlp_bias", True)]
-    + [("sliding_window", 4096), ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0), ("head_dim", 32)]
+    + [("sliding_window", 4096), ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)]
     + [("logit_scale", 0.06), ("partial_rotary_factor", 0.5), ("num_local_experts", 8), ("tie_word_embeddings", True)],
 )
 def test_fields_that_change_what_is_computed(target, name, value):

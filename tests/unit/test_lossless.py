@@ -112,7 +112,8 @@ def alone(target, prompts, prefix, negative, **how):
 
 def prefix_of(target, kept, whole):
     """The cells [3, P] that are kept: of the images that would be drawn anyway, or of other ones."""
-    own = target.cells(whole).flatten(1)[:, : AXES["kept"][kept]]
+    cells = torch.cat([target.small(whole).flatten(1), target.cells(whole).flatten(1)], 1)
+    own = cells[:, : AXES["kept"][kept]]
     other = torch.randint(target.num_codes, own.shape, generator=torch.Generator().manual_seed(3))
     return other if kept == "strange" else own
 

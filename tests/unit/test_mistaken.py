@@ -127,6 +127,21 @@ def test_other_models_of_emu3s_family(tmp_path, name, config, words):
     )
 
 
+@pytest.mark.parametrize(
+    "name, kind, words",
+    [
+        ("X-Omni-En", "qwen2", "X-Omni, which needs a diffusion model, FLUX.1-dev, to make pixels of its tokens"),
+        ("copy", "x-omni", "X-Omni, which needs a diffusion model"),
+        ("BLIP3o-NEXT-SFT-3B", "qwen3", "BLIP3o, whose pixels are made by a diffusion model, from its hidden states"),
+        ("copy", "blip3o_qwen", "BLIP3o, whose pixels are made by a diffusion model"),
+    ],
+)
+def test_models_whose_tokens_only_a_diffusion_model_can_show(tmp_path, name, kind, words):
+    folder = write_emu3(tmp_path / name)
+    edit_config(folder, lambda config: config.update(model_type=kind))
+    assert f"{name} is {words}" in said(folder)
+
+
 # ---- how large a download is -----------------------------------------------------------------------
 
 

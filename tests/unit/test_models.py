@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ({"model_type": "janus"}, "janus"),
         ({"model_type": "multi_modality"}, "janus"),
         ({"model_type": "Emu3"}, "emu3"),
+        ({"model_type": "gemma", "vocab_size": 264192}, "liquid"),
+        ({"model_type": "gemma", "vocab_size": 256000}, None),
         ({"model_type": "chameleon_vqgan"}, None),
         ({"model_type": "llama"}, None),
         ({}, None),

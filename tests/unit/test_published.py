@@ -57,6 +57,7 @@ def figures(settings):
         ("llamagen", (7.5, 1.0, 1000, 1.0, "")),
         ("janus", (5.0, 1.0, 0, 1.0, "")),
         ("emu3", (3.0, 1.0, 2048, 1.0, SUFFIX)),
+        ("liquid", (7.0, 0.99, 4096, 0.96, "")),
     ],
 )
 def test_what_is_published_of_each_family(family, expected):

@@ -33,6 +33,12 @@ def test_each_token_has_the_figure_of_its_round(trace, figure, image, rows):
     assert trace.token_map(figure, image) == [pytest.approx(row) for row in rows]
 
 
+def test_the_tokens_of_a_small_picture_come_first_and_are_on_no_map(trace):
+    alone = replace(trace, grid=(1, 3), small=(1, 3))
+    assert alone.token_map("acceptance") == [trace.token_map("acceptance")[1]]
+    assert alone.report() == trace.report()
+
+
 def test_acceptance_is_one_of_the_figures(trace):
     assert [trace.acceptance_map(image) for image in range(2)] == [
         trace.token_map(FIGURES[0], image) for image in range(2)

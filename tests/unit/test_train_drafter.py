@@ -3,6 +3,7 @@ clear sentence."""
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,7 +27,9 @@ from tests.command import words
 from tests.drafted import run
 from tests.layouts import llamagen
 from tests.layouts.emu3 import write_emu3
+from tests.layouts.glm_image import write_glm_image
 from tests.layouts.janus import write_janus
+from tests.layouts.liquid import write_liquid
 from tests.layouts.lumina import write_lumina
 from tests.layouts.lumina2 import write_lumina2
 
@@ -148,6 +151,23 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
     at = settings["captions"].index(PROMPTS[0])
     pixels = torch.from_numpy(np.array(Image.open(folder / "0.png"))[8:40]).permute(2, 0, 1)[None] / 127.5 - 1
     assert codes[at].tolist() == load_target(tiny / "target").codec.encode(pixels).flatten().tolist()
+
+
+def test_it_says_first_what_it_takes(train, tmp_path, monkeypatch):
+    """Time, memory and disk space, of what is still to be done; a disk that is too small ends it there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        code, _, err = train()
+    assert code == 1 and re.search(r"--output: the training needs \d+ MB of disk, and where '.*' is 0 MB are free", err)
+    folder = tmp_path / "out" / "training"
+    assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.pt").exists()
+    (said,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
+    number = r"\d+(\.\d)?"
+    assert re.fullmatch(
+        rf"about {number} min \({number} to draw, {number} to learn\), {number} GB of memory and {number} GB of disk",
+        said,
+    )
+    assert "The training takes" not in train()[2], "a finished run takes nothing"
 
 
 # ---- what is trained is what is run -------------------------------------------
@@ -337,10 +357,14 @@ def write_family(name, folder):
         return write_janus(folder / "janus"), {}
     if name == "emu3":
         return write_emu3(folder / "emu3"), {"size": "64x64"}
+    if name == "liquid":
+        return write_liquid(folder / "Liquid_V1_7B"), {}
+    if name == "glm-image":
+        return write_glm_image(folder / "GLM-Image"), {"size": "64x64"}
     return llamagen.write_upstream(folder), {}
 
 
-@pytest.mark.parametrize("name", ["lumina-mgpt", "lumina-mgpt-2", "llamagen", "janus", "emu3"])
+@pytest.mark.parametrize("name", ["lumina-mgpt", "lumina-mgpt-2", "llamagen", "janus", "emu3", "liquid", "glm-image"])
 def test_a_drafter_for_every_family(train, tmp_path, name):
     """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
     drafts from what it learned."""

@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE))
 
 from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
 from convert import text_to_image  # noqa: E402
-from small import with_small_models, write_small, write_upscaler  # noqa: E402
+from small import with_small_models, write_picture, write_small, write_upscaler  # noqa: E402
 
 
 def pytest_configure(config):
@@ -39,6 +39,7 @@ def release(request):
 def comfy(release, tmp_path_factory):
     """A server that sends previews. The test fails, and is not skipped, if there cannot be one."""
     base = tmp_path_factory.mktemp(f"comfyui-{release.version}")
+    write_picture(base)
     write_small(base / "models")
     write_upscaler(base / "models" / "upscale_models")
     with Comfy(release, base, PACKS, ("--preview-method", "auto")) as server:
@@ -62,6 +63,7 @@ def stocked(release, tmp_path_factory):
     write_published(models / "ar_image")
     write_upstream(models / "ar_image")
     write_drafter(models / "ar_image_drafters" / f"LANTERN-{LUMINA}", load_target(models / "ar_image" / LUMINA))
+    write_picture(base)
     write_small(models)
     write_upscaler(models / "upscale_models")
     shutil.copytree(bundled / "target", models / "ar_image" / "someone" / "copy")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from convert import Graph
+from PIL import Image
 from safetensors.torch import save_file
 
 SMALL = "small"
@@ -35,3 +36,10 @@ def write_upscaler(folder: Path) -> None:
     weights |= {f"{name}.bias": torch.zeros(size[0]) for name, size in sizes.items()}
     weights |= {f"body.{i}.weight": torch.full((8,), 0.2) for i in (1, 3)}
     save_file(weights, folder / UPSCALER)
+
+
+def write_picture(base: Path) -> None:
+    """The picture that ComfyUI's own templates begin with, here of noise, into the ``input`` of a server."""
+    (base / "input").mkdir(parents=True, exist_ok=True)
+    values = torch.randint(256, (512, 512, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    Image.fromarray(values.numpy()).save(base / "input" / "example.png")

@@ -5,13 +5,21 @@ import uuid
 
 import numpy as np
 import pytest
+import torch
 from convert import Graph, text_to_image
 from images import images
+from safetensors.torch import load
 from small import with_small_models
+from test_cancel import LIMIT, interrupt_and_time
 from test_workflows import NAMES, TO_INSTALL, prompt_of
+from websocket_client import PREVIEWS
+
+from adt_core import load_target
+from tests.layouts.glm_pixels import finer, published_pipeline
 
 BATCH, COMPARED = "ADT-Tree batch of prompts with report", "ADT-Tree compared with plain decoding"
 START, LLAMAGEN = "ADT-Tree text to image (start here)", "ADT-Tree LlamaGen text to image"
+GLM = "ADT-Tree GLM-Image text to image", "ADT-Tree GLM-Image edit a picture"
 FIRST = {START, COMPARED, "ADT-Tree continue a picture", LLAMAGEN, BATCH}
 """Workflows that have, together, every node that reads weights, and the family with the most parts. The batch's nodes
 read them in several places: it is for the oldest ComfyUI, too."""
@@ -19,12 +27,14 @@ SIZES = {
     "ADT-Tree Lumina-mGPT text to image": (96, 64),
     "ADT-Tree Lumina-mGPT 2.0 text to image": (64, 32),
     "ADT-Tree Emu3 text to image": (48, 40),
+    **dict.fromkeys(GLM, (96, 64)),
 }
 """In pixels, for models that draw several: these are quick."""
 DRAWN = {
     "ADT-Tree Anole 7B text to image": (32, 32),
     LLAMAGEN: (256, 256),
     "ADT-Tree Janus-Pro text to image": (64, 64),
+    "ADT-Tree Liquid text to image": (512, 512),
     "ADT-Tree same as upstream (Janus-Pro)": (64, 64),
     **SIZES,
 }
@@ -47,7 +57,7 @@ def stocked_template(stocked_info):
             width, height = SIZES[name]
             small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
             graph.set("ADTTreeSampler", model=small)
-        return graph
+        return graph.set("ADTTreeGLMDecode", steps=2) if name in GLM else graph
 
     return load
 
@@ -62,7 +72,7 @@ def test_models_of_the_user_are_listed_and_drawn_with(stocked):
     there = [name for name in listed if not name.endswith(" (not installed)")]
     published = {value for node, _, value in TO_INSTALL.values() if node == "ADTTreeModelLoader"}
     assert there == listed[: len(there)] and there[0] == "bundled"
-    others = {"someone/copy", "deep/er/elsewhere", "small", "t2i_XL_stage1_256.pt"}
+    others = {"someone/copy", "deep/er/elsewhere", "small", "t2i_XL_stage1_256.pt", "GLM-Image"}
     assert set(there[1:]) == published | others
     drafters = choices(stocked, "ADTTreeDrafterLoader", "drafter")
     assert drafters[:4] == ["auto", "bundled", "jacobi", "repeat"]
@@ -90,6 +100,62 @@ def test_a_template_runs_once_its_model_is_there(stocked, stocked_template, name
     graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=f"{name}-plain")
     (plain,) = images(stocked, stocked.run(graph.prompt))
     np.testing.assert_array_equal(image, plain)
+
+
+def test_glm_image_s_pixels_are_those_of_diffusers_for_its_tokens(stocked, stocked_template):
+    """The tokens leave as LATENT: another decoder may take them."""
+    graph = stocked_template(GLM[0])
+    graph.add("SaveLatent", samples=graph.link("ADTTreeSampler"), filename_prefix="glm")
+    outputs = stocked.run(graph.prompt)
+    (image,), (latent,) = images(stocked, outputs), stocked.files(outputs, "latents")
+    folder = stocked.base / "models" / "ar_image" / "GLM-Image"
+    (codes,) = load_target(folder).codec.nearest(load(latent)["latent_tensor"])
+    (pixels,) = published_pipeline(folder)(
+        graph.inputs("CLIPTextEncode")["text"],
+        height=image.shape[0],
+        width=image.shape[1],
+        num_inference_steps=graph.inputs("ADTTreeGLMDecode")["steps"],
+        generator=torch.Generator().manual_seed(graph.inputs("ADTTreeGLMDecode")["seed"]),
+        prior_token_ids=finer(codes)[None],
+        output_type="np",
+    ).images
+    np.testing.assert_allclose(image, 255 * pixels, atol=1)
+
+
+@pytest.mark.alone
+def test_glm_image_s_second_stage_shows_previews_and_is_cancelled_within_a_step(stocked, stocked_template):
+    graph = stocked_template(GLM[0]).set("ADTTreeGLMDecode", steps=1000)
+    own = graph.id("ADTTreeGLMDecode")
+    with stocked.socket() as browser:
+        prompt_id = stocked.queue(graph.prompt, browser.id)
+        begun = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == own)
+        browser.wait_for(lambda m: m.type in PREVIEWS and m.at > begun.at)
+        assert interrupt_and_time(stocked, browser, prompt_id) < LIMIT
+    assert images(stocked, stocked.run(graph.set("ADTTreeGLMDecode", steps=2).prompt))
+
+
+def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
+    """With drafts every picture is that without. A source picture changes it, and so does what is kept of another."""
+    seen = {}
+    for name in ("text", "source", "continued"):
+        graph = text_to_image()
+        graph.set("ADTTreeModelLoader", model="GLM-Image").set("ADTTreeDrafterLoader", drafter="auto")
+        size = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
+        graph.set("ADTTreeSampler", model=size, preset="model's own").drop("ADTTreeSampler", "negative")
+        picture = graph.add("EmptyImage", width=96, height=64, batch_size=1, color=0xC04010)
+        latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
+        if name == "source":
+            prompt = graph.inputs("ADTTreeSampler")["positive"]
+            graph.set("ADTTreeSampler", positive=graph.add("ReferenceLatent", conditioning=prompt, latent=latent))
+        if name == "continued":
+            graph.set("ADTTreeSampler", latent_image=latent)
+        (drawn,) = images(stocked, stocked.run(graph.prompt))
+        graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=f"glm-{name}-plain")
+        (plain,) = images(stocked, stocked.run(graph.prompt))
+        np.testing.assert_array_equal(drawn, plain)
+        assert drawn.shape[:2] == (64, 96)
+        seen[name] = drawn
+    assert (seen["text"] != seen["source"]).any() and (seen["text"] != seen["continued"]).any()
 
 
 def test_prompts_that_are_cut_are_said(stocked, stocked_template):

@@ -39,6 +39,9 @@ TO_INSTALL = {
     "ADT-Tree Janus-Pro text to image": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
     "ADT-Tree same as upstream (Janus-Pro)": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
     "ADT-Tree Emu3 text to image": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),
+    "ADT-Tree Liquid text to image": ("ADTTreeModelLoader", "model", "Liquid_V1_7B"),
+    "ADT-Tree GLM-Image text to image": ("ADTTreeModelLoader", "model", "GLM-Image"),
+    "ADT-Tree GLM-Image edit a picture": ("ADTTreeModelLoader", "model", "GLM-Image"),
     "ADT-Tree text to image and upscale with a model": ("UpscaleModelLoader", "model_name", UPSCALER),
 }
 """Workflows that need a model which does not come with the pack: the node that loads it, its input, the value there."""

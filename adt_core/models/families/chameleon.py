@@ -59,12 +59,20 @@ class ChameleonPrompter(TokenPrompter):
         return Prompt(self.ids(BOS, BEGIN_IMAGE))
 
 
+def add_codec(checkpoint: Checkpoint) -> None:
+    """Add the codec from a file beside the checkpoint, if it has no decoder of images, as most conversions.
+
+    The file is Meta's ``vqgan.ckpt``, or the separate ``Anole-7b-v0.1-vqvae-hf``.
+    """
+    file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
+    if file is not None:
+        checkpoint.add(file, CODEC)
+
+
 def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named: tuple[str, ...] = ()) -> Target:
     """An empty target of Chameleon's architecture for ``cells`` x ``cells`` cells.
 
-    named: more tokens that the vocabulary must have; the first of them ends every row of cells. Conversions of
-    Chameleon have no image decoder. Then the codec is taken from a file beside the checkpoint: Meta's ``vqgan.ckpt``,
-    or the separate ``Anole-7b-v0.1-vqvae-hf``.
+    named: more tokens that the vocabulary must have; the first of them ends every row of cells.
     """
     if checkpoint.config.get("swin_norm"):
         problem = "config.json asks for swin_norm, which the 30B and 34B models have and this version can't"
@@ -74,10 +82,9 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     row_end = [vocabulary[name] for name in named[:1]]
     config = with_room(config, cells * (cells + len(row_end)))
     decoder = Decoder(config, torch.tensor(codes + row_end, device="cpu"), len(codes))
-    file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
-    if file is not None:
-        checkpoint.add(file, CODEC)
-    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from_all=True)
+    add_codec(checkpoint)
+    words = config.vocab_size
+    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from=words)
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:

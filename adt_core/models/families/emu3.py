@@ -154,7 +154,9 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     cells = _PIXELS // codec.downsample
     config = with_room(config, cells * (cells + 1))
     decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))
-    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, draws_from_all=True)
+    return Target(
+        checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, draws_from=config.vocab_size
+    )
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:

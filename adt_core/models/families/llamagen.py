@@ -25,15 +25,16 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from ...errors import AdtError, shown
-from ...untrusted import number, one_of
+from ...untrusted import number
 from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..downloads import Download, Published
 from ..family import Family
-from ..fields import Source, read, size
+from ..fields import Source, read
 from ..layers import Decoder
 from ..layout import codec_shape, decoder_config, decoder_entries
 from ..prompter import check_ids, stripped
+from ..t5 import t5_encoder
 from ..target import Prompt, Prompter, PublishedSampling, Target
 from ..tokenizer import encode, load_tokenizer
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
@@ -59,8 +60,6 @@ _FLAN_T5_XL = {
     "num_layers": 24,
     "num_heads": 32,
     "vocab_size": 32128,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
 }
 _HEAD_DIM = 64
 _REMEMBERED = 5000  # captions, of about 0.1 MB each
@@ -89,11 +88,8 @@ class CaptionEncoder(nn.Module):
 
     def __init__(self, config: dict, source: Source, width: int):
         """config: of T5, from ``source``. width: of the decoder."""
-        from transformers import T5EncoderModel
-
         super().__init__()
-        self.t5 = T5EncoderModel(_t5_config(config, source))
-        self.t5.set_input_embeddings(self.t5.shared)  # one module under both names, so that moving can't make two of it
+        self.t5 = t5_encoder(config, source, _FLAN_T5_XL, "eager")
         features = self.t5.config.d_model
         self.fc1, self.fc2 = nn.Linear(features, width, bias=False), nn.Linear(width, width, bias=False)
         self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, features))
@@ -106,21 +102,6 @@ class CaptionEncoder(nn.Module):
     def project(self, features: Tensor) -> Tensor:
         """T5's features [n, d_model] -> [n, width]; zeros stay zeros."""
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
-
-
-def _t5_config(config: dict, source: Source):
-    """What shapes the encoder, and nothing else: transformers would load code for some other fields.
-
-    AdtError for what makes no sense.
-    """
-    from transformers import T5Config
-
-    return T5Config(
-        **{name: size(config, name, source, usual) for name, usual in _FLAN_T5_XL.items()},
-        feed_forward_proj=read(config, "feed_forward_proj", one_of("gated-gelu", "relu"), source, "gated-gelu"),
-        layer_norm_epsilon=float(read(config, "layer_norm_epsilon", number(0, 0.1), source, 1e-6)),
-        attn_implementation="eager",
-    )
 
 
 @dataclass

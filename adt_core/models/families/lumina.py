@@ -24,6 +24,7 @@ from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompte
 END_OF_ROW = "<reserved08799>"
 _CELLS, PIXELS = 2, 32  # per side of a step
 MOST_OBLONG = 4  # width to height, or height to width
+HEADER = 3  # tokens that an image begins with, which the authors' program draws: a mark, and the two of its size
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
@@ -78,7 +79,9 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     steps = int(sizes[0]) // PIXELS
     stated = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
     codec = VQModel(VQConfig.from_dict(stated, checkpoint.path))
-    return build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, size_token(steps)))
+    target = build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, size_token(steps)))
+    target.drawn_before = HEADER
+    return target
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:

@@ -16,13 +16,13 @@ from ..checkpoint import Checkpoint, Entry, read_json, whole
 from ..downloads import Download, Published
 from ..family import Family
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, with_room
-from ..movq import MoVQ, shape_of
+from ..layout import codec_config, decoder_config, decoder_entries, numbered_tokens, with_room
+from ..movq import MoVQ
 from ..prompter import TokenPrompter
 from ..target import PublishedSampling, Target
 from ..vq import VQConfig
 from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon
-from .lumina import MOST_OBLONG, PIXELS, LuminaPrompter, size_token
+from .lumina import HEADER, MOST_OBLONG, PIXELS, LuminaPrompter, size_token
 
 CODEC = "codec."
 _FIRST_CODE, _END_OF_ROW = 155000, 151670
@@ -30,7 +30,7 @@ _FIRST_CODE, _END_OF_ROW = 155000, 151670
 _STEPS = 24  # of 32 pixels: 768 per side
 _LONGEST = _STEPS * round(MOST_OBLONG**0.5)  # steps of the longer side, where the other is the shortest that may be
 _LEAST_GUIDANCE = 4.0
-_USUAL = (4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2)  # MoVQGAN-270M, as VQConfig has it
+_USUAL = VQConfig(4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2, attention=True)  # MoVQGAN-270M
 _CODEC_FILES = "movqgan_270M.ckpt", "movqgan_270M.safetensors", "MoVQGAN/movqgan_270M.ckpt"
 
 
@@ -79,14 +79,13 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if file is not None:
         checkpoint.add(file, CODEC)
     config = decoder_config(checkpoint.config, checkpoint.path)
-    codec = MoVQ(shape_of(checkpoint, CODEC, _STEPS * PIXELS, VQConfig(*_USUAL, attention=True)))
+    codec = MoVQ(codec_config(checkpoint, CODEC, _USUAL))
     codes, cells = len(codec.codebook), codec.config.cells
-    if file is not None and _FIRST_CODE + codes > config.vocab_size:
-        problem = f"vocab_size {config.vocab_size} has no room for the {codes} tokens of its images"
-        raise AdtError(f"{checkpoint.path}: config.json's {problem}; use the checkpoint's own config.json.")
-    ids = torch.tensor([*range(_FIRST_CODE, _FIRST_CODE + codes), _END_OF_ROW], device="cpu")
-    decoder = Decoder(with_room(config, cells * (cells + 1)), ids, codes)
-    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+    ids = [*numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), _END_OF_ROW]
+    decoder = Decoder(with_room(config, cells * (cells + 1)), torch.tensor(ids, device="cpu"), codes)
+    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
+    target.draws_from, target.drawn_before = config.vocab_size, HEADER
+    return target
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
@@ -98,7 +97,7 @@ def _download(name: str) -> Download:
     return Download(f"Alpha-VLLM/{name}", "about 16 GB", "Apache 2.0", name)
 
 
-MOVQGAN = Download("ai-forever/MoVQGAN", "about 1 GB", "Apache 2.0", "", ("movqgan_270M.ckpt",))
+MOVQGAN = Download("ai-forever/MoVQGAN", "1.1 GB", "not stated", "", ("movqgan_270M.ckpt",))
 
 
 def _published(name: str) -> Published:

@@ -50,6 +50,10 @@ REFUSED = [
         ("ADTTreeCollector", {"name": name}, f"name: '{name[:30]}")
         for name in ("../report", "", "a/b", "a:b", "nul", "x" * 101)
     ),
+    ("ADTTreeTrainDrafter", {"name": "a/b"}, "name: 'a/b'"),
+    ("ADTTreeTrainDrafter", {"name": "jacobi"}, "name: 'jacobi' is a drafter that comes with the pack"),
+    ("ADTTreeTrainDrafter", {"prompts": "nowhere.txt"}, "prompts: "),
+    ("ADTTreeTrainDrafter", {"minutes": 0.0}, "minutes"),
     ("ADTTreeSampler", {"positive": None}, "positive"),
     ("ADTTreeSampler", {"model": ["theirs", 0]}, "model"),
     ("KSampler", {**K_SAMPLER, "model": ["loader", 0]}, "model"),

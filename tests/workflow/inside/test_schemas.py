@@ -14,8 +14,9 @@ from .conftest import ROOT, info_inputs
 NODES = {
     *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLantern"),
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeBenchmark"),
-    "ADTTreeCheck",
+    *("ADTTreeCheck", "ADTTreeTrainDrafter"),
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
+    *("ADTTreeGLMDecoderLoader", "ADTTreeGLMDecode"),
 }
 PAGES = ROOT / "js" / "docs"
 LOCALES = [path.name for path in (ROOT / "locales").iterdir()]

@@ -11,6 +11,7 @@ LONG = "a red house " * 500
 NUMBERS = {"seed": 0, "guidance": 3.0, "temperature": 1.0}
 PUBLISHED = [
     *("Anole-7b-v0.1-hf", "Lumina-mGPT-7B-768", "Lumina-mGPT-2.0", "LlamaGen-T2I-2", "Janus-Pro-1B", "Emu3-Gen-hf"),
+    "Liquid_V1_7B",
 ]
 
 

@@ -1,0 +1,184 @@
+"""The nodes of GLM-Image's second stage: tokens become pixels by diffusion."""
+
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as mm
+import torch
+from comfy_api.v0_0_2 import io
+from PIL import Image
+from torch import Tensor, nn
+
+from ..adt_core.errors import AdtError
+from ..adt_core.models import glm_pixels
+from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
+from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, Source
+from . import folders
+from .latent import read_codes
+from .runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
+from .schema import schema
+from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
+from .stock import cropped, read_prompt, read_sources, to_image, to_picture
+
+PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "beside the transformer"
+"""The transformer of the folder as it is published; and where the other parts are then."""
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_FP8 = "fp8 weights"
+_SHOWN = 64
+"""Latents per side of a preview at most, which are 512 pixels."""
+
+
+class ADTTreeGLMDecoderLoader(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        transformers = list(dict.fromkeys([PUBLISHED, *folders.glm_transformers()]))
+        return schema(
+            "ADTTreeGLMDecoderLoader",
+            "ADT-Tree GLM-Image Decoder Loader",
+            description="Loads the second stage of GLM-Image, which makes pixels of the tokens that the ADT-Tree "
+            "Sampler draws with the first. It needs the Python library diffusers.",
+            search_aliases=["glm-image", "glm image", "diffusion decoder", "加载解码器"],
+            inputs=[
+                io.Combo.Input("transformer", options=transformers, default=PUBLISHED),
+                io.Combo.Input("text_encoder", options=[BESIDE, *folders.files("text_encoders")], default=BESIDE),
+                io.Combo.Input("vae", options=[BESIDE, *folders.files("vae")], default=BESIDE),
+                io.Combo.Input("dtype", options=["auto", *_DTYPES, _FP8], default="auto"),
+            ],
+            outputs=[GlmDecoderSocket.Output(display_name="decoder")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(
+        cls, transformer: str = PUBLISHED, text_encoder: str = BESIDE, vae: str = BESIDE, **_
+    ) -> str:
+        found = (
+            _transformer(transformer),
+            folders.files("text_encoders").get(text_encoder),
+            folders.files("vae").get(vae),
+        )
+        return repr([folders.fingerprint(path) for path in found if path is not None])
+
+    @classmethod
+    @checked
+    def execute(cls, transformer: str, text_encoder: str, vae: str, dtype: str) -> io.NodeOutput:
+        glm_pixels.diffusers()
+        path, device = _transformer(transformer), mm.get_torch_device()
+        if path is None:
+            tell(f"{transformer} is not installed; the error says how to get it")
+            raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
+        drop_unused_results()
+        half = device.type != "cpu" and mm.should_use_bf16(device)
+        pipeline = glm_pixels.load(
+            Path(path),
+            _file("text_encoder", "text_encoders", text_encoder),
+            _file("vae", "vae", vae),
+            device=mm.unet_offload_device(),
+            dtype=_DTYPES.get(dtype, torch.bfloat16 if half else torch.float32),
+            fp8=dtype == _FP8,
+            check=check_cancelled,
+        )
+        smaller = "use a smaller image"
+        remedy = smaller if dtype == _FP8 else f"choose '{_FP8}' in the GLM-Image Decoder Loader"
+        main = manage(nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), "GLM-Image's second stage", remedy)
+        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, "GLM-Image's VAE", smaller)))
+
+
+def _transformer(name: str) -> str | None:
+    """The path of a transformer of the list, if it is installed. A folder of its makers may be around the published."""
+    found = folders.glm_transformers()
+    return found.get(name) or next((path for own, path in found.items() if own.endswith(f"/{name}")), None)
+
+
+def _file(name: str, key: str, value: str) -> Path | None:
+    """The file that is chosen at the input ``name``; None if the part lies beside the transformer."""
+    return None if value == BESIDE else Path(folders.resolve(folders.files(key), value, name, key))
+
+
+class ADTTreeGLMDecode(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            "ADTTreeGLMDecode",
+            "ADT-Tree GLM-Image Decode",
+            description="Makes pixels of the tokens of GLM-Image, in steps of diffusion. Prompt and source images are "
+            "those that the sampler had.",
+            search_aliases=["glm-image", "glm image", "diffusion decoder", "vae decode", "解码"],
+            inputs=[
+                GlmDecoderSocket.Input("decoder"),
+                ModelSocket.Input("model"),
+                io.Latent.Input("samples"),
+                io.Conditioning.Input("positive"),
+                io.Image.Input("source_images", optional=True),
+                io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
+                io.Int.Input("steps", default=STEPS, min=1, max=1000),
+                io.Float.Input("guidance", default=GUIDANCE, min=1.0, max=20.0, step=0.1),
+            ],
+            outputs=[io.Image.Output(display_name="IMAGE")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    @checked
+    def execute(
+        cls,
+        decoder: GlmDecoder,
+        model: LoadedModel,
+        samples: dict,
+        positive: list,
+        seed: int,
+        steps: int,
+        guidance: float,
+        source_images: Tensor | None = None,
+    ) -> io.NodeOutput:
+        _check(model, decoder)
+        prompt, grids = read_prompt(positive, "positive").text, read_codes(samples, model, "samples")
+        sources = _sources(positive, source_images, model)
+        expected: list[Tensor] = []
+        progress = Progress(len(grids) * steps, cls.hidden.unique_id, lambda: _preview(decoder, expected[-1]))
+        images = []
+        for number, index in enumerate(samples.get("batch_index") or range(len(grids))):
+
+            def on_step(done: int, latents: Tensor, before: int = number * steps) -> None:
+                expected[:] = [latents]
+                progress.update(before + done)
+
+            options = {"seed": (seed + index) % 2**64, "steps": steps, "guidance": guidance, "on_step": on_step}
+            images.append(_decode(decoder, grids[number], prompt, sources, **options))
+        return io.NodeOutput(torch.cat(images))
+
+
+def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
+    """AdtError if the tokens of the model mean nothing to the decoder."""
+    target, known = model.target, decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
+    if target.family != FAMILY.name or len(target.codec.codebook) != known:
+        raise AdtError(
+            f"model: this decoder reads the {known} codes of GLM-Image, and {target.name} draws with other ones; "
+            "connect the GLM-Image that the sampler has."
+        )
+
+
+def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[Source]:
+    """The source pictures of a prompt: the images, with the tokens by which the prompt has them."""
+    tokens = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
+    pictures = [] if images is None else list(map(to_picture, cropped(images, PIXELS, "source_images")))
+    if [picture.size for picture in pictures] != [(own.shape[1] * PIXELS, own.shape[0] * PIXELS) for own in tokens]:
+        problem = f"{len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or other sizes"
+        remedy = "connect the images that went through VAE Encode into the prompt, in their order"
+        raise AdtError(f"source_images: {problem}; {remedy}.")
+    return [Source(picture, own) for picture, own in zip(pictures, tokens)]
+
+
+def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Source], **options: Any) -> Tensor:
+    """Tokens [rows, columns] -> IMAGE [1, H, W, 3]. The transformer may leave the card before the VAE needs room."""
+    pipeline, size = decoder.pipeline, tokens.numel() * PIXELS**2
+    with loaded([decoder.patcher, decoder.vae], glm_pixels.denoising_bytes(pipeline, size, sources)):
+        latents = glm_pixels.denoise(pipeline, tokens, prompt, sources=sources, check=check_cancelled, **options)
+    with loaded([decoder.vae], glm_pixels.decoding_bytes(pipeline, size)):
+        return to_image(glm_pixels.pixels(pipeline, latents, check_cancelled)).to(mm.intermediate_device())
+
+
+def _preview(decoder: GlmDecoder, latents: Tensor) -> Image.Image:
+    """The image that is expected at the end, made of fewer latents: of all of them it takes as long as a step."""
+    scale = min(1.0, _SHOWN / max(latents.shape[2:]))
+    fewer = torch.nn.functional.interpolate(latents, scale_factor=scale, mode="area")
+    return to_picture(to_image(glm_pixels.pixels(decoder.pipeline, fewer, check_cancelled))[0])

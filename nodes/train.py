@@ -1,0 +1,221 @@
+"""The training node: a drafter for the loaded model, from nothing but a list of prompts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as mm
+import folder_paths
+import numpy as np
+import torch
+from comfy_api.v0_0_2 import io, ui
+from PIL import Image
+
+from ..adt_core.app.orders import DrafterFiles, Lessons, Training
+from ..adt_core.app.prompts import present
+from ..adt_core.errors import AdtError
+from ..adt_core.rules.settings import Sampling
+from ..adt_lab.training import drafter as training
+from ..adt_lab.training.log import curve
+from ..adt_lab.training.needs import Needs
+from ..adt_lab.training.run import Run
+from ..adt_lab.training.watch import Watch
+from . import folders
+from .batch import one
+from .drafting import check_same_model, open_drafter
+from .prompts import check, fingerprint, read
+from .runtime import Progress, check_cancelled, loaded, refusal, tell
+from .sampling import choose_preset, choose_sampling, choose_suffix, preset_input, sampling_inputs
+from .schema import schema, widget
+from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
+
+MEASURED = 10
+"""Points of the curve, at least, where the number of steps is given."""
+_PARTS = 1000
+"""The bar's parts of the training."""
+
+
+class ADTTreeTrainDrafter(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        lessons, how = Lessons.options(), Training.options()
+        _, *numbers = sampling_inputs()
+        return schema(
+            "ADTTreeTrainDrafter",
+            "ADT-Tree Train Drafter",
+            description="Trains a network that drafts for the model, on pictures that the model draws from a list of "
+            "prompts. It says first what that takes, and shows meanwhile how many tokens a pass it brings. A training "
+            "that was cancelled goes on where it stopped.",
+            search_aliases=["eagle", "draft model", "distill", "training", "训练草稿模型", "推测解码"],
+            is_input_list=True,
+            inputs=[
+                ModelSocket.Input("model"),
+                io.String.Input("name", default="my drafter"),
+                io.String.Input("prompts", default="", multiline=True),
+                widget("pictures", lessons["pictures"]._replace(default=400)),
+                widget("minutes", how["minutes"]._replace(default=30.0, high=1e5)),
+                DrafterSocket.Input("start", optional=True),
+                widget("seed", Sampling.options()["seed"], control_after_generate=False),
+                *numbers,
+                preset_input(),
+                widget("steps", how["steps"]._replace(default=0, low=0), advanced=True),
+                widget("held_out", lessons["held_out"]._replace(default=8), advanced=True),
+                widget("draw_batch", lessons["draw_batch"], advanced=True),
+                widget("batch", how["batch"], advanced=True),
+                widget("features_gb", how["features_gb"]._replace(high=1e5), advanced=True),
+            ],
+            outputs=[
+                DrafterSocket.Output(display_name="drafter"),
+                io.Image.Output(display_name="curve"),
+                io.String.Output(display_name="figures"),
+            ],
+            hidden=[io.Hidden.unique_id],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def validate_inputs(cls, name: list | None = None, prompts: list | None = None) -> bool | str:
+        return refusal(
+            _check, **{key: one(key, values) for key, values in (("name", name), ("prompts", prompts)) if values}
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, prompts: list | None = None, **_) -> str:
+        return fingerprint(prompts[0]) if prompts and isinstance(prompts[0], str) else ""
+
+    @classmethod
+    def execute(cls, **lists: list) -> io.NodeOutput:
+        prompts = lists.pop("prompts", [""])
+        return cls._train(prompts=prompts, **{name: one(name, values) for name, values in lists.items()})
+
+    @classmethod
+    @checked
+    def _train(
+        cls,
+        model: LoadedModel,
+        name: str,
+        prompts: list,
+        pictures: int,
+        minutes: float,
+        steps: int,
+        held_out: int,
+        draw_batch: int,
+        batch: int,
+        features_gb: float,
+        start: LoadedDrafter | None = None,
+        preset: str | None = None,
+        **sampling,
+    ) -> io.NodeOutput:
+        if start is not None:
+            check_same_model(start, model)
+        with _in_the_node_s_words():
+            folder, texts = _folder(name), _texts(prompts)
+            plan = training.plan(
+                Lessons(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
+                Training(
+                    start.path if start is not None else None, steps or None, minutes, batch, features_gb=features_gb
+                ),
+                DrafterFiles(output=folder, every=max(1, min(DrafterFiles.every, (steps or 10**6) // MEASURED))),
+                _given(model, preset, **sampling),
+                model.patcher.load_device.type,
+                texts,
+            )
+            news, log = _run(plan, model, cls.hidden.unique_id)
+        last, picture = log[-1], curve(log, plan.training.passes)
+        tell(f"'{name}' drafts {last['tau']:.2f} tokens a pass after {last['step']} steps; the Drafter Loader has it.")
+        image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
+        shown = ui.SavedImages([_saved(picture, f"adt_tree_{name}_{last['step']}.png")])
+        return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui=shown)
+
+
+def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
+    """Where the page finds a picture."""
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    picture.save(folder / name)
+    return ui.SavedResult(name, "", io.FolderType.temp)
+
+
+class _Shown(Watch):
+    """Shows a training on its node: the bar, a line of text, and the curve as a preview."""
+
+    check = staticmethod(check_cancelled)
+
+    def __init__(self, node_id: str, passes: int):
+        self._node_id, self._passes = node_id, passes
+        self._log: list[dict] = []
+        self._bars: dict[str, Progress] = {}
+        self._all = ""
+
+    def expects(self, needs: Needs) -> None:
+        self._all = f"; about {needs.minutes} min in all"
+        tell(f"The training takes {needs}.")
+
+    def draws(self, done: float, total: int) -> None:
+        self._update("pictures", done / total, f"{int(done)} of {total} pictures{self._all}")
+
+    def learns(self, run: Run, log: list[dict]) -> None:
+        self._log = log
+        reached = f", {log[-1]['tau']:.2f} tokens a pass" if log else ""
+        self._update("steps", run.fraction, f"{run.step} steps{reached}{self._all}")
+
+    def _update(self, stage: str, share: float, text: str) -> None:
+        if stage not in self._bars:
+            self._bars[stage] = Progress(_PARTS, self._node_id, self._curve if stage == "steps" else None)
+        self._bars[stage].update(int(share * _PARTS), text)
+
+    def _curve(self) -> Image.Image | None:
+        return curve(self._log, self._passes) if self._log else None
+
+
+def _run(plan: training.Plan, model: LoadedModel, node_id: str) -> tuple[str, list[dict]]:
+    """Train; what came of it, and the log.
+
+    ComfyUI runs nodes in inference mode, and weights that it moved to a card in it can't pass gradients on. So they are
+    moved there anew; all others leave, for room.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        mm.unload_all_models()
+        with loaded([model.patcher, *filter(None, [model.text])]) as device:
+            trainer = training.train(replace(plan, device=device), model.target, _Shown(node_id, plan.training.passes))
+            return trainer.news, trainer.log
+
+
+def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
+    """What the pictures are made of, by the names of a recipe."""
+    preset = choose_preset(preset, **sampling)
+    numbers = choose_sampling(model, preset, **sampling).flat()
+    return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
+
+
+def _check(name: str | None = None, prompts: str = "") -> None:
+    """Raises AdtError for what is wrong in the inputs, as far as that can be found out quickly."""
+    if name is not None:
+        _folder(name)
+    check(prompts, "prompts")
+
+
+def _folder(name: str) -> Path:
+    """Where the drafter of this name lies. AdtError if it can't be called so."""
+    folders.check_name(name)
+    if name in folders.WITHOUT_FILES:
+        raise AdtError(f"name: '{name}' is a drafter that comes with the pack; choose another name.")
+    return folders.new_drafter(name)
+
+
+def _texts(prompts: list) -> list[str]:
+    """Prompts of the list, or of the one text or file in it. AdtError for what are none."""
+    if len(prompts) == 1:
+        return [prompt.text for prompt in present(read(str(prompts[0]), "prompts"))]
+    return [str(prompt) for prompt in prompts if str(prompt).strip()]
+
+
+@contextmanager
+def _in_the_node_s_words() -> Iterator[None]:
+    """Errors call the folder as the input is called that names it."""
+    try:
+        yield
+    except AdtError as error:
+        raise AdtError(error.naming(lambda field: "name" if field == "output" else field)) from error

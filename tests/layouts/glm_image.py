@@ -1,0 +1,100 @@
+"""GLM-Image's layout (``zai-org/GLM-Image``), small and random: what its first stage needs, and a part of the second.
+
+transformers' own class writes the weights, into ``vision_language_encoder``. The tokenizer is in ``processor``: code n
+is the token ``<|dit_token_n|>`` with the id n, then come those that begin and end a picture, and the text's far behind.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from adt_core.models.families.glm_image import BEGIN_GRID, BEGIN_IMAGE, END_GRID, END_IMAGE
+from tests.layouts.janus import randomise
+from tests.layouts.lumina import save_shards
+
+CODES, HEAD = 40, 48
+IMAGE = "<|image|>"
+
+
+def write_glm_image(
+    folder: Path, *, hidden: int = 64, heads: int = 4, kv_heads: int = 2, scale: float = 1.0, seed: int = 0
+) -> Path:
+    """A random target in two files. ``scale`` sharpens its distributions."""
+    stage, processor = folder / "vision_language_encoder", folder / "processor"
+    for part in (stage, processor, folder / "transformer"):
+        part.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer()
+    tokenizer.save(str(processor / "tokenizer.json"))
+    config = _config(tokenizer, hidden, heads, kv_heads)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.GlmImageForConditionalGeneration(config).eval()
+        randomise(model)
+        model.lm_head.weight.data.mul_(scale)
+    config.architectures = ["GlmImageForConditionalGeneration"]
+    config.save_pretrained(stage)
+    save_shards(stage, model.state_dict(), 2)
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
+    (folder / "transformer" / "config.json").write_text(json.dumps({"_class_name": "GlmImageTransformer2DModel"}))
+    return folder
+
+
+def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
+    """transformers' logits [1 + n, V] behind a prompt and each of the codes.
+
+    inputs: the prompt's, with the grids of the pictures that the codes are of.
+    """
+    first = model(**inputs, use_cache=True)
+    if not codes:
+        return first.logits[0, -1:]
+    name = "cache" if "cache" in first else "past_key_values"
+    grids = {name: inputs[name] for name in ("image_grid_thw", "images_per_sample")}
+    rest = model(torch.tensor([codes]), **grids, **{name: first[name]}, use_cache=True)
+    return torch.cat([first.logits[0, -1:], rest.logits[0]])
+
+
+def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> transformers.GlmImageConfig:
+    begin, end = tokenizer.token_to_id(BEGIN_IMAGE), tokenizer.token_to_id(END_IMAGE)
+    turning = hidden // heads // 4  # pairs: half of a head turns
+    return transformers.GlmImageConfig(
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size() + HEAD,
+            "vision_vocab_size": HEAD,
+            "hidden_size": hidden,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": 5000,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [turning - 2 * (turning // 3), turning // 3, turning // 3],
+            },
+            "pad_token_id": tokenizer.token_to_id(IMAGE),
+            "eos_token_id": end,
+        },
+        vision_config={"depth": 2, "hidden_size": 32, "num_heads": 2, "image_size": 64, "intermediate_size": 48},
+        vq_config={"embed_dim": 24, "num_embeddings": CODES, "latent_channels": 32},
+        image_token_id=tokenizer.token_to_id(IMAGE),
+        image_start_token_id=begin,
+        image_end_token_id=end,
+    )
+
+
+def _tokenizer() -> Tokenizer:
+    """Bytes behind the tokens of pictures, as GLM-4's are."""
+    codes = [*(f"<|dit_token_{code}|>" for code in range(CODES)), BEGIN_IMAGE, END_IMAGE]
+    names = [*codes, *sorted(pre_tokenizers.ByteLevel.alphabet()), BEGIN_GRID, END_GRID, IMAGE]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [*codes, BEGIN_GRID, END_GRID, IMAGE]
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    return tokenizer

@@ -1,0 +1,73 @@
+"""Liquid's layout (``Junfeng5/Liquid_V1_7B``), small and random.
+
+transformers' own class of Gemma writes the files; the fields of config.json are those of the repository, which is of
+transformers 4.39. The tokenizer is of Gemma's kind, with bytes in place of its words. Three of its unused tokens are
+named as in github.com/FoundationVision/Liquid (TRAIN.md). Chameleon's VQGAN is beside the folder, as Meta publishes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+from transformers import GemmaConfig, GemmaForCausalLM
+
+from adt_core.models.vq import VQConfig, VQModel
+from tests.layouts.janus import randomise
+from tests.layouts.lumina import save_shards
+
+CODES, FIRST_CODE = 40, 256000
+MARKS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<2mass>", "[@BOS@]", "<boi>", "<eoi>", "<unconditional>")
+CODEC = VQConfig(6, CODES, 32, 512, 3, 32, (1,) * 7, 1)
+"""Of cells of 64 pixels, so that an image has 64."""
+
+
+def write_liquid(
+    folder: Path, *, hidden: int = 32, heads: int = 4, kv_heads: int = 4, scale: float = 1.0, seed: int = 0
+) -> Path:
+    """A target in two files, with ``vqgan.ckpt`` in the folder above it. ``scale`` sharpens its distributions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["GemmaForCausalLM"],
+        "attention_bias": False,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "head_dim": 16,
+        "hidden_act": "gelu",
+        "hidden_activation": None,
+        "hidden_size": hidden,
+        "intermediate_size": 48,
+        "max_position_embeddings": 8192,
+        "model_type": "gemma",
+        "num_attention_heads": heads,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": kv_heads,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "vocab_size": FIRST_CODE + 8192,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model, codec = GemmaForCausalLM(GemmaConfig(**config)), VQModel(CODEC)
+        randomise(model)
+        model.model.embed_tokens.weight.data.normal_(std=scale * hidden**-0.5)
+    tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    save_shards(folder, tensors, 2)
+    (folder / "config.json").write_text(json.dumps(config))
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    stored = {**codec.state_dict(), "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}
+    torch.save({"state_dict": stored}, folder.parent / "vqgan.ckpt")
+    return folder
+
+
+def _tokenizer() -> Tokenizer:
+    words = (*MARKS, *(f"<0x{byte:02X}>" for byte in range(256)))
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in MARKS])
+    return tokenizer

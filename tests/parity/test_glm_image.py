@@ -1,0 +1,209 @@
+"""GLM-Image's first stage equals transformers' ``GlmImageForConditionalGeneration``, and its prompts the processor's.
+
+Compared are prompts, logits, whole images and the codes of source pictures.
+"""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+transformers = pytest.importorskip("transformers", "5.0")  # older ones lack the model
+
+from adt_core import AdtError, Drafting, Sampling, cli, load_drafter, load_target  # noqa: E402
+from adt_core.app.checkpoints import is_target_file  # noqa: E402
+from adt_core.app.continuation import to_pixels  # noqa: E402
+from adt_core.app.inspect import inspect  # noqa: E402
+from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID, small_grid  # noqa: E402
+from tests.drafted import METHODS, run, write_drafter  # noqa: E402
+from tests.layouts.edits import write_one_file  # noqa: E402
+from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
+from tests.reading import logits_behind  # noqa: E402
+from tests.tiny import write_tiny_checkpoint  # noqa: E402
+
+TOLERANCE = 1e-4
+TEXTS = ("a cat", "three small dogs")
+WIDTH, HEIGHT = 96, 64
+SOURCES = ((544, 512), (512, 640))  # width and height in pixels, from which nothing is scaled up
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_glm_image(tmp_path_factory.mktemp("glm") / "GLM-Image", scale=3.0)
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    return load_target(folder, dtype=torch.float64).sized(WIDTH, HEIGHT)
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    path = folder / "vision_language_encoder"
+    model = transformers.GlmImageForConditionalGeneration.from_pretrained(path, attn_implementation="eager")
+    return model.eval().double()
+
+
+@pytest.fixture(scope="module")
+def processor(folder):
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "processor" / "tokenizer.json"),
+        bos_token="<|dit_token_16384|>",
+        extra_special_tokens={"image_token": IMAGE, "grid_bos_token": BEGIN_GRID, "grid_eos_token": END_GRID},
+    )
+    pictures = transformers.models.glm_image.image_processing_pil_glm_image.GlmImageImageProcessorPil(
+        patch_size=16,
+        merge_size=1,
+        temporal_patch_size=1,
+        size={"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},
+    )
+    return transformers.GlmImageProcessor(pictures, tokenizer)
+
+
+def pictures():
+    generator = torch.Generator().manual_seed(5)
+    colours = [torch.randint(256, (h // 32, w // 32, 3), generator=generator, dtype=torch.uint8) for w, h in SOURCES]
+    return [Image.fromarray(made.numpy()).resize(size) for made, size in zip(colours, SOURCES)]
+
+
+def read(processor, text, images=None):
+    """What the processor makes of a text, and of the pictures before it."""
+    marks = "".join(f"<|dit_token_16384|>{IMAGE}<|dit_token_16385|>" for _ in images or ())
+    return processor(images=images, text=[marks + text], target_h=HEIGHT, target_w=WIDTH, return_tensors="pt")
+
+
+def codes_of(target, images):
+    return [target.codec.encode(to_pixels(image, image.height, image.width))[0] for image in images]
+
+
+@pytest.mark.parametrize("width, height", [(1024, 1024), (1152, 768), (768, 1344)])
+def test_the_prompt_and_both_grids_are_the_processors(target, processor, width, height):
+    ours, inputs = target.sized(width, height), processor(text=["a cat"], target_h=height, target_w=width)
+    assert ours.encode_prompt(" a cat\n") == inputs["input_ids"][0]
+    assert inputs["image_grid_thw"].tolist() == [[1, *ours.grid], [1, *ours.lead]]
+
+
+@torch.no_grad()
+def test_logits_of_the_prompt_and_both_pictures(target, theirs, processor):
+    """One forward for prompts of two lengths, then one for all tokens of the small picture and of the image."""
+    codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
+    for found, text in zip(logits_behind(target, TEXTS, codes), TEXTS):
+        expected = their_logits(theirs, read(processor, text), codes.tolist())
+        assert (found - expected[:, :CODES]).abs().max() < TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("images", [0, 1, 2])
+def test_an_image_is_what_the_reference_draws(target, theirs, processor, images):
+    """``generate``, greedy, from a text and from source pictures; the tokens of images alone are allowed."""
+    given = pictures()[:images]
+    inputs = read(processor, "a cat", given or None)
+    drawer = target.with_sources(codes_of(target, given)) if images else target
+    ours = run(drawer, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=1.0))
+    expected = theirs.generate(
+        **inputs,
+        max_new_tokens=drawer.length,
+        do_sample=False,
+        prefix_allowed_tokens_fn=lambda *_: list(range(CODES)),
+    )
+    assert ours.codes[0].tolist() == expected[0, inputs["input_ids"].shape[1] :].tolist()
+    assert len(set(ours.codes[0].tolist())) > 3
+
+
+@torch.no_grad()
+def test_codes_of_source_pictures(target, theirs, processor):
+    """The codebook is made of the pictures' own vectors, so that every cell must find its own."""
+    given = pictures()
+    inputs = read(processor, "a cat", given)
+    grids = inputs["image_grid_thw"][:-1]
+    features = theirs.float().get_image_features(inputs["pixel_values"], grids).pooler_output
+    vectors = torch.cat([theirs.model.vqmodel.quant_conv(part[None])[0].flatten(1).T for part in features])
+    chosen = vectors[:: len(vectors) // CODES][:CODES]
+    before = target.codec.quantize.embedding.weight.clone()
+    for weight in (target.codec.quantize.embedding.weight, theirs.model.vqmodel.quantize.embedding.weight):
+        weight.copy_(chosen)
+    expected = theirs.get_image_tokens(features).split(grids.prod(1).tolist())
+    found = codes_of(target, given)
+    target.codec.quantize.embedding.weight.copy_(before)
+    theirs.double()
+    theirs.model.vqmodel.quantize.embedding.weight.copy_(before)
+    assert [codes.shape for codes in found] == [(16, 17), (20, 16)]
+    assert [codes.flatten().tolist() for codes in found] == [codes.tolist() for codes in expected]
+    assert len(set(torch.cat(expected).tolist())) > CODES // 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sources", [0, 1])
+def test_every_method_draws_the_same_image(target, tmp_path, method, sources):
+    """From a text, where two pictures are one sequence, and from a source picture."""
+    source, drafting = METHODS[method]
+    write_drafter(tmp_path / "network", target)
+    drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
+    codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))] * sources
+    drawer, sampling = target.with_sources(codes) if sources else target, Sampling(3, 0.9, top_p=0.75, guidance=1.0)
+    plain = run(drawer, sampling=sampling)
+    assert run(drawer, drafter, sampling=sampling, drafting=Drafting(**drafting)).codes.equal(plain.codes)
+
+
+def test_the_small_picture_has_nearly_the_images_shape():
+    assert small_grid((32, 32)) == (16, 16) and small_grid((24, 36)) == (13, 19)
+
+
+@pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
+def test_one_file_is_the_same_model(folder, target, tmp_path, monkeypatch, without):
+    """Without a configuration the published one holds, and without a tokenizer the folder ``processor`` beside it."""
+    stage, tokenizer = folder / "vision_language_encoder", folder / "processor" / "tokenizer.json"
+    file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
+    if "config_json" in without:
+        stated = json.loads((stage / "config.json").read_text())
+        monkeypatch.setattr("adt_core.models.families.glm_image._PUBLISHED", stated)
+    if "tokenizer_json" in without:
+        shutil.copytree(folder / "processor", tmp_path / "processor")
+    found = load_target(file, dtype=torch.float64).sized(WIDTH, HEIGHT)
+    assert found.encode_prompt("a cat") == target.encode_prompt("a cat")
+    pairs = zip(found.decoder.state_dict().values(), target.decoder.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs) and is_target_file(file.name)
+    assert inspect(str(file))[0]["left_over"] == []
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]"])
+def test_a_file_whose_configuration_makes_no_sense(tmp_path, text):
+    file = tmp_path / "glm_image_ar.safetensors"
+    save_file({"config_json": torch.tensor(list(text), dtype=torch.uint8)}, file)
+    with pytest.raises(AdtError, match="glm_image_ar.safetensors: config_json is not"):
+        load_target(file)
+
+
+@torch.no_grad()
+def test_with_guidance_a_row_without_text_keeps_the_sources(target):
+    """Its rotations too: they are counted back from where the image begins."""
+    drawer = target.with_sources([torch.zeros(3, 5, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)])
+    (prompt, short) = map(drawer.encode_prompt, ("a cat", "a"))
+    bare = drawer.unconditional(prompt)
+    assert bare == drawer.unconditional(short) and len(bare) == len(short) - 1
+    assert torch.equal(bare.places, short.places + 1) and torch.equal(bare.places, prompt.places + 5)
+
+
+def test_models_that_take_no_source_picture(tmp_path):
+    with pytest.raises(AdtError, match="draws from a text alone; take it away"):
+        load_target(write_tiny_checkpoint(tmp_path / "target")).with_sources([torch.zeros(2, 2, dtype=torch.long)])
+
+
+@pytest.mark.parametrize("how", ["text", "source", "continue_from"])
+def test_the_command_line_draws_a_sketch_says_so_and_draws_it_again(folder, tmp_path, capsys, how):
+    picture = tmp_path / "picture.png"
+    pictures()[0].save(picture)
+    first, again = ([tmp_path / f"{name}.{end}" for end in ("png", "json")] for name in ("first", "again"))
+    common = ["generate", "--model", str(folder)]
+    given = [] if how == "text" else [f"--{how.replace('_', '-')}", str(picture)]
+    options = ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive", *given]
+    assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
+    assert "a sketch of the tokens" in capsys.readouterr().out
+    assert cli.main([*common, "--from-png", str(first[0]), "--output", str(again[0]), "--tokens", str(again[1])]) == 0
+    one, other = (json.loads(tokens.read_text())["tokens"] for _, tokens in (first, again))
+    assert one == other and np.shape(one) == (1, HEIGHT // 32, WIDTH // 32)
+    assert Image.open(first[0]).size == (WIDTH, HEIGHT)

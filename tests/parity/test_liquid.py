@@ -1,0 +1,88 @@
+"""Liquid equals transformers' Gemma, its images the published loop (with sampling: test_upstreams_noise.py)."""
+
+import pytest
+import torch
+from transformers import GemmaForCausalLM
+
+from adt_core import AdtError, Sampling, load_target
+from adt_core.models.vq import VQModel
+from tests.drafted import run
+from tests.layouts.edits import edit_config
+from tests.layouts.liquid import CODEC, CODES, FIRST_CODE, MARKS, write_liquid
+from tests.reading import Reader, guided_rows
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=[4, 2], ids="{} key heads".format)
+def folder(request, tmp_path_factory):
+    home = tmp_path_factory.mktemp("liquid")
+    return write_liquid(home / "Liquid_V1_7B", kv_heads=request.param)
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    return load_target(folder, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return GemmaForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+@torch.no_grad()
+def theirs(model, row):
+    """Logits of the image's tokens behind a row of ids."""
+    head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
+    return model.model(torch.tensor([row])).last_hidden_state[0] @ head.T
+
+
+def test_the_prompt_is_the_published_sentence(target):
+    prompt, (bos, boi, unconditional) = (
+        target.encode_prompt(" a cat\n"),
+        map(MARKS.index, ("<bos>", "<boi>", MARKS[-1])),
+    )
+    assert prompt[0] == bos and prompt[-1] == boi and target.unconditional(prompt) == [bos, unconditional, boi]
+    said = bytes(int(target.prompter.tokenizer.id_to_token(token)[1:-1], 16) for token in prompt[1:-1]).decode()
+    assert said == "a cat Generate an image based on this description.".replace(" ", "▁")
+
+
+def test_logits_of_prompt_and_codes(target, model):
+    """Of both rows of guidance."""
+    codes = torch.randint(CODES, (30,), generator=torch.Generator().manual_seed(1))
+    rows = [[*row, *(FIRST_CODE + codes).tolist()] for row in guided_rows(target, ["a cat"], 7.0)]
+    found = target.decoder.logits(Reader(target.decoder, rows).features)
+    for ours, row in zip(found[:, -31:], rows):
+        assert (ours - theirs(model, row)[-31:]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("guidance", [7.0, 2.0])
+def test_an_image_is_what_the_published_loop_draws(target, model, guidance):
+    decoding = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=guidance))
+    ids, prompt = [], target.encode_prompt("a cat")
+    for _ in range(target.length):
+        own, other = (theirs(model, [*row, *ids])[-1] for row in (prompt, target.unconditional(prompt)))
+        ids.append(FIRST_CODE + (other + (own - other) * guidance).argmax().item())
+    assert target.decoder.image_ids[decoding.codes[0]].tolist() == ids and len(set(ids)) > 4
+
+
+def test_half_precision_rounds_the_scale_of_the_embedding_as_gemma_does(folder, model):
+    embedding = load_target(folder, dtype=torch.bfloat16).decoder.embedding
+    expected = model.to(torch.bfloat16).model.embed_tokens(torch.arange(FIRST_CODE, FIRST_CODE + CODES))
+    assert embedding[FIRST_CODE : FIRST_CODE + CODES].equal(expected)
+
+
+@torch.no_grad()
+def test_pixels_are_those_of_the_file_beside_it(target, folder):
+    stored = torch.load(folder.parent / "vqgan.ckpt")["state_dict"]
+    codec = VQModel(CODEC)
+    codec.load_state_dict({name: value for name, value in stored.items() if not name.startswith("loss.")})
+    codes = torch.arange(4).view(1, 2, 2)
+    assert target.codec.decode(codes).equal(codec.eval().decode(codes))
+
+
+def test_gemma_itself_is_no_model_of_images(folder, tmp_path):
+    gemma = write_liquid(tmp_path / "gemma-7b")
+    edit_config(gemma, lambda config: config.update(vocab_size=FIRST_CODE))
+    with pytest.raises(AdtError, match="is of the family 'gemma'; this version reads"):
+        load_target(gemma)

@@ -1,0 +1,97 @@
+"""Train Drafter: a drafter from a list of prompts, found by its name; cancelled and gone on with."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "tent", "car")]
+QUICK = {"pictures": 4, "minutes": 60.0, "steps": 4, "held_out": 2, "batch": 2, "draw_batch": 3}
+
+
+class Cancelled(BaseException):
+    """As newer versions of ComfyUI raise it."""
+
+
+@pytest.fixture
+def train(pack, small):
+    """A function: the outputs of the node, run as ComfyUI runs it, in inference mode; inputs arrive as lists."""
+
+    def run(name: str, prompts: list = PROMPTS, **inputs) -> tuple:
+        single = {"model": small.model, "name": name, **QUICK, **inputs}
+        with torch.inference_mode():
+            lists = {name: [value] for name, value in single.items()}
+            return pack.run("ADTTreeTrainDrafter", prompts=prompts, **lists)
+
+    return run
+
+
+def weights(pack, name: str) -> bytes:
+    return (pack.base / "models" / "ar_image_drafters" / name / "model.safetensors").read_bytes()
+
+
+def test_what_it_trains_is_found_and_drafts_losslessly(pack, small, train, caplog):
+    """After a run of the sampler, which leaves tensors of inference mode behind. Nobody's random numbers are taken."""
+    before = small.vectors()
+    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    drafter, curve, figures = train("first")
+    assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
+    assert torch.equal(torch.get_rng_state(), states[2])
+    said = [message for message in caplog.messages if message.startswith("ADT-Tree: The training takes about ")]
+    assert len(said) == 1 and said[0].endswith(" GB of disk.")
+    assert curve.shape == (1, 400, 640, 3) and 0 <= curve.min() < curve.max() <= 1 and ": 4 steps in " in figures
+    _, options = pack.ours["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
+    assert "first" in options["options"]
+    (found,) = small.run("ADTTreeDrafterLoader", drafter="first")
+    assert found.path == drafter.path
+    for loaded in (drafter, found):
+        np.testing.assert_array_equal(small.vectors(drafter=loaded, settings={"method": "eagle2"}), before)
+
+
+def test_it_is_cancelled_and_goes_on(pack, train, monkeypatch):
+    """In the drawing, and between two checkpoints: in the end its weights are those of one that was left alone."""
+    module = sys.modules[pack.nodes["ADTTreeTrainDrafter"].__module__]
+    monkeypatch.setattr(module, "MEASURED", 2)
+    train("whole")
+
+    def cancels(method: str, reached) -> None:
+        def cancel(self, *done) -> None:
+            if reached(*done):
+                raise Cancelled
+
+        with monkeypatch.context() as patch, pytest.raises(Cancelled):
+            patch.setattr(module._Shown, method, cancel)
+            train("stopped")
+
+    cancels("draws", lambda done, total: done > 3)
+    cancels("learns", lambda run, log: run.step == 1)
+    cancels("learns", lambda run, log: run.step == 3 and len(log) == 1)
+    train("stopped")
+    assert weights(pack, "stopped") == weights(pack, "whole")
+
+
+def test_prompts_come_typed_or_from_a_file(pack, train):
+    """A list, lines and a file of the same prompts train the same drafter."""
+    (pack.base / "input" / "lessons.txt").write_text("\n".join(PROMPTS))
+    train("list")
+    for name, prompts in (("lines", ["\n".join(PROMPTS)]), ("file", ["lessons.txt"])):
+        train(name, prompts)
+        assert weights(pack, name) == weights(pack, "list")
+
+
+@pytest.mark.parametrize(
+    "inputs, said",
+    [
+        ({"prompts": ["a cat", "a dog"]}, "prompts: 'the list' holds 2 captions, but 4 are needed"),
+        ({"name": "small"}, "name: '.*small' holds a model that was not made here"),
+        ({"steps": 3, "seed": 5, "name": "first"}, "name: '.*first' was begun with seed 0, and now it is 5"),
+        ({"start": "jacobi"}, "start: 'jacobi' is no EAGLE drafter"),
+    ],
+)
+def test_bad_inputs(pack, small, train, inputs, said):
+    if "start" in inputs:
+        inputs = {**inputs, "start": small.drafters["jacobi"]}
+    with pytest.raises(pack.AdtError, match=said):
+        train(**{"name": "refused", **inputs})

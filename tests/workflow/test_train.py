@@ -1,0 +1,38 @@
+"""Train Drafter on a server: it is cancelled, it goes on, and what it made is in the loader's list and keeps images."""
+
+import numpy as np
+import pytest
+from images import images
+from test_cancel import interrupt_and_time
+from websocket_client import lines_under
+
+LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
+QUICK = {"prompts": LESSONS, "pictures": 4, "held_out": 2, "batch": 2, "draw_batch": 3, "minutes": 60.0, "steps": 10}
+
+
+@pytest.mark.contract
+@pytest.mark.small_models
+def test_a_drafter_is_trained_and_used(stocked, graph):
+    """After a run, which moves the weights in inference mode, where nothing can be trained through them."""
+    comfy = stocked
+    node, _ = graph.add("ADTTreeTrainDrafter", model=graph.link("ADTTreeModelLoader"), name="trained", **QUICK)
+    prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}
+    del graph.prompt[node]
+    (before,) = images(comfy, comfy.run(graph.prompt))
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(prompt, browser.id)
+        browser.wait_for(lambda m: m.type == "progress" and 0 < m.data["value"] < m.data["max"])
+        interrupt_and_time(comfy, browser, prompt_id)
+    outputs, messages = comfy.watch(prompt)
+    first, *_, last = lines_under(messages, node)
+    assert first.startswith("The training takes about ") and first.endswith(" GB of disk.")
+    assert last.startswith("'trained' drafts ") and last.endswith(
+        " tokens a pass after 10 steps; the Drafter Loader has it."
+    )
+    (curve,) = images(comfy, outputs, node)
+    assert curve.shape == (400, 640, 3)
+    listed = comfy.get("/object_info/ADTTreeDrafterLoader")["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
+    assert "trained" in listed[1]["options"]
+    graph.set("ADTTreeDrafterLoader", drafter="trained").set("ADTTreeSettings", method="eagle2")
+    (after,) = images(comfy, comfy.run(graph.prompt))
+    np.testing.assert_array_equal(after, before)
