@@ -3,9 +3,9 @@
 Right behind a token that has changed, the window's guess was computed from a token that is no longer there. The network
 reads the new one. The target's feature of the token before it is at hand at most positions, because the target has read
 the whole window, so *one* call of the network covers the window. Where the network has been wrong before, at the same
-position with the old token, part of its error is known, since the target's own feature is there to compare with: half
-of it is taken off. Measured hit rates decide which positions take the network's candidates. Everything else (spine,
-branches, verification) is the window's.
+position with the old token, part of its error is known, since the target's own feature is there to compare with: it is
+taken off. Measured hit rates decide which positions take the network's candidates. Each of them is a change itself, so
+a second call reads the window that the first one made. Everything else (spine, branches, verification) is the window's.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer
-from .window import CLASSES, NEVER, Forecast, Window
+from .window import CLASSES, Forecast, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
-BOTH, BOTH_CHAIN = Source("both", most=9.5, half=25.0), Source("both chain", width=1, most=6.5, half=11.5)
+BOTH, BOTH_CHAIN = Source("both", most=10.2, half=22.0), Source("both chain", width=1, most=6.5, half=11.5)
 """The ways to draft that ask the network. Others leave it out, and what it has not read waits for it."""
-CORRECTION = 0.5
-"""Share of the network's former error that is taken off."""
+CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
+"""Share of the network's former error that is taken off, by staleness class. The further back the change is, the more
+of the error is still there; where the target has read nothing yet, no error is known."""
+PASSES = 2
+"""Calls of the network that each make the whole window's guesses anew."""
 
 
 class MergedDrafter(Drafter):
@@ -75,6 +78,8 @@ class MergedProposer(Proposer):
         self._room = session.largest.nodes + 1  # for tokens that are late
         self._is_late = False  # are there any?
         self._asks = False  # is the network asked in this round?
+        decoder = session.target.decoder
+        self._correction = torch.tensor(CORRECTION, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         self._late: Tensor
         self._read: Tensor
         self._drafted: Tensor
@@ -98,17 +103,18 @@ class MergedProposer(Proposer):
             return self._window.close(window, shapes)
         if self._is_late:
             self._catch_up(roots)
-        root = self._network.root_feature
+        own = window.candidates.clone(), window.scores.clone()
         noise = self._network.noise_ahead(roots, window.depth)
-        forecasts = self._refine(window, 0, root, noise)
-        if window.depth > 1:
+        out = root = self._network.root_feature
+        by_network = self._refine(window, out, noise)
+        for _ in range(PASSES if window.depth > 1 else 0):
             before = torch.cat([root, self.rows.gather(self._read, window.at[:, 1:-1])], 1)
-            out = self._network.read_ahead(window.tokens[:, :-1], before, roots)
-            behind = self._refine(window, 1, out, noise)
-            forecasts = [Forecast(*(torch.cat(pair, 1) for pair in zip(*both))) for both in zip(forecasts, behind)]
+            out = torch.cat([root, self._network.read_ahead(window.tokens[:, :-1], before, roots)], 1)
+            by_network = self._refine(window, out, noise)
         self._window.enter(window)
         tree = self._window.close(window, shapes)
-        self._window.forecasts = forecasts
+        by_window, _ = self._window.calibration.expect(by_network.classes - CLASSES, *own)
+        self._window.forecasts = [by_window, by_network]
         return tree
 
     def _catch_up(self, roots: Roots) -> None:
@@ -123,21 +129,19 @@ class MergedProposer(Proposer):
         self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._late), counts)
         self._late.copy_(roots.at)
 
-    def _refine(self, window: Window, first: int, out: Tensor, noise: Tensor | None) -> list[Forecast]:
-        """Let the network's features [R, m, h] speak of the positions from ``first`` on.
+    def _refine(self, window: Window, out: Tensor, noise: Tensor | None) -> Forecast:
+        """Let the network's features [R, m, h] speak of the first m positions. Returns what it expects of them.
 
-        noise: [B, depth, V] of all positions. Returns what either source expects of these positions.
+        noise: [B, depth, V] of all positions.
         """
-        part = slice(first, first + out.shape[1])
-        at, staleness = window.at[:, part], window.staleness()[:, part]
-        seen = self.rows.spread(window.distance[:, part] != NEVER)[..., None]
-        out = out + CORRECTION * seen * (self.rows.gather(self._read, at) - self.rows.gather(self._drafted, at))
-        scores, codes = self._network.children(out, None if noise is None else noise[:, part], self._window.width)
-        classes, calibration = staleness + CLASSES, self._window.calibration
-        by_window, _ = calibration.expect(staleness, window.candidates[:, part], window.scores[:, part])
-        by_network, _ = calibration.expect(classes, codes, scores)
-        window.replace(first, calibration.hit_rate(classes) > calibration.hit_rate(staleness), codes, scores)
-        return [by_window, by_network]
+        m, calibration = out.shape[1], self._window.calibration
+        at, staleness = window.at[:, :m], window.staleness()[:, :m]
+        error = self.rows.gather(self._read, at) - self.rows.gather(self._drafted, at)
+        out = out + self.rows.spread(self._correction[staleness])[..., None] * error
+        scores, codes = self._network.children(out, None if noise is None else noise[:, :m], self._window.width)
+        classes = staleness + CLASSES
+        window.replace(calibration.hit_rate(classes) > calibration.hit_rate(staleness), codes, scores)
+        return calibration.expect(classes, codes, scores)[0]
 
     def observe(self, verified: Verified) -> None:
         roots, steps = verified.roots, verified.verdict.accepted[:, None] + 1

@@ -136,12 +136,12 @@ class Window:
         """Staleness class of every position, [B, M]."""
         return torch.bucketize(self.distance, _bounds(self.distance.device), right=True)
 
-    def replace(self, first: int, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
-        """Put a network's candidates and scores [B, m, K] to the positions from ``first`` on that ``use`` [B, m] marks.
+    def replace(self, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
+        """Put a network's candidates and scores [B, m, K] to those of the first m positions that ``use`` [B, m] marks.
 
         Where that changes the spine, the positions behind it were computed from another token.
         """
-        part = slice(first, first + use.shape[1])
+        part = slice(use.shape[1])
         self.candidates[:, part] = torch.where(use[..., None], candidates, self.candidates[:, part])
         self.scores[:, part] = torch.where(use[..., None], scores, self.scores[:, part])
         self.network[:, part] |= use

@@ -6,7 +6,7 @@ import torch
 from adt_core import AdtError, Drafting
 from adt_core.drafters import with_window
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
-from adt_core.drafters.merged import MergedProposer
+from adt_core.drafters.merged import PASSES, MergedProposer
 from adt_core.drafters.window import NEVER, STALE_AFTER, Window, staleness_after
 from adt_core.policies import POLICIES, Shape
 from tests.drafted import run
@@ -78,6 +78,28 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch, ever
     run(target, with_window(network), (*PROMPTS, "x", "a red house"), drafting=drafting, at_once=2)
 
 
+def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
+    target, network = models
+    windows, fed = [], []
+    replace, read_ahead = Window.replace, EagleProposer.read_ahead
+
+    def replaced(window, *guesses):
+        replace(window, *guesses)
+        windows.append(window.tokens.clone())
+
+    def read(proposer, tokens, *others):
+        fed.append((len(windows), tokens.clone()))
+        return read_ahead(proposer, tokens, *others)
+
+    monkeypatch.setattr(Window, "replace", replaced)
+    monkeypatch.setattr(EagleProposer, "read_ahead", read)
+    run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
+    assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
+    calls = [count for count, _ in fed]
+    assert any(not torch.equal(windows[first], windows[first - 1]) for first in calls[::PASSES])  # a call made changes
+    assert [count - calls[0] for count in calls[:PASSES]] == list(range(PASSES))  # one guess of the window after each
+
+
 def test_static_trees_take_a_network_alone(models):
     target, network = models
     with pytest.raises(AdtError, match="static:mc_sim_7b_63"):
@@ -98,12 +120,12 @@ def test_replaced_guesses_make_what_stands_behind_them_stale():
         torch.zeros(1, 5, dtype=torch.bool),
         torch.ones(1, 5, dtype=torch.bool),
     )
-    window.replace(0, torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
+    window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
     assert window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
     assert window.network.tolist() == [[True, False, False, False, False]]
     # the same token: nothing changes
-    window.replace(1, torch.tensor([[False, True]]), torch.tensor([[[8, 8], [3, 1]]]), torch.zeros(1, 2, 2))
+    window.replace(torch.tensor([[False, False, True]]), torch.tensor([[[8, 8], [8, 8], [3, 1]]]), torch.zeros(1, 3, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
     assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
     assert STALE_AFTER[-1] == NEVER
