@@ -83,7 +83,7 @@ def find_pictures(
     """
     held_out, paths = lessons.held_out, None
     if lessons.images:
-        paths, prompts = _find_captioned(lessons.images)
+        paths, prompts = find_captioned(lessons.images)
         order = np.random.default_rng(seed).permutation(len(paths))[: (lessons.pictures or len(paths)) + held_out]
         paths, prompts = [paths[i] for i in order], [prompts[i] for i in order]
     else:
@@ -113,7 +113,7 @@ def _spread(prompts: Sequence[str], pictures: int | None, held_out: int, seed: i
     return distinct[:held_out] + [rest[i % len(rest)] for i in range(pictures or len(rest)) if rest]
 
 
-def _find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
+def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
         raise core.AdtError(
