@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -89,19 +90,24 @@ def test(options: list[str]) -> int:
         return _run("-m", "pytest", *options)
     workers = str(max(2, min(3, os.cpu_count() or 2)))
     kind = "" if options else f" and {NORMAL}"
-    steps: dict[str, Callable[[], int]] = {
+    side_by_side: dict[str, Callable[[], int]] = {
         "format (repaired by 'ruff format')": lambda: _run("-m", "ruff", "format", "--check"),
         "style (ruff)": lambda: _run("-m", "ruff", "check"),
         "types (mypy)": types,
         "tests": lambda: _pytest(f"not alone{kind}", "-n", workers, OMP_NUM_THREADS="1"),
-        "tests that are timed, one at a time": lambda: _pytest(f"alone{kind}"),
     }
-    failed = []
-    for name, step in steps.items():
-        started = time.monotonic()
-        failed += [name] if step() else []
-        _say(f"{'FAILED' if name in failed else 'passed'}: {name}, {time.monotonic() - started:.0f} s")
+    with ThreadPoolExecutor() as pool:
+        failed = sum(pool.map(_step, side_by_side, side_by_side.values()), start=[])
+    timed = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.alone" in path.read_text("utf-8")]
+    failed += _step("tests that are timed, one at a time", lambda: _pytest(f"alone{kind}", *sorted(timed)))
     return _fail(f"Failed: {'; '.join(failed)}.") if failed else 0
+
+
+def _step(name: str, step: Callable[[], int]) -> list[str]:
+    """Run a step and say what came of it; its name if it failed."""
+    started, failed = time.monotonic(), step() != 0
+    _say(f"{'FAILED' if failed else 'passed'}: {name}, {time.monotonic() - started:.0f} s")
+    return [name] if failed else []
 
 
 def _pytest(marks: str, *options: str, **variables: str) -> int:
@@ -140,8 +146,7 @@ def environment(packages: list[str]) -> None:
     if not PYTHON.exists():
         _say("Setting up, once: a virtual environment in .venv")
         _make_venv()
-    _pip("PyTorch, which is large", [TORCH])
-    _pip(", ".join(packages), [TORCH, *packages])  # torch again, so that nothing replaces it
+    _pip([TORCH, *packages])
     READY.write_text("\n".join(wanted))
     _say(f"The environment is ready after {time.monotonic() - started:.0f} s.")
 
@@ -160,9 +165,10 @@ def _make_venv() -> None:
         raise SetUpError(f"{hint} {error}") from None
 
 
-def _pip(what: str, packages: list[str]) -> None:
-    _say(f"Installing {what} ...")
-    _quietly("-m", "pip", "install", "--disable-pip-version-check", *packages, python=str(PYTHON))
+def _pip(packages: list[str]) -> None:
+    """Install packages. Python compiles each file when it is first imported, and most never are."""
+    _say(f"Installing PyTorch, which is large, and what else is needed: {', '.join(packages)} ...")
+    _quietly("-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *packages, python=str(PYTHON))
 
 
 def _quietly(*arguments: str, python: str = sys.executable) -> None:
@@ -187,8 +193,12 @@ def _passing(line: str) -> None:
 
 
 def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
-    """Run the environment's Python in ``cwd``, with this terminal and further environment variables."""
-    process = subprocess.Popen([str(PYTHON), *arguments], cwd=cwd, env={**os.environ, **variables})
+    """Run the environment's Python in ``cwd``, with this terminal and further environment variables.
+
+    It keeps what it compiles, whatever the user has set: importing torch takes half a minute otherwise.
+    """
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables}
+    process = subprocess.Popen([str(PYTHON), *arguments], cwd=cwd, env=environment)
     while True:
         try:
             return process.wait()

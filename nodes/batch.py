@@ -110,9 +110,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
         with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
             folder = _folder(job=job, folder=name)
         batch = Batch(job, folder, metadata(cls.hidden))
-        made = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
+        made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         unknown = remark(model.target, [item.prompt for item in items])
-        if remarks := " ".join(filter(None, (news(items, left_out), unknown))):
+        if remarks := " ".join(filter(None, (news(items, left_out), missed, unknown))):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # one line takes the place of another
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
@@ -193,8 +193,8 @@ def _folder(job: Job, folder: str) -> Path:
 
 def _make(
     batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[Item], chunk_size: int, node_id: str
-) -> list[Picture]:
-    """Make what is not in the folder yet. All that is asked for, in the order of the items."""
+) -> tuple[list[Picture], str]:
+    """Make what is not in the folder yet. All that is asked for, in the order of the items, and `_draw`'s remark."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
     before = {}
     for item in distinct:
@@ -202,8 +202,9 @@ def _make(
         if (picture := batch.find(*item[:2])) is not None:
             before[item[:2]] = picture
     missing = [item for item in distinct if item[:2] not in before]
-    pictures = before | _draw(batch, model, drafter, missing, list(before.values()), chunk_size, node_id)
-    return [pictures[item[:2]] for item in items]
+    drawn, missed = _draw(batch, model, drafter, missing, list(before.values()), chunk_size, node_id)
+    pictures = before | drawn
+    return [pictures[item[:2]] for item in items], missed
 
 
 def _draw(
@@ -214,9 +215,12 @@ def _draw(
     before: list[Picture],
     chunk_size: int,
     node_id: str,
-) -> dict[tuple, Picture]:
-    """Make the images of these items, by prompt and seed, and write each once it is finished. before: made before."""
-    made: dict[tuple, Picture] = {}
+) -> tuple[dict[tuple, Picture], str]:
+    """Make the images of these items, by prompt and seed, and write each once it is finished.
+
+    before: made before. With them comes what these had to do without on this device, in a sentence, or "".
+    """
+    made, missed = dict[tuple, Picture](), ""
     length, count = model.target.length, len(before) + len(missing)
     progress, shown = Progress(count * length, node_id, None), 0.0
     for stretch in stretches(len(missing), chunk_size):
@@ -237,9 +241,10 @@ def _draw(
                 done = (len(before) + stretch.start) * length + decoding.done_tokens
                 line = f"{len(pictures)} of {count} images, {done} of {count * length} tokens"
                 progress.update(done, line + _relaxed(batch.job, pictures))
+        missed = decoding.exact.remark
     line = f"{count} images, {len(before)} of them made before; they are in output/{FOLDER}/{batch.folder.name}"
     progress.say(line + _relaxed(batch.job, [*before, *made.values()]))
-    return made
+    return made, missed
 
 
 def _relaxed(job: Job, pictures: list[Picture]) -> str:

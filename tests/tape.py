@@ -37,7 +37,7 @@ class Tape:
     nothing may wait for the device.
     """
 
-    survives = True
+    survives, num_bytes = True, 0
 
     def __init__(self) -> None:
         self.captured = self.replayed = 0

@@ -18,6 +18,7 @@ from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.room import free_bytes
 from ..models.exact import HALF, near_on
+from ..models.kernels import said_of_products
 from ..models.target import suffixed
 from ..policies import PLAIN
 from ..policies.auto import SIZES
@@ -83,7 +84,7 @@ def _model(examined: Examination) -> list[str]:
     elif decoder.dtype in HALF:
         lines.append("The exact mode is off: drafting may change the image.")
     if subject.device.type == "cuda":
-        why = graphs.refused[0] if graphs.refused else f"{graphs.SWITCH} is 0" if graphs.switched_off() else ""
+        why = graphs.why_off(decoder)
         lines.append(f"Rounds are launched one by one: {why}." if why else "Rounds are replayed as CUDA graphs.")
     return lines
 
@@ -124,7 +125,7 @@ def _methods(examined: Examination) -> list[str]:
         lines.append(f"| {name} | {draw.tokens:.2f} | {times} | {drafting} | {alone} | {beside} |")
     if examined.left_out:
         lines.append(f"Left out for want of time: {', '.join(examined.left_out)}.")
-    count = examined.plain.codes.shape[1]
+    count = int((examined.plain.codes >= 0).sum())
     return [*lines, f"Over the first {count} tokens of one image, which say little of a whole one."]
 
 
@@ -137,7 +138,8 @@ def _identity(examined: Examination) -> list[str]:
             f"bit. {examined.exact.remark} Please report it."
         )
     if not differing:
-        return [*lines, "Every method draws the tokens of plain decoding."]
+        tried = " that was tried" if examined.left_out else ""
+        return [*lines, f"Every method{tried} draws the tokens of plain decoding."]
     is_exact = examined.subject.target.decoder.tile > 0
     reason = "Please report it" if is_exact else "float32 has no exact mode, so a near tie may fall otherwise"
     return [*lines, f"{', '.join(differing)}: other tokens than plain decoding's. {reason}."]
@@ -156,8 +158,8 @@ def _advice(examined: Examination) -> list[str]:
         known = find_published(examined.subject.target.name)
         trained = f"{known.drafter.repository} was trained for this model" if known and known.drafter else ""
         advice.append(f"A drafter network: {trained or '`train-drafter` makes one'}.")
-    if graphs.refused:
-        advice.append("CUDA graphs, which were given up here: a newer driver or PyTorch may help.")
+    if on_gpu and graphs.why_off(decoder):
+        advice.append("CUDA graphs, which are off here: a newer driver or PyTorch may help.")
     if "auto" in examined.draws:
         advice.append(_what_auto_does(examined))
     return advice
@@ -182,7 +184,8 @@ def _block(examined: Examination) -> list[str]:
             f"{name}: {draw.tokens:.2f} tokens, {1000 * draw.step:.3g} ms, {same[name]}"
             for name, (draw, _) in examined.draws.items()
         ),
-        f"differences: {', '.join(differing) or 'none'}; graphs: {', '.join(graphs.refused) or 'as usual'}",
+        f"differences: {', '.join(differing) or 'none'}; graphs: {graphs.why_off(decoder) or 'as usual'}; "
+        f"products: {', '.join(said_of_products()) or 'as usual'}",
     ]
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
+from copy import copy, deepcopy
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..drafters.eagle_files import describe
+from ..drafters.jacobi import JacobiDrafter
+from ..engine.decoding import Decoding
 from ..errors import AdtError
-from ..models.cache import KVCache
 from ..models.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
-from ..models.layers import MATRICES, WIDE
 from ..models.load import family_of
-from ..models.target import Target
+from ..models.quantised import quantise
+from ..models.target import Prompt, Target
+from ..policies import Drafting
+from ..rules.settings import Sampling
 from . import mistaken
 from .checkpoints import open_checkpoint
 
-_ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1}
-"""Bytes of a number; float16 is as bfloat16, fp8 as int8."""
+_STORED = {"float32": (torch.float32, None), "bfloat16": (torch.bfloat16, None), "int8": (torch.bfloat16, "int8")}
+"""dtype, and how matrices are stored; float16 is as bfloat16, fp8 as int8."""
+_PROMPT = 64
+"""Tokens of a prompt for which the memory is told."""
 
 
 def inspect(path: str) -> list[dict]:
@@ -77,19 +84,27 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         "grid": list(target.grid),
         "pixels": [cells * side for cells in target.grid],
         "codebook": list(target.codec.codebook.shape),
-        "memory": {name: _memory(target, size) for name, size in _ITEMSIZES.items()},
+        "memory": {name: _memory(target, *stored) for name, stored in _STORED.items()},
         "to_do": advice,
     }
     return figures, entries, family.unneeded
 
 
-def _memory(target: Target, size: int) -> int:
-    """Bytes for an image with guidance: matrices in ``size`` bytes a number, head in four, all else in two or more."""
-    matrices = sum(getattr(layer, name).numel() for layer in target.decoder.layers for name in MATRICES)
-    wide = sum(value.numel() for name, value in target.decoder.named_parameters(recurse=False) if name in WIDE)
-    others = _size(target.decoder) - matrices - wide + _size(target.text_encoder)
-    cache = KVCache.num_bytes(target.decoder.config, 2, target.length + 128, max(size, 2))
-    return matrices * size + others * max(size, 2) + cache + (wide + _size(target.codec)) * 4
+def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
+    """Bytes on a GPU: of the weights, and of an image with guidance, drawn by 'auto' without a network."""
+    alike = copy(target)
+    alike.decoder = deepcopy(target.decoder)
+    context = max(alike.decoder.config.max_positions, alike.length + _PROMPT)
+    alike.decoder.config = replace(alike.decoder.config, max_positions=context)
+    alike.decoder.set_dtype(dtype)
+    if weights is not None:
+        quantise(alike.decoder, weights)
+    rows = [Prompt([0] * _PROMPT)]
+    decoding = Decoding(
+        alike, rows, negatives=rows, sampling=Sampling(guidance=2.0), drafting=Drafting("auto"), drafter=JacobiDrafter()
+    )
+    stored = sum(part.numel() * part.element_size() for part in alike.decoder.state_dict().values())
+    return stored + 4 * _size(target.codec) + dtype.itemsize * _size(target.text_encoder) + decoding.memory_required()
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:

@@ -9,10 +9,9 @@ rounds read them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +19,15 @@ from torch import Tensor
 from ..drafters.jacobi import JacobiDrafter
 from ..errors import is_out_of_memory
 from ..models.exact import ALIGNED, Trust
+from ..models.kernels import said_of_products
+from ..models.layers import MATRICES
 from ..models.rows import Roots
 from ..models.target import Prompt, Target
 from ..policies import Drafting
 from ..rules.tree import ancestor_matrix
+from ..untrusted import SWITCH, row, whole_number
+from ..version import VERSION
+from . import profiles
 from .forward import forward
 from .queue import ImageQueue
 from .task import Task
@@ -40,6 +44,11 @@ PLACES = (0, 1, 7, 8, 15, 16, 31, 32)
 """Tokens of the path that are compared. The others stand before them."""
 
 CHAIN, TREE, COMPANY, COLUMNS = "in a chain", "in a tree", "beside a longer prompt", "among more columns"
+WAYS = CHAIN, TREE, COMPANY, COLUMNS
+SEEN = 64
+"""Numbers of each matrix by which weights are told apart."""
+LONGEST_REMARK = 300
+"""Characters of what a file may say."""
 
 
 class Verdict(NamedTuple):
@@ -54,34 +63,63 @@ class Verdict(NamedTuple):
     differing: tuple[str, ...] = ()
     remark: str = ""
 
+    def to_json(self) -> dict:
+        """As plain JSON types."""
+        return {**self._asdict(), "trust": self.trust and list(self.trust), "differing": list(self.differing)}
 
-verdicts: dict[Hashable, Verdict] = {}
-"""Of this process, by all that a library chooses its kernels by."""
+    @classmethod
+    def from_json(cls, value: Any, tile: int) -> Verdict | None:
+        """What :meth:`to_json` gave; None for anything else. tile: the usual rows of a product."""
+        match value:
+            case {"trust": trust, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
+                known = all(way in WAYS for way in differing) and len(remark) < LONGEST_REMARK
+                usual = trust is None
+                if known and (usual or row(whole_number(1, tile), SWITCH).fits(trust)):
+                    return cls(None if usual else Trust(*trust), drafts, tuple(differing), remark)
+        return None
+
+
+verdicts: dict[str, Verdict] = {}
+"""Of this process, by name."""
 
 
 def settle(task: Task) -> Verdict:
-    """Try the exact mode before the first image, once in a process, and do without what fails.
+    """Try the exact mode before the first image of these weights on this device, and do without what fails.
 
     Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. Plain
-    images do without the same, or drafted ones would not be theirs. The remark is logged.
+    images do without the same, or drafted ones would not be theirs. The remark is logged. The verdict is kept in the
+    cache folder.
     """
     decoder = task.target.decoder
     decoder.trust = None
     if not decoder.tile:
         return Verdict()
-    config = replace(decoder.config, num_layers=1)
-    key = decoder.embedding.device, decoder.dtype, decoder.weights, config, task.groups, task.threads
-    if key not in verdicts:
-        try:
-            verdicts[key] = _find(task)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return Verdict()  # another time
-        if remark := verdicts[key].remark:
-            logging.getLogger(__name__).warning("%s", remark)
-    decoder.trust = verdicts[key].trust
-    return verdicts[key]
+    name = name_of(task)
+    if name not in verdicts:
+        verdict = Verdict.from_json(profiles.find_verdict(name), decoder.tile)
+        if verdict is None:
+            try:
+                verdict = _find(task)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return Verdict()  # another time
+            profiles.save_verdict(name, verdict.to_json())
+        verdicts[name] = verdict
+        if verdict.remark:
+            logging.getLogger(__name__).warning("%s", verdict.remark)
+    decoder.trust = verdicts[name].trust
+    return verdicts[name]
+
+
+def name_of(task: Task) -> str:
+    """What a verdict is found for: the weights, and all that a library chooses its kernels by."""
+    decoder = task.target.decoder
+    device, layer = decoder.embedding.device, decoder.layers[0]
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    first = [float(layer.get_parameter(matrix).flatten()[:SEEN].float().sum()) for matrix in MATRICES]
+    parts = VERSION, where, torch.__version__, torch.version.cuda, *said_of_products(), decoder.dtype, decoder.weights
+    return ", ".join(map(str, (*parts, decoder.config, first, task.groups, task.threads)))
 
 
 def _find(task: Task) -> Verdict:

@@ -5,8 +5,8 @@ them. A captured round is launched at once. It needs no Triton, but fixed sizes 
 and changes stays in its place (:mod:`.lanes`), and what the host decides reaches it as numbers in that memory.
 
 The first round of its sizes is launched the usual way, then captured, and the replay is compared with the usual way.
-If it differs, or if the driver refuses, all goes on the usual way for the rest of the process, and a log line says so
-once.
+If it differs, or if the driver refuses, this model goes on the usual way for the rest of the process, and a log line
+says so once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from traceback import clear_frames
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import is_out_of_memory
 
+MOST = 48
+"""Rounds that are captured over one set of lanes. Others are launched the usual way."""
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "0" switches graphs off."""
 
@@ -36,13 +39,18 @@ as how often the drafter ran."""
 State = Callable[[], Sequence[Tensor]]
 """Gives the tensors that a round both reads and changes. They are set back before a replay is tried. KV caches are left
 out: the same round writes the same entries again."""
-refused: list[str] = []
-"""Why graphs were given up in this process; empty while they were not."""
+refused: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""Why graphs were given up in this process, by the model's decoder."""
+ruined: list[str] = []
+"""Why they were given up for all models; empty while they were not."""
 _log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
     """Captures what is launched, on a stream of its own."""
+
+    num_bytes: int
+    """Of the device's memory, that its captures have taken."""
 
     @property
     def survives(self) -> bool:
@@ -64,6 +72,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device):
         self._device, self._pool, self._captured = device, torch.cuda.graph_pool_handle(), _Captured(device)
+        self.num_bytes = 0
 
     @property
     def survives(self) -> bool:
@@ -80,11 +89,14 @@ class CudaRecorder:
             current.wait_stream(own)
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        free, _ = torch.cuda.mem_get_info(self._device)
         try:
             return self.beside(lambda: self._capture(run))
         except RuntimeError as error:
             if not is_out_of_memory(error) or not self.survives:
                 raise
+        finally:
+            self.num_bytes += max(free - torch.cuda.mem_get_info(self._device)[0], 0)
         torch.cuda.empty_cache()  # what is cached can't be given back in a capture
         return self.beside(lambda: self._capture(run))
 
@@ -192,9 +204,11 @@ def recorder_for(device: torch.device) -> Recorder | None:
     return None if device.type != "cuda" or _streams(device).is_exhausted else CudaRecorder(device)
 
 
-def switched_off() -> bool:
-    """Are rounds launched the usual way, because graphs were given up or are not wanted?"""
-    return bool(refused) or os.environ.get(SWITCH) == "0"
+def why_off(decoder: nn.Module) -> str:
+    """Why the rounds of a model are launched the usual way; "" where they are captured."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    return ruined[0] if ruined else refused.get(decoder, "")
 
 
 class _Graph(NamedTuple):
@@ -206,16 +220,22 @@ class _Graph(NamedTuple):
 
 
 class Graphs:
-    """Captured rounds over one set of lanes."""
+    """Captured rounds over one set of lanes, by the model of this decoder."""
 
-    def __init__(self, recorder: Recorder | None):
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder | None, decoder: nn.Module):
+        self._recorder, self._decoder = recorder, decoder
         self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that there was no memory to capture
         self.attempts = 0  # to capture one
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the device's memory, as was measured around the captures."""
+        return self._recorder.num_bytes if self._recorder is not None else 0
+
     def is_new(self, key: Hashable) -> bool:
         """Would a round with this key be captured now?"""
-        return self._recorder is not None and not switched_off() and key not in self._graphs
+        is_known = key in self._graphs or len(self._graphs) >= MOST
+        return self._recorder is not None and not why_off(self._decoder) and not is_known
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
@@ -225,7 +245,7 @@ class Graphs:
         if self.is_new(key):
             return self._capture(key, launch, state)
         graph = self._graphs.get(key)
-        if graph is None or switched_off():
+        if graph is None or why_off(self._decoder):
             return launch()
         try:
             graph.replay()
@@ -258,12 +278,15 @@ class Graphs:
 
     def _give_up(self, key: Hashable, error: RuntimeError) -> None:
         """Go on without graphs; if there was no memory for one, without that one where others can be captured."""
-        if is_out_of_memory(error) and self._recorder is not None and self._recorder.survives:
+        survives = self._recorder is not None and self._recorder.survives
+        if is_out_of_memory(error) and survives:
             self._graphs[key] = None
             return
-        refused.append(str(error).split("\n")[0].rstrip("."))
+        refused[self._decoder] = reason = str(error).split("\n")[0].rstrip(".")
+        if not survives:
+            ruined.append(reason)
         self._graphs.clear()
-        _log.warning("No CUDA graphs, which costs speed but changes nothing else: %s.", refused[0])
+        _log.warning("No CUDA graphs, which costs speed but changes nothing else: %s.", reason)
 
 
 def _write(parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -14,11 +14,7 @@ from ..models.rows import Roots, Rows
 from ..policies import Shape
 from ..rules.noise import Noise
 from .graphs import Graphs
-from .task import Tables, Task
-
-COLUMNS = 512
-"""Rounds that are replayed read this many columns of the KV cache, or twice as many, or four times, so that they repeat
-and few are captured."""
+from .task import COLUMNS, Tables, Task
 
 
 @dataclass
@@ -53,7 +49,7 @@ class Lanes:
     @property
     def num_bytes(self) -> int:
         """Bytes of the device's memory that this takes, graphs included."""
-        return self.task.lanes_bytes(len(self))
+        return self.task.state_bytes(len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
         return len(self.images)

@@ -20,7 +20,7 @@ from ..policies import NO_DRAFTS, CostProfile, Source
 from ..policies.auto import shape_of
 from ..policies.costs import Curve, rounded
 from . import pool
-from .graphs import switched_off
+from .graphs import why_off
 from .lanes import Lanes
 from .queue import ImageQueue
 from .room import lack_of_room, lack_on_gpu
@@ -55,7 +55,9 @@ def name_of(task: Task) -> str:
     rows = f"{task.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"
-    if task.replayed and switched_off():
+    if decoder.trust is not None and not decoder.trust.far:
+        numbers += ", no far keys"
+    if task.replayed and why_off(decoder):
         where += ", no graphs"
     return f"{where}, torch {torch.__version__}; {model}, {numbers}; {sources} {size}; {rows}"[:200]
 

@@ -42,7 +42,12 @@ def release(decoder: nn.Module) -> None:
 
 def held_bytes(decoder: nn.Module) -> int:
     """Bytes of the device's memory that the pool takes, and that would be free after :func:`release`."""
-    return sum(lanes.num_bytes for lanes in _sets(decoder).values())
+    return sum(lanes.num_bytes for lanes in kept(decoder))
+
+
+def kept(decoder: nn.Module) -> list[Lanes]:
+    """The lanes in the pool, the latest last."""
+    return list(_sets(decoder).values())
 
 
 def _sets(decoder: nn.Module) -> dict[Hashable, Lanes]:

@@ -127,7 +127,7 @@ class ImageQueue:
             noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
         # Lanes without a number of slots are copied into others, which have the graphs.
-        graphs = Graphs(recorder_for(rows.device) if task.replayed and slots else None)
+        graphs = Graphs(recorder_for(rows.device) if task.replayed and slots else None, decoder)
         return Lanes(task, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
     def _tables(self) -> Tables:

@@ -13,6 +13,7 @@ from ..drafters import Drafter
 from ..drafters.table import with_window
 from ..errors import AdtError, Check
 from ..models.cache import KVCache
+from ..models.digits import is_able
 from ..models.exact import ALIGNED, near_on
 from ..models.rotary import Rope
 from ..models.target import Prompt, Target
@@ -22,12 +23,21 @@ from ..rules.noise import NOISE_VERSION, Key, Kind, Noise, Own
 from ..rules.settings import UPSTREAM, Lantern, Sampling
 from ..rules.upstream import Upstream, maker
 from ..rules.verify import Neighbours
+from .graphs import MOST
 
 PROMPT_STEP = 128
 """Where rounds are replayed, prompts are padded to a multiple of this, so that the next decoding has the same sizes.
 
 A GPU's kernel adds up 64 or 128 keys at a time. A multiple of 128 keeps an image's keys together in the same way,
 however long the prompts beside it are."""
+
+COLUMNS = 512
+"""Rounds that are replayed read this many columns of the KV cache, or twice as many, or four times, so that they repeat
+and few are captured."""
+
+CAPTURED, GRAPH_BYTES, WORKSPACE_BYTES = 6, 24 * 2**20, 32 * 2**20
+"""Sizes of rounds with drafts among so many columns, as a rule; bytes of a captured round; bytes that products need for
+their stream. The bytes are figures of others, and nobody has measured them here."""
 
 PREFIX_AT_ONCE = 256
 """Tokens of a prompt or a prefix in a forward in the exact mode. Memory for attention grows with its square."""
@@ -138,7 +148,10 @@ class Task:
     @property
     def padded(self) -> int:
         """Tokens that all prompts are padded to: the slot of raster position 0."""
-        return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if self.replayed else self.longest
+        return self._padded(self.replayed)
+
+    def _padded(self, replayed: bool) -> int:
+        return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if replayed else self.longest
 
     @cached_property
     def active_drafter(self) -> Drafter | None:
@@ -175,7 +188,10 @@ class Task:
     @property
     def slots(self) -> int:
         """Of the KV caches: the longest prompt, an image, a tree, and one to spare."""
-        return -(-(self.padded + self.target.length + self.uncommitted + 1) // ALIGNED) * ALIGNED
+        return self._slots(self.replayed)
+
+    def _slots(self, replayed: bool) -> int:
+        return -(-(self._padded(replayed) + self.target.length + self.uncommitted + 1) // ALIGNED) * ALIGNED
 
     @property
     def noise_ahead(self) -> int:
@@ -227,34 +243,55 @@ class Task:
         return self.lanes_bytes(at_once, device) + self.target.codec.working_bytes(pixels)
 
     def lanes_bytes(self, at_once: int, device: torch.device | None = None) -> int:
-        """The same without the codec's work: what lanes and their forwards take."""
-        target, decoder = self.target, self.target.decoder
-        replayed = self.replayed if device is None else device.type != "cpu"
-        slots = self.slots + (0 if self.replayed == replayed else PROMPT_STEP)
+        """The same without the codec's work: what lanes and their graphs take."""
+        graphs = self._forward_bytes(at_once, device) + self._captured_bytes if self._replayed_on(device) else 0
+        return self.state_bytes(at_once, device) + graphs
+
+    def _replayed_on(self, device: torch.device | None) -> bool:
+        """Are rounds replayed there, or where the weights are now?"""
+        return self.replayed if device is None else device.type != "cpu"
+
+    @property
+    def _captured_bytes(self) -> int:
+        """Bytes of graphs beside their activations."""
+        lengths = 1 + (-(-self.slots // COLUMNS) - 1).bit_length()
+        sizes = 1 if self.active_drafter is None else CAPTURED
+        return WORKSPACE_BYTES + min(sizes * lengths, MOST) * GRAPH_BYTES
+
+    def state_bytes(self, at_once: int, device: torch.device | None = None) -> int:
+        """The same without graphs: caches, noise, and the largest forward."""
+        target, decoder, slots = self.target, self.target.decoder, self._slots(self._replayed_on(device))
         config, itemsize = decoder.config, decoder.embedding.element_size()
-        wide = decoder.wide_dtype.itemsize
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
         drafting = self.active_drafter.cache_bytes(self.groups * held, slots, itemsize) if self.active_drafter else 0
         caches = KVCache.num_bytes(config, rows, slots, itemsize) + drafting
         shared = self.together if self.sampling.noise == UPSTREAM and self.images > 1 else 0
+        wide = decoder.wide_dtype.itemsize
         noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, self.noise_ahead, wide)
-        tokens = max(self.padded + self.start, self.largest.nodes + 1)
-        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
-        forward = wide * rows * tokens * numbers + rows * self._near_bytes(slots)
-        if replayed and decoder.weights is not None:  # the largest matrix, which older GPUs convert
-            forward += 2 * decoder.layers[0].get_parameter("gate_up").numel()
-        if replayed:
-            forward *= 2  # graphs have activations of their own
-        return caches + noise + forward
+        return caches + noise + self._forward_bytes(at_once, device)
 
-    def _near_bytes(self, slots: int) -> int:
+    def _forward_bytes(self, at_once: int, device: torch.device | None) -> int:
+        """Bytes of the activations of the largest forward, and of a matrix that is converted."""
+        target, decoder, config = self.target, self.target.decoder, self.target.decoder.config
+        rows, replayed = self.groups * at_once, self._replayed_on(device)
+        slots, prompt = self._slots(replayed), self._padded(replayed) + self.start
+        tokens = max(prompt, self.largest.nodes + 1)
+        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
+        where, matrix = device or decoder.embedding.device, decoder.layers[0].get_parameter("gate_up")
+        converts = decoder.weights is not None and where.type == "cuda" and not is_able(where, matrix.dtype)
+        near = self._near_bytes(slots, prompt, where)
+        return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
+
+    def _near_bytes(self, slots: int, prompt: int, where: torch.device) -> int:
         """Bytes of a row's attention to near keys, in float64: keys and values, and three tables of scores."""
         decoder, config = self.target.decoder, self.target.decoder.config
         if not decoder.tile:
             return 0
-        read = self.start if self.near is not None else self.padded + self.start
+        stays = where.type == decoder.embedding.device.type
+        near = self.near if stays else near_on(where, decoder.dtype, config.head_dim)
+        read = self.start if near is not None else prompt
         tokens = max(self.largest.nodes + 1, min(read, PREFIX_AT_ONCE))
-        width = slots if self.near is None else self.near + tokens
+        width = slots if near is None else near + tokens
         return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
 

@@ -20,6 +20,9 @@ _DIGITS = {torch.bfloat16: 2, torch.float16: 3}
 _NEEDED = {torch.int8: (8, (7, 5)), torch.float8_e4m3fn: (16, (8, 9))}
 """By the weight's dtype: what both of its sides must be multiples of, and the least compute capability."""
 
+_TRIED = (1, 3, 64, 130)
+"""Rows with which products are tried: of plain steps, of a tile, and of a large tree."""
+
 
 def byte_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """x [M, in] times what ``weight * scale`` says, in x's dtype and to its precision: [M, out].
@@ -43,25 +46,31 @@ def _by_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 def _has_digits(x: Tensor, weight: Tensor) -> bool:
     if not x.is_cuda or torch.version.hip or x.dtype not in _DIGITS:
         return False
-    multiple, capability = _NEEDED[weight.dtype]
+    multiple, _ = _NEEDED[weight.dtype]
     fits = weight.shape[0] % multiple == 0 and weight.shape[1] % multiple == 0
-    able = fits and torch.cuda.get_device_capability(x.device) >= capability
-    return able and _work_here(x.device, x.dtype, weight.dtype)
+    return fits and is_able(x.device, weight.dtype) and _work_here(x.device, x.dtype, weight.dtype)
+
+
+def is_able(device: torch.device, stored: torch.dtype) -> bool:
+    """Can a GPU of NVIDIA multiply with bytes of this dtype, as far as its compute capability says?"""
+    return torch.cuda.get_device_capability(device) >= _NEEDED[stored][1]
 
 
 @cache
 def _work_here(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> bool:
     """Do digits give what a converted weight gives? Tried once, since libraries and cards differ in what they take."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 64, generator=generator).to(device, dtype)
     weight = (40 * torch.randn(96, 64, generator=generator)).round().clamp(-127, 127).to(device, stored).t()
     scale = torch.ones(96, device=device)
     try:
-        y = _by_digits(x, weight, scale)
-        expected = _converted(x, weight, scale)
-        if float((y - expected).abs().max()) <= 0.02 * float(expected.abs().max()):
+        for rows in _TRIED:
+            x = torch.randn(rows, 64, generator=generator).to(device, dtype)
+            y, expected = _by_digits(x, weight, scale), _converted(x, weight, scale)
+            if float((y - expected).abs().max()) > 0.02 * float(expected.abs().max()):
+                break
+        else:
             return True
-        reason = "what was tried on small matrices was wrong"
+        reason = f"what was tried with {rows} rows was wrong"
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise  # it passes, and this function's answer is remembered

@@ -27,9 +27,9 @@ from ..errors import is_out_of_memory
 from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
-TILE = {"cuda": 64, "cpu": 4}
-"""Rows of a product, by type of device. A GPU multiplies 64 rows in the time in which it reads the weights once. On
-CPUs single rows are multiplied by other kernels."""
+TILE = {"cuda": 64, "meta": 64, "cpu": 4}
+"""Rows of a product, by type of device; "meta" stands for a GPU that is not there. A GPU multiplies 64 rows in the time
+in which it reads the weights once. On CPUs single rows are multiplied by other kernels."""
 NEAR = 32
 """Positions before a token whose keys are near. Trees are no deeper."""
 ALIGNED = 8
@@ -46,8 +46,11 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
 def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
     """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones.
 
-    dtype: of the model. width: numbers of a head. Older GPUs have the kernel in float16 alone.
+    dtype: of the model. width: numbers of a head. Older GPUs have the kernel in float16 alone. AMD's GPUs have another
+    kernel, of which it is not known in which order it adds.
     """
+    if torch.version.hip:
+        return None
     q = torch.zeros(1, 1, 8, width, dtype=dtype, device=device)
     try:
         far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))

@@ -40,6 +40,15 @@ def fp8_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch._scaled_mm(x, weight, unscaled, unscaled, out_dtype=torch.float32)
 
 
+def said_of_products() -> list[str]:
+    """Settings of this process by which a GPU's products round more coarsely, such as ComfyUI's ``--fast``."""
+    matmul = torch.backends.cuda.matmul
+    coarse = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # before torch 2.9
+    settings = {"TF32": coarse in ("tf32", "high", "medium")}
+    settings["accumulation in fp16"] = getattr(matmul, "allow_fp16_accumulation", False)  # since torch 2.7
+    return [name for name, on in settings.items() if on]
+
+
 def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Output [R, heads, m, d] and log-sum-exp [R, heads, m] of attention to far keys, by a kernel for NVIDIA's GPUs.
 

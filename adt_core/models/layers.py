@@ -222,7 +222,7 @@ class Layer(nn.Module):
             cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
         y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.window)
-        return filled(y.view(rows, heads, n, dim).transpose(1, 2).reshape(tokens, -1), frame.tile)
+        return filled(y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4).reshape(tokens, -1), frame.tile)
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")

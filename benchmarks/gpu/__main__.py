@@ -1,6 +1,6 @@
 """Everything that is to be known of a GPU, in one run that nobody has to watch.
 
-    python -m benchmarks.gpu [--minutes 25] [--only PART ...] [--output docs] [--rehearse]
+    python -m benchmarks.gpu [--minutes 30] [--only PART ...] [--output docs] [--rehearse]
 
 Needs CUDA, PyTorch and this project's requirements, and no network. Every part runs in a process of its own within its
 share of the minutes; what one leaves over goes to those after it. A part or a case that fails is reported, and the next
@@ -27,9 +27,9 @@ from .report import markdown
 
 PARTS = {
     "device": ("benchmarks.gpu.device", 1),
+    "contact": ("benchmarks.gpu.contact", 8),
     "tokens": ("benchmarks.gpu.tokens", 4),
-    "pieces": ("benchmarks.gpu.pieces", 8),
-    "attention": ("benchmarks.gpu.attention", 2),
+    "pieces": ("benchmarks.gpu.pieces", 6),
     "images": ("benchmarks.gpu.images", 4),
     "batches": ("benchmarks.gpu.batches", 4),
     "memory": ("benchmarks.gpu.memory", 3),
@@ -37,7 +37,7 @@ PARTS = {
 }
 """The parts in their order: module, and share of the time."""
 ROOT = Path(__file__).resolve().parents[2]
-LEAST_SILENCE, MOST_SILENCE = 60.0, 1 / 3
+LEAST_SILENCE, MOST_SILENCE = 120.0, 1 / 3
 """A case hangs that writes nothing for so many seconds, or for this share of its part's time if that is longer. Then
 the next one begins."""
 ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
@@ -113,6 +113,7 @@ def run_part(module: str, seconds: float, folder: Path, rehearse: bool) -> dict:
         "about": next((line["about"] for line in lines if "about" in line), None),
         "cases": len(names),
         "begun": begun + 1,
+        "left_out": names[begun + 1 :],
         "rows": [line["row"] for line in lines if "row" in line],
         "errors": [line["error"] for line in lines if "error" in line] + crashes,
     }
@@ -161,7 +162,7 @@ def has_cuda() -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--output", type=Path, default=ROOT / "docs")
     parser.add_argument("--rehearse", action="store_true")

@@ -277,7 +277,7 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
 
     def of(size: int) -> Callable[[], Tensor]:
         step = rows.causal_step(roots, size)
-        ids = rows.spread(decoder.image_ids[torch.arange(size, device=where)][None])
+        ids = rows.spread(decoder.image_ids[torch.arange(size, device=where) % target.num_codes][None])
         return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), 3.0))
 
     return {size: of(size) for size in sizes}

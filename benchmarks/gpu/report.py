@@ -62,6 +62,8 @@ def section(name: str, part: dict) -> str:
     went = f"{HOW[part['status']]} after {part['seconds']:.0f} s of at most {part['limit']:.0f}"
     done = f"{part['begun']} of {part['cases']} cases begun, {len(rows)} rows, {len(errors)} errors"
     lines = [f"## {name.capitalize()}", (part["about"] or "It could not be loaded.").strip(), f"{went}: {done}."]
+    if part["left_out"]:
+        lines.append(f"Left out for want of time: {', '.join(part['left_out'])}.")
     for title in dict.fromkeys(row["table"] for row in rows):
         lines += [f"**{title}**", table([row for row in rows if row["table"] == title])]
     if errors:

@@ -114,7 +114,12 @@ class ComfyPage:
         known = "window.LiteGraph?.registered_node_types['ADTTreeSampler']"
         self.page.wait_for_function(f"window.app?.extensionManager && {known} && window.app.graph", timeout=90_000)
         self.page.evaluate(_HELPERS)
-        self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.vue)
+        self.show(self.vue)
+
+    def show(self, vue: bool) -> None:
+        """Go on in Nodes 2.0, or in canvas mode."""
+        self.vue = vue
+        self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", vue)
 
     def load(self, workflow: dict) -> None:
         """Open a workflow as a file is opened, and look at all of it."""

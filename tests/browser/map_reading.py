@@ -52,19 +52,9 @@ def painted(tab, node, pane=0) -> list:
 
 
 def settled(tab, node, pane=0) -> list:
-    """The same, once it hasn't changed for a second.
-
-    Until then the canvas may show the last preview, a JPEG; the picture that the history keeps replaces it.
-    """
-    before, since = painted(tab, node, pane), time.monotonic()
-    for _ in range(40):
-        time.sleep(0.25)
-        now = painted(tab, node, pane)
-        if now != before:
-            before, since = now, time.monotonic()
-        elif time.monotonic() - since > 1:
-            return now
-    raise AssertionError("the picture keeps changing")
+    """The same, once all panes show the pictures that the server kept."""
+    wait_for_pictures(tab, node)
+    return painted(tab, node, pane)
 
 
 def wait_for_pictures(tab, node) -> None:

@@ -1,18 +1,7 @@
 """Two runs on one map: side by side, or in one place behind a line that is dragged."""
 
 import pytest
-from map_reading import (
-    done,
-    expected,
-    new_seed,
-    painted,
-    point,
-    run_again,
-    same_colours,
-    settled,
-    values,
-    wait_for_pictures,
-)
+from map_reading import done, expected, new_seed, painted, point, run_again, same_colours, settled, values
 
 IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].x"
 
@@ -62,7 +51,6 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
-    wait_for_pictures(tab, node)
     left, right = (settled(tab, node, pane) for pane in range(2))
     assert same_colours(left, right), "the picture is the same"
     before = values(tab, node)
@@ -132,7 +120,6 @@ def test_both_pictures_in_one_place(tab, workflow):
     widget.get_by_role("button", name="Slider").click()
     tab.wait(sampler, IN_ONE_PLACE)
     assert tab.map(sampler, "panel.panes[0].width") > 1.2 * beside
-    wait_for_pictures(tab, sampler)
     line = widget.get_by_role("slider", name="Line")
     line.press("End")
     own = settled(tab, sampler)

@@ -191,20 +191,6 @@ def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
         )
 
 
-def test_a_reloaded_page_shows_the_last_map_again(tab, workflow):
-    sampler = done(tab, workflow)
-    tab.widget(sampler).locator("button[data-figure=depth]").click()
-    tab.wait(sampler, "map.node.properties.adt_tree_map.figure === 'depth'")
-    before = values(tab, sampler)
-    tab.drafted(tab.map(sampler, "run.id"))
-    tab.open()
-    tab.wait(sampler, "run?.state === 'done'", timeout=30)
-    assert values(tab, sampler) == before
-    tab.wait(sampler, "map.pictureShown()")
-    assert tab.map(sampler, "panel.settings.figure") == "depth"
-    tab.screenshot("restored")
-
-
 @pytest.mark.every_frontend
 def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     sampler = done(tab, workflow)

@@ -175,14 +175,19 @@ def test_undoing_something_else_keeps_the_map(tab, workflow):
 
 def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab, workflow):
     sampler = done(tab, workflow)
-    tab.page.wait_for_timeout(1500)
+    tab.widget(sampler).locator("button[data-figure=depth]").click()
+    tab.wait(sampler, "map.node.properties.adt_tree_map.figure === 'depth'")
+    tab.drafted(tab.map(sampler, "run.id"))
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
-    shown = tab.map(sampler, "run.id")
+    shown, before = tab.map(sampler, "run.id"), values(tab, sampler)
     tab.page.wait_for_timeout(1500)
     tab.open()
     tab.finished(sampler)
-    assert tab.map(sampler, "run.id") == shown
+    assert tab.map(sampler, "run.id") == shown and values(tab, sampler) == before
+    tab.wait(sampler, "map.pictureShown()")
+    assert tab.map(sampler, "panel.settings.figure") == "depth"
+    tab.screenshot("restored")
 
 
 def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflow):

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIG
 @pytest.mark.parametrize(
     "name, moments",
     [
-        ("generate", [RANDOM]),
         ("benchmark", MOMENTS[:1]),
         pytest.param("generate", [RANDOM] * 3, marks=pytest.mark.long),
         pytest.param("benchmark", MOMENTS, marks=pytest.mark.long),

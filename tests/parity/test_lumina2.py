@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
-from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core import Sampling, load_target
 from adt_core.models.families.lumina2 import guidance
-from tests.drafted import METHODS, run, write_drafter
-from tests.layouts.lumina import share_norms
+from tests.drafted import run
 from tests.layouts.lumina2 import CODEC, CODES, FIRST_CODE, MARKS, random_codec, write_lumina2
 from tests.layouts.reference import reference
 from tests.reading import Reader, guided_rows
@@ -91,23 +90,6 @@ def test_guidance_falls_to_four(target):
     assert set(guidance(2.0, (96, 96))) == {4.0}
     like = torch.empty(0, dtype=torch.float64)
     assert target.guidance(1.0, like) == 1.0 and target.guidance(9.0, like).shape == (target.length, 1)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_draws_the_same(folder, tmp_path, method, dtype, temperature):
-    """With guidance that changes from token to token, from the beginning and behind what is kept of an image."""
-    target = load_target(folder, dtype=dtype).sized(64, 32)
-    write_drafter(tmp_path / "network", target)
-    share_norms(tmp_path / "network")
-    sampling, (source, drafting) = Sampling(temperature=temperature, guidance=9.0), METHODS[method]
-    drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
-    plain = run(target, sampling=sampling).codes
-    for kept in (0, 7):
-        prefix = target.cells(plain).flatten(1)[:, :kept]
-        drafted = run(target, drafter, sampling=sampling, drafting=Drafting(**drafting), prefix=prefix)
-        assert torch.equal(drafted.codes, plain)
 
 
 def test_the_prompt(target):

@@ -1,5 +1,7 @@
 """Our decoder and codec equal transformers' Chameleon on random configurations and on the bundled weights."""
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import ChameleonForConditionalGeneration
@@ -19,11 +21,21 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=[*SHAPES, "bundled"], ids=lambda p: p if isinstance(p, str) else "-".join(map(str, p.values())))
-def folder(request, tmp_path):
+@pytest.fixture(
+    scope="module",
+    params=[*SHAPES, "bundled"],
+    ids=lambda p: p if isinstance(p, str) else "-".join(map(str, p.values())),
+)
+def folder(request, tmp_path_factory):
     if request.param == "bundled":
         return resolve("bundled", "target")
-    return write_tiny_checkpoint(tmp_path / "target", **request.param)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("target"), **request.param)
+
+
+@cache
+def reference(folder):
+    """transformers' model."""
+    return ChameleonForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").float().eval()
 
 
 def reference_logits(folder, ids, mask=None, positions=None):
@@ -31,7 +43,7 @@ def reference_logits(folder, ids, mask=None, positions=None):
 
     They are made with ``model.model`` and ``lm_head``, because the model's own forward masks image tokens.
     """
-    model = ChameleonForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").float().eval()
+    model = reference(folder)
     with torch.no_grad():
         features = model.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state
         return model.lm_head(features)
@@ -109,13 +121,13 @@ def test_unequal_starts_equal_separate_forwards(folder):
 
 def test_codec_encoder(folder):
     target = load_target(folder)
-    reference = ChameleonForConditionalGeneration.from_pretrained(folder).float().eval().model.vqmodel
+    codec = reference(folder).model.vqmodel
     side = target.codec.config.resolution
     pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(3)) * 2 - 1
     with torch.no_grad():
         ours = target.codec.quant_conv(target.codec.encoder(pixels))
-        theirs = reference.quant_conv(reference.encoder(pixels))
-        codes = reference.quantize(theirs)[2]
+        theirs = codec.quant_conv(codec.encoder(pixels))
+        codes = codec.quantize(theirs)[2]
     assert (ours - theirs).abs().max() < TOLERANCE
     assert torch.equal(target.codec.encode(pixels).flatten(), codes.flatten())
 

@@ -120,14 +120,16 @@ def glm_image(path, target):
         mask = torch.ones_like(rows)
         return {"input_ids": rows, "attention_mask": mask, "image_grid_thw": grids, "images_per_sample": each}
 
-    def script(prefix, sampling):
+    def logits(_, row, images):
+        return torch.stack([their_logits(model, inputs(torch.tensor([row])), codes)[-1] for codes in images.tolist()])
+
+    def script(prefix, sampling, seeds):
         if prefix.shape[1] or sampling.guidance != 1:
-            logits = lambda _, row, codes: their_logits(model, inputs(torch.tensor([row])), codes)[-1]  # noqa: E731
-            return loop(logits, target, prefix, sampling, torch.arange(target.num_codes))
+            return loop(logits, target, torch.arange(target.num_codes), 0, prefix, sampling, seeds)
         rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
         allowed = lambda *_: list(range(target.num_codes))  # noqa: E731
         options = {"max_new_tokens": target.length, "prefix_allowed_tokens_fn": allowed, **warped(sampling)}
-        return model.generate(**inputs(rows), **options)[:, rows.shape[1] :]
+        return seeded(lambda: model.generate(**inputs(rows), **options)[:, rows.shape[1] :], seeds)
 
     return script
 

@@ -1,5 +1,7 @@
 """The accepted drafts of every drafter, on fixed prompts: one that has become worse still writes the right tokens.
 
+The tokens are those of plain decoding, too.
+
 The bundled model continues held-out pictures in float64. Every round of every image is as ``accepted_drafts.json``
 says. If a change is meant to change a drafter's drafts, write the file anew, and say in the commit what became of the
 number of rounds, which it prints:
@@ -16,6 +18,8 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core.app.jobs import decode
+from adt_core.policies import PLAIN
 from model_making.data import example
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
@@ -60,25 +64,24 @@ def started():
     return target, [target.encode_prompt(caption) for caption in captions], codes
 
 
-def drafted(beginning, name: str) -> list[str]:
-    """Every image's rounds, each as ``position: nodes/depth accepted ranks;``."""
-    (target, prompts, codes), (source, options) = beginning, CASES[name]
+def decoding_of(beginning, count: int, **drafts) -> Decoding:
+    """Of the first images, which has not begun."""
+    target, prompts, codes = beginning
+    return Decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
+
+
+def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
+    """Every image's rounds, each as ``position: nodes/depth accepted ranks;``, and the codes [images, T]."""
+    source, options = CASES[name]
     count = 3 if "three images" in name else 1
-    decoding = Decoding(
-        target,
-        prompts[:count],
-        prefix=codes[:count],
-        sampling=Sampling(seed=5),
-        drafting=Drafting(**options),
-        drafter=load_drafter(source, target),
-        at_once=2,
-    )
+    drafts = {"drafting": Drafting(**options), "drafter": load_drafter(source, beginning[0])}
+    decoding = decoding_of(beginning, count, **drafts)
     images = [""] * count
     for round in decoding:
         for share in round.images:
             ranks = "".join(map(str, share.ranks))
             images[share.image] += f"{share.position}: {share.nodes}/{share.depth} {share.accepted} {ranks};"
-    return images
+    return images, decoding.codes
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +89,16 @@ def beginning():
     return started()
 
 
+@pytest.fixture(scope="module")
+def plain(beginning):
+    """The codes [3, T] of plain decoding."""
+    return decode(decoding_of(beginning, 3, drafting=Drafting(PLAIN))).codes
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_round_has_the_drafts_that_it_had(beginning, name):
-    found = drafted(beginning, name)
+def test_every_round_has_the_drafts_that_it_had(beginning, plain, name):
+    found, codes = drafted(beginning, name)
+    assert codes.equal(plain[: len(codes)])
     expected = json.loads(FILE.read_text(encoding="utf-8"))[name]
     for image, (now, before) in enumerate(zip(found, expected)):
         assert now.split(";") == before.split(";"), f"{name}, image {image}"
@@ -97,7 +107,7 @@ def test_every_round_has_the_drafts_that_it_had(beginning, name):
 def write() -> None:
     """Write the file anew."""
     beginning = started()
-    every = {name: drafted(beginning, name) for name in CASES}
+    every = {name: drafted(beginning, name)[0] for name in CASES}
     FILE.write_text(json.dumps(every, indent=0) + "\n", encoding="utf-8")
     for name, images in every.items():
         print(f"{name}: {''.join(images).count(';')} rounds")

@@ -8,7 +8,9 @@ import gc
 import itertools
 import logging
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -57,9 +59,10 @@ class Graph:
 
 
 class Driver:
-    """What is under way. collecting: at the end of each capture, might Python collect garbage?"""
+    """What is under way. collecting: at the end of each capture, might Python collect garbage? free: bytes, in turn."""
 
     streams: list[Stream] = []
+    free: Iterator[int] = itertools.repeat(0)
     collecting: list[bool] = []
 
     @classmethod
@@ -77,13 +80,16 @@ def driver(monkeypatch):
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": lambda mode: None,
         "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (next(Driver.free), 0),
         "get_allocator_backend": lambda: backend[0],
     }
     for name, value in {**answers, "Stream": Stream, "CUDAGraph": Graph, "stream": Driver.stream}.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graphs, "refused", [])
+    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
+    monkeypatch.setattr(graphs, "ruined", [])
     monkeypatch.setattr(Stream, "handles", itertools.count())
     Driver.collecting = []
+    gc.collect()  # graphs of other tests, which had the same streams
     return backend
 
 
@@ -166,10 +172,25 @@ def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(device, dr
             raise full
         return torch.zeros(1), None
 
-    captured = Graphs(CudaRecorder(device))
+    captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
     with caplog.at_level(logging.WARNING):
         captured("a round", launch, list)
     assert len(tries) == 2 + captures
-    assert captured.is_new("another round") is (allocator == "native") and bool(caplog.records) is (
-        allocator != "native"
-    )
+    survives = allocator == "native"
+    assert captured.is_new("another round") is other.is_new("a round of another model") is survives
+    assert bool(caplog.records) is not survives
+
+
+def test_a_round_that_cannot_be_captured_ends_the_graphs_of_its_model_alone(device):
+    captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
+    replays = iter([(torch.zeros(1), None)])
+    captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # a replay is another round
+    assert not captured.is_new("another round") and other.is_new("another round")
+
+
+def test_what_captures_take_is_measured_and_bounded(device, monkeypatch):
+    monkeypatch.setattr(Driver, "free", itertools.count(100, -1))
+    captured = Graphs(CudaRecorder(device), torch.nn.Module())
+    for key in range(graphs.MOST + 2):
+        captured(key, lambda: (torch.zeros(1), None), list)
+    assert captured.num_bytes == captured.attempts == graphs.MOST

@@ -271,7 +271,8 @@ def test_blank_prompts_of_a_list_are_named(generate):
 def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(generate, model, told):
     Path("list.txt").write_text("a red house\na cat\n")
     models = {"model": model, "drafter": model} if model else {}
-    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models)
+    begun = {"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.75}
+    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models, **begun)
     assert code == 0, err
     assert ("drew something else for 1 of 2 prompts: 'a cat'." in out) == told
 

@@ -21,8 +21,9 @@ TITLES += ["What would make it faster", "To paste into a report"]
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch):
+def short(monkeypatch, tmp_path):
     monkeypatch.setattr(examination, "TOKENS", 24)
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(exactness, "verdicts", {})
 
 
@@ -52,7 +53,13 @@ def test_the_command_says_everything_of_the_bundled_model(capsys):
     assert str(Path.cwd()) not in page and str(Path.home()) not in page
 
 
-@pytest.mark.parametrize("family", WRITERS)
+QUICK = "llamagen", "lumina-mgpt-2"
+"""Families unlike the others: one has no tokens of texts, the other has a guidance for every token."""
+
+
+@pytest.mark.parametrize(
+    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.long) for family in WRITERS]
+)
 def test_every_family_has_a_page(family, tmp_path):
     page = page_of(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16))
     assert part(page, "The same image") == "Every method draws the tokens of plain decoding."
@@ -80,7 +87,10 @@ def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
 
 def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
     monkeypatch.setattr(examination, "PATIENCE", -1.0)
+    monkeypatch.setattr(examination, "ENOUGH", 0.0)
     page = page_of(small)
+    assert re.search(r"Over the first \d tokens", part(page, "Methods")), "a draw stops after some rounds"
+    assert part(page, "The same image") == "Every method that was tried draws the tokens of plain decoding."
     assert "Left out for want of time: auto, jacobi, a chain." in part(page, "Methods")
 
 

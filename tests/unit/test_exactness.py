@@ -1,5 +1,7 @@
 """The exact mode is tried on the very weights: whatever breaks it on a device is found, and named."""
 
+import json
+
 import pytest
 import torch
 
@@ -18,11 +20,20 @@ def target(request):
     return load_target(dtype=torch.bfloat16, weights=weights)
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch, tmp_path):
+    """As on a machine that has drawn nothing yet."""
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(exactness, "verdicts", {})
+
+
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
+    """The last 40 tokens of a picture."""
     drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
-    return Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
+    kept = torch.randint(target.num_codes, (1, target.length - 40), generator=torch.Generator().manual_seed(1))
+    return Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, prefix=kept)
 
 
 def differences(target, guidance: float = 2.0) -> list[str]:
@@ -92,7 +103,6 @@ def test_what_is_tried_are_the_first_layers_of_the_very_weights(target):
 def broken(monkeypatch, wrong) -> None:
     """Products are off by a bit in the rows at which ``wrong`` (their numbers, rows of a product) is true."""
     product = layers.product
-    monkeypatch.setattr(exactness, "verdicts", {})
 
     def by_place(x, weight, scale=None, plus=None, tile=0):
         y = product(x, weight, scale, plus, tile)
@@ -121,9 +131,31 @@ def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch):
     assert drafted.trace.report()["tau"] == 1
 
 
-def test_where_all_is_well_nothing_is_said(target, monkeypatch):
-    monkeypatch.setattr(exactness, "verdicts", {})
+def test_where_all_is_well_nothing_is_said(target):
     assert decode(decoding_of(target)).exact == exactness.Verdict()
+
+
+def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by(target, monkeypatch, tmp_path):
+    """By the next process, too. A file that says something else counts for nothing."""
+    task, tries = decoding_of(target)._task, []
+    found = exactness.Verdict(exactness.Trust(1), True, (CHAIN, TREE), "This device is slow.")
+    monkeypatch.setattr(exactness, "_find", lambda task: tries.append(task) or found)
+
+    def settled():
+        monkeypatch.setattr(exactness, "verdicts", {})
+        return exactness.settle(task)
+
+    assert settled() == settled() == found and len(tries) == 1
+    (file,) = tmp_path.glob("exact-*.json")
+    kept = json.loads(file.read_text())
+    kept["verdict"]["trust"] = [99, True]
+    file.write_text(json.dumps(kept))
+    assert settled() == found and len(tries) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(exactness, "said_of_products", lambda: ["TF32"])
+        assert settled() == found and len(tries) == 3
+        patch.setattr(target.decoder.layers[0], "down", torch.nn.Parameter(-target.decoder.layers[0].down, False))
+        assert settled() == found and len(tries) == 4
 
 
 def test_the_trial_can_be_cancelled(target):

@@ -5,6 +5,7 @@ What stands in for it here adds keys up in the kernel's order, block by block, a
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine.task import Task
@@ -56,6 +57,16 @@ def test_heads_that_share_keys_see_masks_that_the_kernel_takes(emu3, kept):
     cells = emu3.cells(whole).flatten(1)[:, :kept]
     drafted = run(emu3, load_drafter("jacobi", emu3), drafting=Drafting(**METHODS["jacobi"][1]), prefix=cells, **how)
     assert drafted.codes.equal(whole)
+
+
+def test_a_kernel_may_leave_queries_before_heads_in_memory(emu3, monkeypatch):
+    """As torch's attention for GPUs does."""
+    how = {"prompts": ("a cat",), "sampling": Sampling(seed=3, guidance=3.0)}
+    expected, usual = run(emu3, **how).codes, F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *given: usual(*given).transpose(1, 2).contiguous().transpose(1, 2)
+    )
+    assert run(emu3, **how).codes.equal(expected)
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_a_worker_that_takes_too_long_is_ended(tmp_path, seconds, silence):
 def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
     found = parts(0.5, slow="time.sleep(300)", fine="pass")
     assert found["slow"]["status"] == command.CUT and found["fine"]["status"] == command.ENDED
-    assert [row["figure"] for row in found["slow"]["rows"]] == [1]
+    assert [row["figure"] for row in found["slow"]["rows"]] == [1] and found["slow"]["left_out"] == ["good"]
     assert found["slow"]["errors"][0]["what"] == "bad"
     assert [row["figure"] for row in found["fine"]["rows"]] == [1, 2]
 
@@ -185,6 +185,7 @@ def test_a_bar_is_met_missed_or_not_measured():
         "limit": 2,
         "cases": 1,
         "begun": 1,
+        "left_out": [],
         "errors": [],
     }
     pieces = part | {"rows": [row | {"share of the limit": 0.8}]}

@@ -3,6 +3,7 @@ round, memory that stays in its place, and no error where a driver refuses."""
 
 import logging
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def drafters(folders, target):
 
 @pytest.fixture(autouse=True)
 def nothing_refused(monkeypatch):
-    monkeypatch.setattr(graphs, "refused", [])
+    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
 
 
 @pytest.fixture

@@ -39,6 +39,16 @@ def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
     assert set(asked) == {(torch.device("cpu"), torch.float16, target.decoder.config.head_dim)}
 
 
+def test_of_the_kernel_of_amds_gpus_nothing_is_known(monkeypatch):
+    monkeypatch.setattr(exact, "far_attention", lambda *_: None)
+    model = torch.device("cpu"), torch.float16, 64
+    for version, near in ((None, exact.NEAR), ("6.4", None)):
+        exact.near_on.cache_clear()
+        monkeypatch.setattr(torch.version, "hip", version)
+        assert exact.near_on(*model) == near
+    exact.near_on.cache_clear()
+
+
 @pytest.mark.parametrize("even", [True, False], ids=["the same bits", "other bits"])
 def test_all_rows_are_multiplied_at_once_where_that_has_the_bits_of_tiles(monkeypatch, even):
     monkeypatch.setattr(exact, "_whole", {})

@@ -145,10 +145,8 @@ def environment() -> Path:
     (site,) = {*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages")}
     (site / "tests.pth").write_text(parent)
     (home / "requirements.txt").write_text(required)
-    (home / "constraints.txt").write_text(TORCH)
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", home / "constraints.txt"]
-    _run([*install, TORCH])
-    _run([*install, "-r", home / "requirements.txt"])
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile"]
+    _run([*install, TORCH, "-r", home / "requirements.txt"])
     _run([*install, "--no-deps", *APART])
     _run([*install, "--no-deps", "--target", site, *TORCHVISION])
     for library in site.glob("torchaudio/lib/*.so"):  # they need CUDA; without them it is pure Python and imports
@@ -166,7 +164,8 @@ def _run(command: list) -> None:
 
 def _clean_environment() -> dict[str, str]:
     """Without the pack's root on the path, whose ``nodes`` would hide ComfyUI's, the user's packages, and downloads."""
-    kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    dropped = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
 
 

@@ -1,4 +1,7 @@
-"""Cancel stops the work within half a second, wherever it is, and leaves a server that runs the next prompt."""
+"""Cancel stops the work within half a second, wherever it is, and leaves a server that runs the next prompt.
+
+test_batch.py cancels on the oldest ComfyUI, too, without a clock.
+"""
 
 import time
 
@@ -27,7 +30,6 @@ def works(comfy, graph) -> None:
     assert comfy.files(comfy.run(graph.prompt))
 
 
-@pytest.mark.contract
 def test_while_tokens_are_decoded(comfy, graph):
     graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="autoregressive")
     with comfy.socket() as browser:
@@ -61,6 +63,20 @@ def test_while_weights_are_loaded(comfy, graph, loader):
     works(comfy, graph)
 
 
+@pytest.mark.small_models
+def test_while_a_batch_is_made(comfy, graph):
+    """After its first image, while the others are drawn and saved."""
+    prompts = graph.add("ADTTreePrompts", text="\n".join(f"{number} foxes" for number in range(30)))
+    plugs = {"model": graph.link("ADTTreeModelLoader"), "prompts": prompts}
+    node, _ = graph.add("ADTTreeBatchSampler", **plugs, seed=905)
+    prompt = {key: graph.prompt[key] for key in (node, prompts[0], graph.id("ADTTreeModelLoader"))}
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(prompt, browser.id)
+        browser.wait_for(lambda m: m.type == "executed" and m.data["node"] == node)
+        assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+    works(comfy, graph)
+
+
 def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     values = {
         "prompts": "a cat\na dog",
@@ -86,7 +102,7 @@ def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     works(comfy, graph)
 
 
-@pytest.mark.parametrize("node", ["VAEEncode", pytest.param("VAEDecode", marks=pytest.mark.contract)])
+@pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
 def test_while_pixels_are_coded(comfy, graph, node):
     """Many large images through the codec alone."""
     vae = graph.link("ADTTreeModelLoader", 2)

@@ -118,6 +118,6 @@ FAMILY = Family(
     beside=_CODEC_FILES,
     published=(
         Published("bundled", (), "128", "0.1 GB in float32"),
-        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", "14.1 / 8.0 GiB", ANOLE_DRAFTER),
+        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", "15.8 / 9.7 GiB", ANOLE_DRAFTER),
     ),
 )

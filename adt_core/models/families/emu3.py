@@ -187,5 +187,5 @@ FAMILY = Family(
         source="github.com/baaivision/Emu3",
     ),
     search=("emu3",),
-    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "17.9 / 11.4 GiB"),),
+    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "23.0 / 16.5 GiB"),),
 )

@@ -255,5 +255,5 @@ FAMILY = Family(
     beside=GlmImagePrompter.FOLDER,
     single_files=("glm_image*.safetensors", "GLM-Image*.safetensors"),
     search=("glm image", "glm"),
-    published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", "17.0 / 9.4 GiB"),),
+    published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", "17.7 / 10.1 GiB"),),
 )

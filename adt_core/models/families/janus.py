@@ -162,5 +162,5 @@ FAMILY = Family(
     ),
     sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
-    published=(_published("1B", 4, "3.4 / 2.3 GiB"), _published("7B", 15, "13.4 / 7.8 GiB")),
+    published=(_published("1B", 4, "4.4 / 3.3 GiB"), _published("7B", 15, "14.5 / 8.9 GiB")),
 )

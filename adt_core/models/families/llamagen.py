@@ -302,8 +302,8 @@ def _published(name: str, pixels: str, memory: str, drafter: str) -> Published:
     )
 
 
-_STAGE_1 = "256", "4.1 / 3.5 GiB", "llamagen_drafter"
-_STAGE_2 = "512", "4.4 / 3.7 GiB", "llamagen2_drafter"
+_STAGE_1 = "256", "4.7 / 4.0 GiB", "llamagen_drafter"
+_STAGE_2 = "512", "6.0 / 5.3 GiB", "llamagen2_drafter"
 FAMILY = Family(
     name="llamagen",
     title="LlamaGen",

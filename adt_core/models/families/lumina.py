@@ -125,13 +125,13 @@ FAMILY = Family(
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
     search=("lumina",),
     published=(
-        _published("512", "14.1 / 8.1 GiB"),
+        _published("512", "15.8 / 9.8 GiB"),
         _published(
             "768",
-            "15.4 / 9.3 GiB",
+            "18.4 / 12.4 GiB",
             Download(f"sihwanpark/{_DRAFTER}", "about 1 GB in half precision", "Apache 2.0", _DRAFTER),
         ),
-        _published("768-Omni", "15.4 / 9.3 GiB"),
-        _published("1024", "17.1 / 11.1 GiB"),
+        _published("768-Omni", "18.4 / 12.4 GiB"),
+        _published("1024", "22.1 / 16.1 GiB"),
     ),
 )

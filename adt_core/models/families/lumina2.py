@@ -101,7 +101,7 @@ MOVQGAN = Download("ai-forever/MoVQGAN", "1.1 GB", "not stated", "", ("movqgan_2
 
 
 def _published(name: str) -> Published:
-    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", "23.8 / 17.8 GiB")
+    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", "29.5 / 23.5 GiB")
 
 
 FAMILY = Family(

@@ -60,7 +60,8 @@ class Pack:
         self.nodes = nodes.NODE_CLASS_MAPPINGS
         package, _ = self.nodes["ADTTreeSampler"].__module__.rsplit(".nodes.", 1)
         self.bundled = ROOT / "adt_core" / "bundled"
-        self.AdtError = importlib.import_module(f"{package}.adt_core.errors").AdtError
+        self.package = lambda name: importlib.import_module(package + name)
+        self.AdtError = self.package(".adt_core.errors").AdtError
 
     @property
     def ours(self) -> dict[str, dict]:

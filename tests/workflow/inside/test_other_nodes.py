@@ -126,6 +126,18 @@ def test_prompts_of_unknown_words_are_told(pack, model, encoded, small, caplog):
     assert said("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
 
 
+@pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeBatchSampler"])
+def test_what_an_image_has_to_do_without_on_this_device_is_told(pack, small, monkeypatch, caplog, kind):
+    engine = pack.package(".adt_core.engine.decoding")
+    monkeypatch.setattr(engine, "settle", lambda task: engine.Verdict(remark="This device can't multiply."))
+    inputs = {
+        "ADTTreeSampler": {"model": small.model, "positive": small.text("a cat")},
+        "ADTTreeBatchSampler": {"model": [small.model], "prompts": ["a cat"], "seed": [97]},
+    }
+    pack.run(kind, **inputs[kind])
+    assert "This device can't multiply." in caplog.messages[-1]
+
+
 def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_counts(pack, small):
     """With no more than links every node runs."""
     bare = {"model": small.model, "positive": small.text(small.PROMPT)}
