@@ -37,13 +37,13 @@ def work(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["plain", "auto", "relaxed", "continued"])
 def test_a_picture_is_made_again_by_the_settings_in_it(work, name):
-    """All that it says of itself is said of the new one, too, which also says whose noise it has: our own."""
+    """All that it says of itself is said of the new one, too, which also says what came later: noise, source pictures."""
     before = read_settings(OLD / f"{name}.png")
     named = ["--model", "target", "--drafter", before["drafter"], "--device", "cpu"]
     assert cli.main(["generate", "--from-png", str(OLD / f"{name}.png"), *named, "--output", "again.png"]) == 0
     after = read_settings(Path("again.png"))
-    own = {"noise": "own", "noise_batch": None}
-    assert {**after, "versions": None} == {**before, **own, "versions": None}
+    later = {"noise": "own", "noise_batch": None, "sources": []}
+    assert {**after, "versions": None} == {**before, **later, "versions": None}
 
 
 @pytest.mark.parametrize("name, more", [("", {}), ("cats", {"negative": "fog", "suffix": ", at noon"})])
