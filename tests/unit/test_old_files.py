@@ -37,7 +37,7 @@ def work(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["plain", "auto", "relaxed", "continued"])
 def test_a_picture_is_made_again_by_the_settings_in_it(work, name):
-    """All that it says of itself is said of the new one, too, which also says what came later: noise, source pictures."""
+    """All that it says of itself is said of the new one, too, beside what came later: noise, and source pictures."""
     before = read_settings(OLD / f"{name}.png")
     named = ["--model", "target", "--drafter", before["drafter"], "--device", "cpu"]
     assert cli.main(["generate", "--from-png", str(OLD / f"{name}.png"), *named, "--output", "again.png"]) == 0
