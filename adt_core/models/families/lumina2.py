@@ -30,7 +30,7 @@ _FIRST_CODE, _END_OF_ROW = 155000, 151670
 _STEPS = 24  # of 32 pixels: 768 per side
 _LONGEST = _STEPS * round(MOST_OBLONG**0.5)  # steps of the longer side, where the other is the shortest that may be
 _LEAST_GUIDANCE = 4.0
-_USUAL = VQConfig(4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2, attention=True)  # MoVQGAN-270M
+_USUAL = (4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2)  # MoVQGAN-270M, as VQConfig has it
 _CODEC_FILES = "movqgan_270M.ckpt", "movqgan_270M.safetensors", "MoVQGAN/movqgan_270M.ckpt"
 
 
@@ -79,7 +79,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     if file is not None:
         checkpoint.add(file, CODEC)
     config = decoder_config(checkpoint.config, checkpoint.path)
-    codec = MoVQ(codec_config(checkpoint, CODEC, _USUAL))
+    codec = MoVQ(codec_config(checkpoint, CODEC, VQConfig(*_USUAL, attention=True)))
     codes, cells = len(codec.codebook), codec.config.cells
     ids = [*numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), _END_OF_ROW]
     decoder = Decoder(with_room(config, cells * (cells + 1)), torch.tensor(ids, device="cpu"), codes)

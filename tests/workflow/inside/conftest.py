@@ -27,10 +27,12 @@ SOURCES = {
     "theirs": {"class_type": "ProbeDiffusionModel", "inputs": {}},
     "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["loader", 1], "text": "a cat"}},
     "sampler": {"class_type": "ADTTreeSampler", "inputs": {"model": ["loader", 0], "positive": ["text", 0]}},
+    "decoder": {"class_type": "ADTTreeGLMDecoderLoader", "inputs": {}},
     "batch": {"class_type": "ADTTreeBatchSampler", "inputs": {"model": ["loader", 0], "prompts": "a cat"}},
 }
 PLUGS = {
     "ADT_MODEL": ["loader", 0],
+    "ADT_GLM_DECODER": ["decoder", 0],
     "CONDITIONING": ["text", 0],
     "MODEL": ["theirs", 0],
     "LATENT": ["sampler", 0],
