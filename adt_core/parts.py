@@ -29,7 +29,7 @@ from .files import add_line, inside, is_regular, opened, parse_json, read_text, 
 from .models.cache import KVCache
 from .models.checkpoint import BUNDLED, Checkpoint, read_json, resolve
 from .models.layers import Layer
-from .models.layout import paired
+from .models.layout import head_order, reordered
 from .models.rotary import rope_tables
 from .models.rows import Roots, Rows, Step
 from .models.target import Prompt, PublishedSampling, Target, guidance_at, suffixed, with_grammar

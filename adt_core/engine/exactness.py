@@ -117,7 +117,7 @@ def name_of(task: Task) -> str:
     decoder = task.target.decoder
     device, layer = decoder.embedding.device, decoder.layers[0]
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    first = [float(layer.get_parameter(matrix).flatten()[:SEEN].float().sum()) for matrix in MATRICES]
+    first = torch.stack([layer.get_parameter(matrix).flatten()[:SEEN].float().sum() for matrix in MATRICES]).tolist()
     parts = VERSION, where, torch.__version__, torch.version.cuda, *said_of_products(), decoder.dtype, decoder.weights
     return ", ".join(map(str, (*parts, decoder.config, first, task.groups, task.threads)))
 

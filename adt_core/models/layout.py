@@ -107,11 +107,12 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
 def _fused(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
     """What joins q, k and v [rows, ...], the heads of q and k in :func:`head_order`."""
     order = head_order(c)
+    return lambda parts: torch.cat([*(reordered(part, order) for part in parts[:2]), parts[2]])
 
-    def in_order(part: Tensor) -> Tensor:
-        return part if order is None else part.unflatten(0, (-1, c.head_dim))[:, order].flatten(0, 1)
 
-    return lambda parts: torch.cat([in_order(parts[0]), in_order(parts[1]), parts[2]])
+def reordered(part: Tensor, order: Tensor | None) -> Tensor:
+    """Rows [heads * head_dim, ...] of q or k, the elements of every head in ``order``; as they are without one."""
+    return part if order is None else part.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
 def head_order(c: DecoderConfig) -> Tensor | None:
@@ -127,11 +128,6 @@ def head_order(c: DecoderConfig) -> Tensor | None:
         first, second, rest = torch.arange(c.head_dim).split([turns, turns, c.head_dim - 2 * turns])
         return torch.cat([first, rest[: half - turns], second, rest[half - turns :]])
     return None
-
-
-def paired(head_dim: int) -> Callable[[Tensor], Tensor]:
-    """Puts rows of the weights of q and k [rows, h] back as models with a ``grid_rope`` store them."""
-    return lambda weight: weight.reshape(-1, 2, head_dim // 2, weight.shape[-1]).transpose(1, 2).reshape_as(weight)
 
 
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:

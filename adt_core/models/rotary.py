@@ -58,15 +58,13 @@ def rope_tables(config: DecoderConfig, like: Tensor, places: Tensor | None = Non
     head_dim] then.
     """
     half = config.head_dim // 2
+    position = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float64)[:, None]
     if config.axes is not None:
         turning = sum(config.axes)
         axis = torch.arange(3).repeat_interleave(torch.tensor(config.axes))
-        places = (
-            torch.arange(config.max_positions + SPARE_POSITIONS)[:, None].expand(-1, 3) if places is None else places
-        )
-        angle = places.cpu()[:, axis] * config.rope_theta ** (-torch.arange(turning, dtype=torch.float64) / turning)
+        at = position.expand(-1, 3) if places is None else places.cpu()
+        angle = at[:, axis] * config.rope_theta ** (-torch.arange(turning, dtype=torch.float64) / turning)
         return _tables(F.pad(angle, (0, half - turning)), like)
-    position = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float64)[:, None]
     if config.grid_rope is None:
         angle = position * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
         shown = torch.ones_like(position)
@@ -80,7 +78,7 @@ def rope_tables(config: DecoderConfig, like: Tensor, places: Tensor | None = Non
 
 
 def _tables(angle: Tensor, like: Tensor) -> Rope:
-    """The same of the angles [n, head_dim / 2]."""
+    """The tables of the angles [n, head_dim / 2], like those of :func:`rope_tables`."""
     return torch.cat([angle.cos()] * 2, -1).to(like), torch.cat([-angle.sin(), angle.sin()], -1).to(like)
 
 

@@ -17,8 +17,9 @@ def layer_tensors(layer: core.Layer, prefix: str) -> dict[str, Tensor]:
     c = layer.config
     kv = c.num_kv_heads * c.head_dim
     q, k, v = layer.qkv.T.split([c.query_width, kv, kv])
-    if c.grid_rope:
-        q, k = core.paired(c.head_dim)(q), core.paired(c.head_dim)(k)
+    order = core.head_order(c)
+    if order is not None:
+        q, k = (core.reordered(part, order.argsort()) for part in (q, k))
     gate, up = layer.gate_up.T.chunk(2)
     tensors = {
         "self_attn.q_proj.weight": q,

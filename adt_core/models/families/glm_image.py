@@ -143,7 +143,7 @@ class GlmImageCodec(Codec):
         self.quantize, self.quant_conv = Quantizer(codes, width), nn.Conv2d(channels, width, 1)
         self.downsample, self.base_channels = 2 * self._vision["patch_size"], 3
         self._checkpoint = checkpoint
-        self._axes: Tensor | None = None
+        self._colours: tuple[Tensor, Tensor] | None = None
 
     @property
     def codebook(self) -> Tensor:
@@ -188,12 +188,14 @@ class GlmImageCodec(Codec):
 
     def _decode(self, vectors: Tensor) -> Tensor:
         """A sketch: the codebook's three principal components as colours. Pixels are made by the second stage."""
-        codebook = self.codebook
-        if self._axes is None:
-            centred = codebook - codebook.mean(0)
+        if self._colours is None:
+            codebook = self.codebook
+            mean = codebook.mean(0)
+            centred = codebook - mean
             _, axes = torch.linalg.eigh(centred.T @ centred)
-            self._axes = axes[:, -3:] / (3 * (centred @ axes[:, -3:]).std(0))
-        colours = (vectors.movedim(1, -1) - codebook.mean(0)) @ self._axes.to(vectors)
+            self._colours = mean, axes[:, -3:] / (3 * (centred @ axes[:, -3:]).std(0))
+        mean, axes = (part.to(vectors) for part in self._colours)
+        colours = (vectors.movedim(1, -1) - mean) @ axes
         return F.interpolate(colours.movedim(-1, 1), scale_factor=self.downsample, mode="bilinear")
 
 
