@@ -36,6 +36,7 @@ TESTS = [
     "pytest",
     "pytest-xdist",
     "pytest-timeout",
+    "pytest-rerunfailures",
     "hypothesis",
     "scipy",
     "playwright",
@@ -47,6 +48,7 @@ TESTS = [
 
 ALL = "--all"
 NORMAL = "not long"  # marks of the tests that run while somebody waits
+AGAIN = ["--reruns", "1"]  # for timed tests: a shared machine may stall for a second, but not each time
 
 CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."
 SEED = "3"  # a picture that shows all of it; not every seed does
@@ -99,7 +101,7 @@ def test(options: list[str]) -> int:
     with ThreadPoolExecutor() as pool:
         failed = sum(pool.map(_step, side_by_side, side_by_side.values()), start=[])
     timed = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.alone" in path.read_text("utf-8")]
-    failed += _step("tests that are timed, one at a time", lambda: _pytest(f"alone{kind}", *sorted(timed)))
+    failed += _step("tests that are timed, one at a time", lambda: _pytest(f"alone{kind}", *AGAIN, *sorted(timed)))
     return _fail(f"Failed: {'; '.join(failed)}.") if failed else 0
 
 

@@ -9,28 +9,42 @@ import hashlib
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import AdtError
 from ..files import opened, parse_json, to_json, write_in
 from ..policies import CostProfile
+from ..untrusted import record, whole_number
 
 FOLDER = "ADT_TREE_CACHE"
 """Environment variable: the cache folder, in place of the system's usual one."""
 LARGEST_FILE = 2**16
 """Bytes. What is larger is none of ours."""
-DOUBTS, DOUBTFUL, FEWEST = 8, 1.3, 8
-"""When a profile is measured anew. The profile says which of a decoding's rounds are cheap and which are dear, and how
-many times dearer these are. If this ratio was wrong by the factor DOUBTFUL, the decoding doubts the profile. A decoding
-with fewer than FEWEST cheap or dear rounds says nothing. After DOUBTS decodings in a row that doubt it, the profile is
-measured anew."""
+DOUBTFUL, FEWEST = 1.3, 8
+"""When a decoding doubts its profile. The profile says which rounds are cheap and which are dear, and how many times
+dearer these are. If this ratio was wrong by the factor DOUBTFUL, the decoding doubts it. A decoding with fewer than
+FEWEST cheap or dear rounds says nothing. One without any drafts doubts it, too, for by a wrong profile none might ever
+come."""
+MOST_TIMES = 10
+"""A profile that was measured n times is measured anew after 2^n decodings in a row that doubt it; n is this at most.
+So a wrong one is found soon, and a right one that is doubted again and again costs little."""
+
+
+class _Record(NamedTuple):
+    """A profile as it is kept. times: how often it was measured. doubts: decodings in a row that doubt it."""
+
+    profile: CostProfile
+    times: int
+    doubts: int
+
+
+_COUNT = whole_number(0, 2**MOST_TIMES)
+_COUNTS = record({"times": _COUNT, "doubts": _COUNT})
 _unwritten: dict[Path, dict] = {}  # where the folder can't be written, for the rest of the process
 _unmeasurable: set[Path] = set()  # where measuring has failed in this process
-_doubts: Counter[str] = Counter()  # decodings in a row that disagreed, by the digest of the profile
 
 
 def folder() -> Path:
@@ -44,16 +58,30 @@ def folder() -> Path:
 
 def find(name: str, images: int) -> CostProfile | None:
     """The profile that was measured for this name and so many images together; None if there is none."""
-    try:
-        profile = CostProfile.from_json(_read(_path(name, images)))
-    except AdtError:
-        return None
-    return profile if (profile.name, profile.images) == (name, images) else None
+    kept = _record(name, images)
+    return kept and kept.profile
 
 
 def save(profile: CostProfile) -> None:
-    """Keep a profile, whole or not at all; where it can't be written, for this process alone."""
-    _write(_path(profile.name, profile.images), profile.to_json())
+    """Keep a profile that was measured now, whole or not at all; where it can't be written, for this process alone."""
+    before = _record(profile.name, profile.images)
+    _keep(_Record(profile, min(before.times + 1, MOST_TIMES) if before else 1, 0))
+
+
+def _record(name: str, images: int) -> _Record | None:
+    """What :func:`_keep` has kept under this name; None if there is nothing, or a stranger in its place."""
+    kept = _read(_path(name, images))
+    if not _COUNTS.fits(kept):
+        return None
+    try:
+        profile = CostProfile.from_json(kept.get("profile"))
+    except AdtError:
+        return None
+    return _Record(profile, kept["times"], kept["doubts"]) if (profile.name, profile.images) == (name, images) else None
+
+
+def _keep(kept: _Record) -> None:
+    _write(_path(kept.profile.name, kept.profile.images), {**kept._asdict(), "profile": kept.profile.to_json()})
 
 
 def find_verdict(name: str) -> Any:
@@ -95,16 +123,26 @@ def is_unmeasurable(name: str, images: int) -> bool:
 
 def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:
     """Is a profile to be measured anew? readings: of another decoding with it, plain steps and seconds of rounds."""
-    middle = median(steps for steps, _ in readings) if readings else 0.0
+    doubts, kept = _doubts(profile, readings), _record(profile.name, profile.images)
+    if doubts is None or kept is None:
+        return False
+    count = kept.doubts + 1 if doubts else 0
+    if count != kept.doubts:
+        _keep(kept._replace(doubts=count))
+    return count >= 2**kept.times
+
+
+def _doubts(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool | None:
+    """Does a decoding doubt its profile? None if it says nothing."""
+    if not readings:
+        return None
+    if max(steps for steps, _ in readings) <= max(1.0, profile.plain):
+        return True
+    middle = median(steps for steps, _ in readings)
     cheap, dear = ([r[1] / r[0] for r in readings if (r[0] > middle) == above] for above in (False, True))
     if min(len(cheap), len(dear)) < FEWEST:
-        return False
-    ratio = median(dear) / median(cheap)
-    _doubts[profile.digest] = 0 if 1 / DOUBTFUL < ratio < DOUBTFUL else _doubts[profile.digest] + 1
-    if _doubts[profile.digest] < DOUBTS:
-        return False
-    del _doubts[profile.digest]
-    return True
+        return None
+    return not 1 / DOUBTFUL < median(dear) / median(cheap) < DOUBTFUL
 
 
 def _path(name: str, images: int) -> Path:

@@ -81,7 +81,7 @@ class Auto(Policy):
         assert profile is not None
         priced = [source for source in scene.sources if source.name in profile.costs]
         self._choices = [self._choice(source, size) for source in priced for size in sizes_of(source)]
-        self._plain = Choice(NO_DRAFTS, 0.0, min((profile.of(source.name, 0) for source in priced), default=1.0))
+        self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
         self._images, self._chosen = dict[int, _Image](), self._plain
 
     def _choice(self, source: Source, size: int) -> Choice:

@@ -56,6 +56,11 @@ class CostProfile:
         (low, below), (high, above) = curve[max(at - 1, 0)], curve[max(at, 1)]
         return max(below + (above - below) * (drafts - low) / (high - low), 0.1) if at else curve[0][1]
 
+    @property
+    def plain(self) -> float:
+        """Plain steps of a round without drafts, while a source keeps up with it: of the source that costs least."""
+        return min(curve[0][1] for curve in self.costs.values())
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON types."""
         return {"digest": self.digest, **self._content()}

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -134,17 +136,53 @@ def readings(dear: float):
     return [(1.0, 0.01)] * 12 + [(2.0, 0.02 * dear)] * 12
 
 
-def test_a_profile_is_doubted_when_many_decodings_in_a_row_disagree():
-    doubts = [profiles.doubted(MEASURED, readings(1.5)) for _ in range(profiles.DOUBTS)]
-    assert doubts == [False] * (profiles.DOUBTS - 1) + [True]
-    doubts = [profiles.doubted(MEASURED, readings(0.5 if i != 3 else 1.1)) for i in range(profiles.DOUBTS + 2)]
-    assert not any(doubts), "one that agrees ends the row"
+NO_DRAFTS = [(1.0, 0.01)] * 24
 
 
-def test_a_machine_that_is_slower_as_a_whole_raises_no_doubt():
+def doubts(readings, count):
+    """What so many decodings with these readings say of the profile, until it is measured anew."""
+    return [profiles.doubted(MEASURED, readings) for _ in range(count)]
+
+
+def test_a_profile_is_measured_anew_when_decodings_in_a_row_disagree(cache):
+    """The first time after two; and after twice as many each time, so that it ends where a machine is never quiet."""
+    for wanted in (2, 4, 8):
+        profiles.save(MEASURED)
+        assert doubts(readings(1.5), wanted) == [False] * (wanted - 1) + [True]
+    profiles.save(MEASURED)
+    for _ in range(20):
+        assert not any([*doubts(readings(0.5), 3), *doubts(readings(1.1), 1)]), "one that agrees ends the row"
+
+
+def test_a_profile_by_which_nothing_is_drafted_is_doubted(cache):
+    """By one that was measured while the machine was busy no drafts might ever come again."""
+    profiles.save(MEASURED)
+    assert doubts(NO_DRAFTS, 2) == [False, True]
+
+
+def test_doubts_outlive_the_process(cache):
+    """The command line draws each image in a process of its own."""
+    profiles.save(MEASURED)
+    command = "from tests.unit.test_costs import *; print(profiles.doubted(MEASURED, NO_DRAFTS))"
+    said = [subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout for _ in range(2)]
+    assert said == ["False\n", "True\n"]
+
+
+def test_a_machine_that_is_slower_as_a_whole_raises_no_doubt(cache):
+    profiles.save(MEASURED)
     slower = [(steps, 7 * seconds) for steps, seconds in readings(1.0)]
-    assert not any(profiles.doubted(MEASURED, slower) for _ in range(3 * profiles.DOUBTS))
-    assert not any(profiles.doubted(MEASURED, [(2.0, 0.5)] * 40) for _ in range(3 * profiles.DOUBTS))
+    assert not any(doubts(slower, 20))
+    assert not any(doubts([(2.0, 0.5)] * 40, 20)), "where all rounds are alike nothing can be compared"
+    assert not any(doubts([], 20))
+
+
+@pytest.mark.parametrize("field", ["times", "doubts"])
+@pytest.mark.parametrize("value", [-1, 1.5, "2", None, 10**30])
+def test_damaged_counts_make_a_stranger_of_a_profile(cache, field, value):
+    profiles.save(MEASURED)
+    (path,) = cache.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    assert profiles.find(MEASURED.name, 1) is None and doubts(NO_DRAFTS, 5) == [False] * 5
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -166,6 +204,18 @@ def test_what_rounds_cost_is_measured_after_the_first_decoding_and_serves_the_ne
         steps = [steps for _, steps in curve]
         assert curve[0][0] == 0 and steps == sorted(steps) and steps[0] > 0
     assert len(list(cache.iterdir())) == 1, "the second decoding had nothing to measure"
+
+
+def test_costs_that_were_measured_on_a_busy_machine_are_mended_by_the_images_after_it(models, cache):
+    target, drafter = models
+    honest = [learned(target, drafter), learned(target, drafter)][1].profile
+    dear = {source: tuple((size, steps + size) for size, steps in curve) for source, curve in honest.costs.items()}
+    (path,) = cache.iterdir()
+    path.unlink()
+    profiles.save(CostProfile(honest.name, honest.images, dear))
+    slow, slower, mended = (learned(target, drafter) for _ in range(3))
+    assert slow.profile.costs == slower.profile.costs == dear and slow.trace.report()["tau"] == 1
+    assert mended.profile.costs != dear
 
 
 @pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])
