@@ -22,8 +22,8 @@ BUILT_IN: dict[str, dict[str, tuple[float, float, float]]] = {
     "cpu": {
         "chain": (1.1, 0.15, 0.05),
         "window": (1.15, 0.4, 0.07),
-        "both": (1.1, 1.0, 0.07),
-        "both chain": (1.1, 0.8, 0.055),
+        "both": (1.05, 1.3, 0.05),
+        "both chain": (1.05, 1.2, 0.05),
     },
     "cuda": {
         "chain": (1.02, 0.05, 0.002),
