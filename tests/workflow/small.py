@@ -12,11 +12,11 @@ SMALL = "small"
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 
 
-def write_small(models: Path) -> None:
-    """Into the ``models`` of a server, both under this name."""
+def write_small(models: Path, side: int = 128) -> None:
+    """Into the ``models`` of a server, both under this name. side: of its pictures, in pixels."""
     from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
-    target = write_tiny_checkpoint(models / "ar_image" / SMALL, scale=3.0, resolution=128, max_positions=512)
+    target = write_tiny_checkpoint(models / "ar_image" / SMALL, scale=3.0, resolution=side, max_positions=512)
     write_tiny_drafter(models / "ar_image_drafters" / SMALL, target)
 
 

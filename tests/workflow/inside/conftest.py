@@ -109,7 +109,7 @@ def pack(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["main.py"])
         base = tmp_path_factory.mktemp("comfyui")
-        write_small(base / "models")
+        write_small(base / "models", side=64)
         yield Pack(base)
 
 

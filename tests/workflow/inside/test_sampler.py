@@ -147,7 +147,7 @@ def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
     """What leaves stock latent nodes is rounded to codes again; images that no grid of tokens fits are cropped."""
     latent, _ = small.sample()
     (grown,) = pack.run("LatentUpscaleBy", samples=latent, upscale_method="nearest-exact", scale_by=1.5)
-    assert pack.run("VAEDecode", samples=grown, vae=small.vae)[0].shape == (1, 192, 192, 3)
+    assert pack.run("VAEDecode", samples=grown, vae=small.vae)[0].shape == (1, 96, 96, 3)
     (odd,) = pack.run("EmptyImage", width=75, height=53, batch_size=2, color=0x336699)
     (cropped,) = pack.run("VAEEncode", pixels=odd, vae=small.vae)
     assert pack.run("VAEDecode", samples=cropped, vae=small.vae)[0].shape == (2, 48, 72, 3)
