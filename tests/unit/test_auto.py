@@ -105,7 +105,7 @@ def test_a_source_that_does_worse_than_usual_in_an_image_gives_way_to_another():
         shape = chosen(policy)
         tell(policy, 1 if shape.source == first else min(12, shape.depth), shape)
         sources.append(shape.source)
-    assert sources[0] == first and set(sources[20:]) == {"chain", "both"} - {first}
+    assert sources[0] == first and set(sources[30:]) == {"chain", "both"} - {first}
 
 
 def test_chains_that_the_exact_mode_cuts_bring_what_is_left_of_them():
