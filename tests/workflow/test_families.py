@@ -3,6 +3,7 @@ pictures and trainings, and their templates before the download."""
 
 import io
 import math
+import shutil
 import uuid
 
 import numpy as np
@@ -12,9 +13,8 @@ from convert import Graph, text_to_image
 from images import images
 from PIL import Image
 from safetensors.torch import load
-from saved import unpack
-from test_map import EVENT
-from test_train import QUICK
+from saved import EVENT, unpack
+from small import QUICK
 from test_workflows import TO_INSTALL, prompt_of
 
 from adt_core.app.checkpoints import find_published
@@ -84,8 +84,7 @@ def test_a_picture_of_it_is_continued(stocked, name):
 
 @each_model
 def test_pictures_of_a_batch_are_those_of_the_sampler(stocked, stocked_info, name):
-    alone = drawing(name)
-    batch = Graph(prompt_of("ADT-Tree batch of prompts with report", stocked_info).prompt)
+    alone, batch = drawing(name), prompt_of("ADT-Tree batch of prompts with report", stocked_info)
     batch.set("ADTTreeModelLoader", model=name).set("ADTTreePrompts", text="a fox\na hen", count=0)
     width, height = SIZES[name]
     sized = batch.add("ADTTreeImageSize", model=batch.link("ADTTreeModelLoader"), width=width, height=height)
@@ -103,25 +102,16 @@ def test_a_drafter_is_trained_for_it_and_keeps_its_pictures(stocked, name):
     """By the node. What the command does with them, tests/unit/test_train_drafter.py says."""
     graph = drawing(name)
     (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="Plain").prompt))
-    training = Graph(
-        {
-            key: graph.prompt[key]
-            for key in graph.prompt
-            if graph.prompt[key]["class_type"] in ("ADTTreeModelLoader", "ADTTreeImageSize")
-        }
-    )
-    training.add(
-        "ADTTreeTrainDrafter",
-        model=training.link("ADTTreeImageSize"),
-        name=f"for {name}",
-        **QUICK,
-        preset="model's own",
-    )
+    kept = "ADTTreeModelLoader", "ADTTreeImageSize"
+    training = Graph({key: node for key, node in graph.prompt.items() if node["class_type"] in kept})
+    own = {"name": f"for {name}", "preset": "model's own"}
+    training.add("ADTTreeTrainDrafter", model=training.link("ADTTreeImageSize"), **QUICK, **own)
     stocked.run(training.prompt)
     graph.set("ADTTreeDrafterLoader", drafter=f"for {name}").set("ADTTreeSettings", method="eagle2")
     graph.set("ADTTreeSampler", speed="Auto").set("SaveImage", filename_prefix=uuid.uuid4().hex)
     (drafted,) = images(stocked, stocked.run(graph.prompt))
     np.testing.assert_array_equal(drafted, plain)
+    shutil.rmtree(stocked.base / "models" / "ar_image_drafters" / f"for {name}")  # others read the loader's list
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
