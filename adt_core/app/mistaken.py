@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 
 from ..errors import AdtError, shown
-from ..models.checkpoint import Checkpoint
+from ..models.checkpoint import STAGE, Checkpoint
 from ..models.families.chameleon import ANOLE
 from ..models.family import model_type
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_NO_WEIGHTS = {
+    "picture": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    "text": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
+}
+"""What files are by how their names end. They may lie in a model's folder; its config.json stands for the folder."""
 _OTHER_MODEL = "take a visual autoregressive model"
 _STRANGERS = (
     (
@@ -43,8 +47,9 @@ _OTHERS = {
 def refuse_layout(path: Path) -> None:
     """AdtError if a path is a known kind of file, or a folder of one, that can't be read."""
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
-    if path.suffix.lower() in _PICTURES and path.is_file():
-        raise AdtError(f"{path} is a picture and no model; give the model's folder, or its file of weights.")
+    kind = next((kind for kind, ends in _NO_WEIGHTS.items() if path.suffix.lower() in ends), None)
+    if kind is not None and path.is_file():
+        raise AdtError(f"{path} is a {kind} and no model; give the model's folder, or its file of weights.")
     if "model_index.json" in names:
         raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {_OTHER_MODEL}.")
     if any(name.lower().endswith(".gguf") for name in names):
@@ -66,7 +71,8 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     if other is not None:
         raise AdtError(f"{path} is {other}; take a model of docs/models.md.")
     if part is not None:
-        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {_OTHER_MODEL}.")
+        remedy = f"give {path.parent}, which it belongs to" if (path.parent / STAGE).is_dir() else _OTHER_MODEL
+        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {remedy}.")
     for pattern, kind, advice in _STRANGERS:
         if any(re.search(pattern, name) for name in checkpoint.names):
             raise AdtError(f"{path} is {kind} and no model that draws tokens; {advice}.")

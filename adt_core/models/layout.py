@@ -234,9 +234,12 @@ def codec_config(checkpoint: Checkpoint, prefix: str, usual: VQConfig) -> VQConf
     return found
 
 
-def numbered_tokens(config: DecoderConfig, first: int, codes: int, source: Path) -> list[int]:
-    """Ids of image tokens that have no names: code n is ``first`` + n. AdtError if the vocabulary ends before."""
-    if first + codes > config.vocab_size:
-        problem = f"vocab_size {config.vocab_size} has no room for the {codes} tokens of its images"
+def numbered_tokens(words: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
+    """Ids of image tokens that have no names: code n is ``first`` + n. AdtError if the vocabulary ends before.
+
+    words: how many there are, as the ``field`` of the ``config.json`` says.
+    """
+    if first + codes > words:
+        problem = f"{field} {words} has no room for the {codes} tokens of its images"
         raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
     return [*range(first, first + codes)]

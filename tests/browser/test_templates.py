@@ -195,3 +195,30 @@ def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_af
     tab.page.wait_for_function(STAYS, arg=said)
     assert tab.page.evaluate(CROWDED) == []
     tab.page.keyboard.press("Escape")
+
+
+def test_single_files_that_a_workflow_names_are_offered_for_download(tab, without_errors_after):
+    """GLM-Image's two loaders take them from four folders, our own among them. The dialogue knows files alone."""
+    named = {
+        "ADTTreeModelLoader": {"glm_image_ar.safetensors": "ar_image"},
+        "ADTTreeGLMDecoderLoader": {
+            "glm_image_transformer.safetensors": "diffusion_models",
+            "glm_image_text_encoder.safetensors": "text_encoders",
+            "glm_image_vae.safetensors": "vae",
+        },
+    }
+    workflow = json.loads((ROOT / "workflows" / "ADT-Tree GLM-Image text to image.json").read_text(encoding="utf-8"))
+    for node in workflow["nodes"]:
+        if files := named.get(node["type"]):
+            node["widgets_values"][: len(files)] = files
+            url = "https://huggingface.co/someone/GLM-Image/resolve/main/"
+            node["properties"]["models"] = [
+                {"name": name, "url": url + name, "directory": folder} for name, folder in files.items()
+            ]
+    tab.load(workflow)
+    tab.page.get_by_role("button", name="View details").click()
+    for files in named.values():
+        for name, folder in files.items():
+            tab.page.get_by_role("button", name=name).first.wait_for(state="visible")
+            assert tab.page.get_by_text(folder, exact=True).count() > 0
+    assert tab.page.get_by_text("Download", exact=True).count() == 4

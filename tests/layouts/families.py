@@ -11,11 +11,10 @@ from adt_core.models.target import Target
 from tests.drafted import write_drafter
 from tests.tiny import write_tiny_checkpoint
 
-from . import llamagen
+from . import janus, llamagen
 from .edits import edit_config
 from .emu3 import write_emu3
 from .glm_image import write_glm_image
-from .janus import write_janus
 from .liquid import write_liquid
 from .lumina import share_norms, write_lumina
 from .lumina2 import write_lumina2
@@ -25,7 +24,7 @@ WRITERS = {
     "lumina": lambda home: write_lumina(home / "Lumina-mGPT-7B-768", scale=3.0),
     "lumina-mgpt-2": lambda home: write_lumina2(home / "Lumina-mGPT-2.0", scale=3.0),
     "emu3": lambda home: write_emu3(home / "Emu3-Gen-hf"),
-    "janus": lambda home: write_janus(home / "Janus-Pro-1B", image_size=96),
+    "janus": lambda home: janus.write_janus(home / "Janus-Pro-1B", image_size=96),
     "liquid": lambda home: write_liquid(home / "Liquid_V1_7B"),
     "glm-image": lambda home: write_glm_image(home / "GLM-Image", scale=3.0),
     "llamagen": lambda home: llamagen.write_hugging_face(home, side=6),
@@ -33,6 +32,11 @@ WRITERS = {
 """By family, what writes a checkpoint into a folder, together with what belongs beside it."""
 if not hasattr(transformers, "GlmImageConfig"):  # it came with transformers 5
     del WRITERS["glm-image"]
+LAYOUTS = WRITERS | {
+    "janus, deepseek": lambda home: janus.write_janus(home / "Janus-Pro-7B", layout="deepseek", shards=2),
+    "llamagen, authors'": llamagen.write_upstream,
+}
+"""The same, and by other names what writes a family's other layouts."""
 SIZES = {"lumina": (96, 64), "lumina-mgpt-2": (64, 32), "emu3": (48, 40), "glm-image": (96, 64)}
 """Pixels of the families that draw other sizes than their usual one, which is large."""
 

@@ -1,4 +1,7 @@
-"""One pair of tiny random models for all unit tests that only read them."""
+"""Small random models for all unit tests that only read them, and copies for those that change them."""
+
+import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -21,3 +24,23 @@ def models(tiny):
     """The same, loaded in float64: the target, and its drafter."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """By layout: a checkpoint, in a folder with what belongs beside it."""
+    from tests.layouts.families import LAYOUTS  # with transformers, which takes a while
+
+    return cache(lambda layout: LAYOUTS[layout](tmp_path_factory.mktemp(layout)))
+
+
+@pytest.fixture
+def copied(written, tmp_path):
+    """The same in a folder of the test's own."""
+
+    def copy(layout):
+        path = written(layout)
+        shutil.copytree(path.parent, tmp_path / "home")
+        return tmp_path / "home" / path.name
+
+    return copy

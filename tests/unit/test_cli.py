@@ -3,9 +3,6 @@
 import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,18 +38,6 @@ def generate(models, tmp_path, monkeypatch, capsys):
         return cli.main([*words("generate", **options), *arguments]), *capsys.readouterr()
 
     return run
-
-
-def command(*arguments, **settings):
-    """The real command line, as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "adt_core", *map(str, arguments)],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **settings,
-    )
 
 
 def load(path):
@@ -398,95 +383,3 @@ def test_a_value_behind_an_equals_sign_may_look_like_an_option(generate, value):
     assert code == 2 and "--seed: invalid int value: '--'" in err
     code, _, err = generate("--exact=--")
     assert code == 2 and "--exact: invalid choice: '--'" in err
-
-
-# ---- as a process of its own -------------------------------------------------
-
-
-def test_a_process_refuses_in_one_line(tmp_path):
-    process = command(
-        "generate", "--prompt", "a house", "--model", tmp_path / "nowhere", "--output", tmp_path / "a.png"
-    )
-    out, err = process.communicate()
-    assert process.returncode == 1 and out == "" and err.count("\n") == 1 and "nowhere" in err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-@pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
-def test_a_standard_error_that_cannot_be_written_costs_no_picture(models, tmp_path, stderr):
-    """Nor does anything that libraries say there get into a file that is open."""
-    given = f"--model {models / 'target'} --drafter {models / 'drafter'} --device cpu --seed 1"
-    given += f" --output {tmp_path / 'a.png'} --report {tmp_path / 'r.json'}"
-    line = f"exec {sys.executable} -c '{TALKATIVE}' generate --prompt house {given}"
-    subprocess.run(["bash", "-c", f"({line}) {stderr}; exit ${{PIPESTATUS[0]}}"], cwd=ROOT, check=True)
-    with Image.open(tmp_path / "a.png") as image:
-        image.load()
-    assert json.loads((tmp_path / "r.json").read_text())["images"] == 1
-
-
-TALKATIVE = """
-import os, runpy, sys
-fsync = os.fsync
-def loud(number):
-    os.write(2, b"a library in C has something to say")
-    fsync(number)
-def quiet(number):
-    try:
-        loud(number)
-    except OSError:
-        fsync(number)
-os.fsync = quiet
-runpy.run_module("adt_core", run_name="__main__")
-"""
-"""A script of a shell: the command, while libraries write to standard error whenever a file is open."""
-
-
-INTERRUPTED = """
-import runpy, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-class Finder:
-    def find_spec(name, *_):
-        if name == module:
-            signal.raise_signal(signal.SIGINT)
-module = sys.argv.pop(1)
-sys.meta_path.insert(0, Finder)
-runpy.run_module("adt_core", run_name="__main__")
-"""
-"""The command, with Ctrl-C when the interpreter looks for the module that is named first."""
-
-
-@pytest.mark.parametrize("module", ["adt_core.cli", "numpy", "torch"])
-def test_an_interrupt_while_modules_are_imported(tmp_path, module):
-    given = ["generate", "--prompt", "a house", "--output", str(tmp_path / "a.png")]
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module, *given], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode == 130 and "Interrupted" in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
-def test_interrupt(models, tmp_path):
-    (tmp_path / "list.txt").write_text("a red house\n" * 500)
-    # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to work here.
-    line = words("generate", model=models / "target", drafter=models / "drafter", prompts=tmp_path / "list.txt")
-    files = ["--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json", "--device", "cpu"]
-    process = command(*line, *files, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-    while not list(tmp_path.glob("out/a-*.png")):
-        assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Interrupted" in err and "Traceback" not in err
-    left = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert left == [f"a-{i:04}.png" for i in range(1, len(left) + 1)] and len(left) < 500
-    for name in left:
-        with Image.open(tmp_path / "out" / name) as image:
-            image.load()
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["benchmark"]], ids=" ".join)
-def test_help_does_without_torch(arguments):
-    """It takes a quarter of a second, and with torch several."""
-    told = [sys.executable, "-X", "importtime", "-m", "adt_core", *arguments]
-    lines = subprocess.run(told, cwd=ROOT, text=True, capture_output=True).stderr.splitlines()
-    imported = {line.rpartition("|")[2].strip() for line in lines}
-    assert "adt_core.policies" in imported and "torch" not in imported

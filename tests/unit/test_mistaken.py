@@ -62,6 +62,25 @@ def test_a_picture(tmp_path, name):
     assert "is a picture and no model; give the model's folder" in said(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
+def test_a_text_of_a_models_folder(tmp_path, name):
+    """It was called a damaged file of weights, to be downloaded again."""
+    (tmp_path / name).write_text("{}")
+    assert "is a text and no model; give the model's folder" in said(tmp_path / name)
+
+
+@pytest.mark.parametrize("around, remedy", [("GLM-Image", "give {}, which it belongs to"), ("SDXL", "take a visual")])
+def test_a_part_of_a_diffusers_model(tmp_path, around, remedy):
+    """Of GLM-Image, the folder around it is the model."""
+    part = tmp_path / around / "transformer"
+    part.mkdir(parents=True)
+    (part / "config.json").write_text('{"_class_name": "ATransformer2DModel"}')
+    save_file({"a": torch.ones(1)}, part / "model.safetensors")
+    if around == "GLM-Image":
+        (part.parent / "vision_language_encoder").mkdir()
+    assert f"is a part of a diffusers model ('ATransformer2DModel'); {remedy.format(part.parent)}" in said(part)
+
+
 # ---- models of other kinds -------------------------------------------------------------------------
 
 STRANGERS = {

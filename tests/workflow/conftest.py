@@ -79,6 +79,11 @@ def stocked(release, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def stocked_info(stocked):
+    return stocked.get("/object_info")
+
+
+@pytest.fixture(scope="session")
 def object_info(comfy):
     return comfy.get("/object_info")
 

@@ -7,6 +7,9 @@ import zlib
 
 from PIL import Image
 
+EVENT = "adt_tree.map"
+"""What a map is told in, while it is drawn."""
+
 
 def unpack(saved: dict) -> list:
     """The rounds of a saved map, in the form of the live messages."""

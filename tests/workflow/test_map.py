@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from saved import travelled, unpack
+from saved import EVENT, travelled, unpack
 
-EVENT = "adt_tree.map"
 pytestmark = pytest.mark.small_models
 
 

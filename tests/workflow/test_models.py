@@ -42,11 +42,6 @@ DRAWN = {
 LUMINA = "Lumina-mGPT-7B-768"
 
 
-@pytest.fixture(scope="session")
-def stocked_info(stocked):
-    return stocked.get("/object_info")
-
-
 @pytest.fixture
 def stocked_template(stocked_info):
     """A function: a shipped workflow as a prompt that draws a size that is quickly drawn."""

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from images import images
+from small import QUICK
 from test_cancel import interrupt_and_time
 from websocket_client import lines_under
-
-LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
-QUICK = {"prompts": LESSONS, "pictures": 4, "held_out": 2, "batch": 2, "draw_batch": 3, "minutes": 60.0, "steps": 10}
 
 
 @pytest.mark.contract

@@ -27,7 +27,7 @@ from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..fields import read, section, size, sizes
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, with_room
+from ..layout import decoder_config, decoder_entries, numbered_tokens, with_room
 from ..prompter import TokenPrompter, check_ids, check_length, stripped
 from ..rotary import grid_places
 from ..target import Prompt, PublishedSampling, Target
@@ -225,12 +225,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
     config = with_room(replace(config, max_positions=min(config.max_positions, _ROOM)), _CELLS**2 + _SMALL**2)
     codec, rows = GlmImageCodec(stated, checkpoint), size(text, "vision_vocab_size", source)
-    codes = len(codec.codebook)
-    if codes > min(rows, config.vocab_size):
-        problem = f"vision_vocab_size {rows} has no room for the {codes} tokens of its images"
-        raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
-    decoder = Decoder(config, torch.arange(codes, device="cpu"))
-    usual = (_CELLS, _CELLS)
+    words, codes = {"vision_vocab_size": rows, "vocab_size": config.vocab_size}, len(codec.codebook)
+    fewest = min(words, key=lambda field: words[field])
+    ids = numbered_tokens(words[fewest], 0, codes, source, fewest)
+    decoder, usual = Decoder(config, torch.tensor(ids, device="cpu")), (_CELLS, _CELLS)
     return Target(checkpoint.name, FAMILY.name, decoder, codec, usual, lead_of=small_grid, draws_from=rows)
 
 

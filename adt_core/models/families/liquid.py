@@ -58,7 +58,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     config = decoder_config({**stated, "hidden_act": _GELU if act == "gelu" else act}, checkpoint.path, qk_norm=False)
     codec = VQModel(codec_config(checkpoint, CODEC, VQConfig()))
     codes, cells = codec.config.num_embeddings, codec.config.cells
-    ids = torch.tensor(numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), device="cpu")
+    ids = torch.tensor(numbered_tokens(config.vocab_size, _FIRST_CODE, codes, checkpoint.path), device="cpu")
     decoder, usual = Decoder(config, ids), (cells, cells)
     return Target(checkpoint.name, FAMILY.name, decoder, codec, usual, draws_from=config.vocab_size)
 

@@ -81,7 +81,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     config = decoder_config(checkpoint.config, checkpoint.path)
     codec = MoVQ(codec_config(checkpoint, CODEC, VQConfig(*_USUAL, attention=True)))
     codes, cells = len(codec.codebook), codec.config.cells
-    ids = [*numbered_tokens(config, _FIRST_CODE, codes, checkpoint.path), _END_OF_ROW]
+    ids = [*numbered_tokens(config.vocab_size, _FIRST_CODE, codes, checkpoint.path), _END_OF_ROW]
     decoder = Decoder(with_room(config, cells * (cells + 1)), torch.tensor(ids, device="cpu"), codes)
     target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, guidance_of=guidance)
     target.draws_from, target.drawn_before = config.vocab_size, HEADER

@@ -1,0 +1,269 @@
+"""Checkpoints of every family: what ``inspect`` says of them, and what is said where something is missing or wrong."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from adt_core import AdtError, load_target
+from adt_core.app.inspect import inspect
+from tests.layouts import janus, llamagen
+from tests.layouts.edits import edit_config, edit_tensors
+
+
+@pytest.mark.parametrize(
+    "layout, grid, pixels, codebook",
+    [
+        ("chameleon", 6, 48, [40, 6]),
+        ("lumina", 48, 768, [40, 6]),
+        ("lumina-mgpt-2", 96, 768, [40, 4]),
+        ("emu3", 90, 720, [40, 4]),
+        ("glm-image", 32, 1024, [40, 24]),
+        ("janus", 6, 96, [40, 8]),
+        ("janus, deepseek", 4, 64, [40, 8]),
+        ("liquid", 8, 512, [40, 6]),
+        ("llamagen", 6, 96, [40, 8]),
+        ("llamagen, authors'", 16, 256, [40, 8]),
+    ],
+)
+def test_inspect_describes_a_whole_checkpoint(written, layout, grid, pixels, codebook):
+    """From the headers; what only understanding needs is not called left over."""
+    (found,) = inspect(str(written(layout)))
+    assert found["family"].startswith(layout.split(",")[0]) and found["codebook"] == codebook
+    assert (found["grid"], found["pixels"]) == ([grid, grid], [pixels, pixels])
+    assert found["missing"] == found["wrong_shape"] == found["left_over"] == found["to_do"] == []
+    assert found["memory"]["bfloat16"] > found["memory"]["int8"] > 0
+
+
+def test_inspect_lists_what_is_missing_misshapen_and_left_over(copied):
+    path, norms, misshapen = copied("chameleon"), "model.layers.0.self_attn.q_norm.bias", "model.layers.1.mlp.down_proj"
+
+    def spoil(tensors):
+        tensors["stranger"] = tensors.pop(norms)
+        del tensors["model.norm.weight"]
+        tensors[f"{misshapen}.weight"] = torch.zeros(64, 95)
+
+    edit_tensors(path, spoil)
+    (found,) = inspect(str(path))
+    assert (found["missing"], found["left_over"]) == ([norms, "model.norm.weight"], ["stranger"])
+    assert found["wrong_shape"] == [f"{misshapen}.weight (64, 95), expected (64, 96)"]
+
+
+def lacks_beside(name):
+    """Without a file or folder that lies beside the checkpoint."""
+
+    def change(path):
+        gone = path.parent / name
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "layout, change, tensors, remedy",
+    [
+        ("lumina", lacks_beside("vqgan.ckpt"), "model.vqmodel.decoder.", "put vqgan.ckpt"),
+        ("llamagen", lacks_beside("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
+        ("llamagen, authors'", lacks_beside("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
+        ("lumina-mgpt-2", lacks_beside("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
+        ("liquid", lacks_beside("vqgan.ckpt"), "model.vqmodel.", "put vqgan.ckpt"),
+        ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
+        ("glm-image", lambda path: (path / "processor" / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
+    ],
+)
+def test_what_is_missing_beside_the_weights_is_named_with_its_remedy(copied, layout, change, tensors, remedy):
+    path = copied(layout)
+    change(path)
+    with pytest.raises(AdtError, match=f"lacks the tensor '{tensors}.*{remedy}" if tensors else remedy):
+        load_target(path)
+    (found,) = inspect(str(path))
+    assert len(found["to_do"]) == 1 and remedy in found["to_do"][0] and found["left_over"] == []
+    assert all(name.startswith(tensors) for name in found["missing"]) and bool(found["missing"]) is bool(tensors)
+
+
+def without(name):
+    """Remove a file of the checkpoint's folder."""
+    return lambda path: (path / name).unlink()
+
+
+def config(change):
+    return lambda path: edit_config(path, change)
+
+
+def stage(change):
+    """Of GLM-Image's first stage."""
+    return lambda path: edit_config(path / "vision_language_encoder", change)
+
+
+def tensors(change):
+    return lambda path: edit_tensors(path, change)
+
+
+def swap_codes(config):
+    """Code = id - 4 is what the tables and drafters of the family rely on."""
+    names = config["vocabulary_map"]
+    names["IMGIMGCZ"], names["IMGIMGDZ"] = names["IMGIMGDZ"], names["IMGIMGCZ"]
+
+
+def lose_two(tensors):
+    del tensors["model.layers.0.self_attn.q_norm.bias"], tensors["model.norm.weight"]
+
+
+def rename(token, name):
+    """In the tokenizer."""
+
+    def change(path):
+        file = path / "tokenizer.json"
+        file.write_text(file.read_text(encoding="utf-8").replace(token, name), encoding="utf-8")
+
+    return change
+
+
+def lose_index_and_shard(path):
+    for name in ("model.safetensors.index.json", "model-00002-of-00002.safetensors"):
+        (path / name).unlink()
+
+
+def keep_one_shard_alone(path):
+    lose_index_and_shard(path)
+    (path / "model-00001-of-00002.safetensors").rename(path / "model.safetensors")
+
+
+def cut_an_attention(path):
+    stored = llamagen.transformer()
+    stored["layers.1.attention.wqkv.weight"] = stored["layers.1.attention.wqkv.weight"][:-1]
+    torch.save({"model": stored}, path)
+
+
+def empty_codec(path):
+    file = path.parent / "movqgan_270M.ckpt"
+    torch.save(torch.load(file) | {"encoder.conv_in.weight": torch.zeros(0, 3, 3, 3)}, file)
+
+
+DOWN, EMBEDDINGS = "model.layers.1.mlp.down_proj.weight", "model.generation_embeddings.weight"
+SECOND = "model-00002-of-00002.safetensors"
+WRONG = {
+    "chameleon": {
+        "codes that do not follow each other": (config(swap_codes), r"gives code 2 the id \d+, but code 0 has \d+"),
+        "no codec": (config(lambda c: c.pop("vq_config")), "no vq_config.*own config.json"),
+        "no vocabulary": (config(lambda c: c.pop("vocabulary_map")), "vocabulary_map lacks <s>"),
+        "no width": (config(lambda c: c.pop("hidden_size")), "hidden_size is None"),
+        "a wrong shape": (
+            tensors(lambda t: t.update({DOWN: torch.zeros(64, 95)})),
+            rf"{DOWN} has shape \(64, 95\), but \(64, 96\) was expected",
+        ),
+        "two tensors lost": (tensors(lose_two), "lacks the tensor '.*' and 1 more"),
+        "no tokenizer": (without("tokenizer.json"), "no tokenizer.json; download it"),
+    },
+    "lumina": {"no shard": (without(SECOND), SECOND)},
+    "lumina-mgpt-2": {
+        "no first token": (
+            lambda path: (path / "tokenizer_config.json").write_text("{}"),
+            "tokenizer_config.json names no bos_token or eos_token",
+        ),
+        "too small a vocabulary": (
+            config(lambda c: c.update(vocab_size=155010)),
+            "vocab_size 155010 has no room for the 40 tokens of its images",
+        ),
+        "a codec of no channels": (empty_codec, "the shapes of its codec make no sense; download its file again"),
+    },
+    "liquid": {
+        "the tokenizer of Gemma": (
+            rename("<boi>", "<unused0>"),
+            "tokenizer.json lacks <boi>; use the checkpoint's own",
+        ),
+        "too small a vocabulary": (
+            config(lambda c: c.update(vocab_size=256010)),
+            "vocab_size 256010 has no room for the 40 tokens of its images",
+        ),
+    },
+    "glm-image": {
+        "too small a head": (
+            stage(lambda c: c["text_config"].update(vision_vocab_size=30)),
+            "vision_vocab_size 30 has no room for the 40 tokens of its images",
+        ),
+        "too small a vocabulary": (
+            stage(lambda c: c["text_config"].update(vocab_size=20)),
+            " vocab_size 20 has no room for the 40 tokens of its images",
+        ),
+    },
+    "emu3": {
+        "no shard": (without(SECOND), f"lacks {SECOND}"),
+        "no index and no shard": (lose_index_and_shard, f"lacks {SECOND}; download"),
+        "a shard alone": (keep_one_shard_alone, r"lacks the tensor '(text_model|vqmodel)\..* and \d+ more"),
+        "no tokenizer": (without("tokenizer.json"), "has no tokenizer.json"),
+        "another width": (
+            config(lambda c: c["text_config"].update(intermediate_size=80)),
+            r"mlp.gate_proj.weight has shape \(96, 64\), but \(80, 64\) was expected",
+        ),
+        "no end of row": (
+            config(lambda c: c["vocabulary_map"].pop("<|extra_200|>")),
+            r"vocabulary_map lacks <\|extra_200\|>",
+        ),
+        "a code lost": (
+            config(lambda c: c["vocabulary_map"].pop("<|visual token 000007|>")),
+            "does not name image tokens 0 to n - 1",
+        ),
+        "more codes": (
+            config(lambda c: c["vq_config"].update(codebook_size=50)),
+            "names 40 image tokens, but its vq_config 50 codes",
+        ),
+        "no decoder": (config(lambda c: c.pop("text_config")), "config.json has no text_config"),
+        "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),
+    },
+    "janus": {
+        "a tensor lost": (
+            tensors(lambda t: t.pop("model.generation_aligner.fc1.bias")),
+            "lacks the tensor 'model.generation_aligner.fc1.bias'",
+        ),
+        "a wrong shape": (
+            tensors(lambda t: t.update({EMBEDDINGS: torch.zeros(40, 7)})),
+            rf"{EMBEDDINGS} has shape \(40, 7\), but \(40, 8\) was expected",
+        ),
+        "another tokenizer": (rename(janus.BEGIN_IMAGE, "<other>"), f"tokenizer.json lacks {janus.BEGIN_IMAGE}"),
+        "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),
+    },
+    "janus, deepseek": {"no shard": (without("pytorch_model-00002-of-00002.bin"), "lacks pytorch_model-00002-of")},
+    "llamagen, authors'": {
+        "a wrong shape": (
+            cut_an_attention,
+            r"layers.1.attention.wqkv.weight has shape \(383, 128\), but \(384, 128\) was expected",
+        ),
+    },
+}
+"""By layout and what is wrong: a change to the files, and what is said then."""
+
+
+@pytest.mark.parametrize("layout, wrong", [(layout, wrong) for layout in WRONG for wrong in WRONG[layout]])
+def test_what_is_wrong_with_a_checkpoint_is_named(copied, layout, wrong):
+    path, (change, said) = copied(layout), WRONG[layout][wrong]
+    change(path)
+    with pytest.raises(AdtError, match=said):
+        load_target(path)
+
+
+def test_luminas_size_token_must_be_there(copied):
+    """The name of its folder says that it draws 1024 pixels."""
+    path = copied("lumina")
+    with pytest.raises(AdtError, match="reserved08832"):
+        load_target(path.rename(path.with_name("Lumina-mGPT-7B-1024")))
+
+
+@pytest.mark.parametrize("place", ["", "Anole-7b-v0.1-hf", "beside"])
+def test_chameleons_image_decoder_may_come_from_metas_file(copied, place):
+    """Conversions of Chameleon have no decoder: Meta's file has it. It is found in the folder of the checkpoint or in
+    the one above, and nowhere else."""
+    path = copied("chameleon")
+    whole, stored = load_target(path), load_file(path / "model.safetensors")
+    codec = {name[len("model.vqmodel.") :]: value for name, value in stored.items() if ".vqmodel." in name}
+    edit_tensors(path, lambda tensors: [tensors.pop(name) for name in stored if ".vqmodel.decoder." in name])
+    file = path.parent / place / "vqgan.ckpt"
+    file.parent.mkdir(exist_ok=True)
+    torch.save({"state_dict": {**codec, "loss.logvar": torch.zeros(())}}, file)
+    if place == "beside":
+        with pytest.raises(AdtError, match="put vqgan.ckpt of Chameleon"):
+            load_target(path)
+        return
+    codes = torch.arange(36).view(1, 6, 6)
+    assert torch.equal(load_target(path).codec.decode(codes), whole.codec.decode(codes))

@@ -1,0 +1,124 @@
+"""What is done with the bundled model, done with models of the newest families: their maps, batches, continued
+pictures and trainings, and their templates before the download."""
+
+import io
+import math
+import shutil
+import uuid
+
+import numpy as np
+import pytest
+from comfy_server import Failed
+from convert import Graph, text_to_image
+from images import images
+from PIL import Image
+from safetensors.torch import load
+from saved import EVENT, unpack
+from small import QUICK
+from test_workflows import TO_INSTALL, prompt_of
+
+from adt_core.app.checkpoints import find_published
+
+SIZES = {"Lumina-mGPT-2.0": (64, 32), "GLM-Image": (96, 64), "Liquid_V1_7B": (512, 512)}
+"""Model -> pixels of a picture that is quickly drawn."""
+CELLS = {"Lumina-mGPT-2.0": (4, 8), "GLM-Image": (2, 3), "Liquid_V1_7B": (8, 8)}
+"""Rows and columns of its tokens, without the ends of rows and GLM-Image's small picture."""
+TEMPLATES = [name for name, (_, _, model) in TO_INSTALL.items() if model in SIZES]
+
+each_model = pytest.mark.parametrize("name", SIZES)
+
+
+def drawing(name: str) -> Graph:
+    """A prompt that draws with the model of this name as its authors do, drafted by what it has drawn."""
+    graph, (width, height) = text_to_image(), SIZES[name]
+    graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter="jacobi")
+    sized = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
+    graph.set("ADTTreeSampler", model=sized, preset="model's own").drop("ADTTreeSampler", "negative")
+    return graph
+
+
+def latents(server, outputs: dict) -> list:
+    """What Save Latent has saved, in the order of its nodes."""
+    return [load(file)["latent_tensor"] for file in server.files(outputs, "latents")]
+
+
+@each_model
+def test_its_map_has_every_token_and_its_picture(stocked, name):
+    """While it is drawn, and whole in the history. GLM-Image's small picture comes before the image."""
+    graph, (width, height) = drawing(name), SIZES[name]
+    outputs, messages = stocked.watch(graph.prompt)
+    (kept,) = outputs[graph.id("ADTTreeSampler")]["adt_tree_map"]
+    rows, columns = kept["grid"]
+    assert (rows, columns) == CELLS[name] and (kept["small"] is not None) is (name == "GLM-Image")
+    at = 0
+    for _, _, (_, position, *_, accepted, _, _) in unpack(kept):
+        assert position == at
+        at += accepted + 1
+    assert at + 1 == rows * (columns + kept["ends"]) + math.prod(kept["small"] or [0])
+    told = [message.data for message in messages if message.type == EVENT]
+    assert told and all(one[part] == kept[part] for one in told for part in ("grid", "ends", "small"))
+    (file,) = kept["pictures"]
+    picture = np.asarray(Image.open(io.BytesIO(stocked.get("/view", **file)))).astype(int)
+    assert picture.shape[:2] == (height, width)
+    assert np.abs(picture - images(stocked, outputs)[0]).max() <= 1
+
+
+@each_model
+def test_a_picture_of_it_is_continued(stocked, name):
+    """The rows that are kept have the tokens that its own encoder gives them."""
+    graph, (width, height), (rows, _) = drawing(name), SIZES[name], CELLS[name]
+    picture = graph.add("EmptyImage", width=width, height=height, batch_size=1, color=0xC04010)
+    encoded = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
+    graph.set("ADTTreeSampler", latent_image=encoded, keep=0.5)
+    for samples in (encoded, graph.link("ADTTreeSampler")):
+        graph.add("SaveLatent", samples=samples, filename_prefix=uuid.uuid4().hex)
+    outputs = stocked.run(graph.prompt)
+    given, drawn = latents(stocked, outputs)
+    assert given.shape == drawn.shape
+    kept = slice(0, rows // 2)
+    assert given[..., kept, :].equal(drawn[..., kept, :]) and not given.equal(drawn)
+    (continued,) = images(stocked, outputs)
+    graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    np.testing.assert_array_equal(images(stocked, stocked.run(graph.prompt))[0], continued)
+
+
+@each_model
+def test_pictures_of_a_batch_are_those_of_the_sampler(stocked, stocked_info, name):
+    alone, batch = drawing(name), prompt_of("ADT-Tree batch of prompts with report", stocked_info)
+    batch.set("ADTTreeModelLoader", model=name).set("ADTTreePrompts", text="a fox\na hen", count=0)
+    width, height = SIZES[name]
+    sized = batch.add("ADTTreeImageSize", model=batch.link("ADTTreeModelLoader"), width=width, height=height)
+    batch.set("ADTTreeBatchSampler", model=sized, seed=5)
+    saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
+    together = images(stocked, stocked.run(batch.prompt), saved)
+    assert len(together) == 2
+    alone.set("ADTTreeSampler", seed=5).set("CLIPTextEncode", text="a hen")
+    (hen,) = images(stocked, stocked.run(alone.prompt))
+    assert {*np.unique(together[1].astype(int) - hen)} <= {0, 1, -1}
+
+
+@each_model
+def test_a_drafter_is_trained_for_it_and_keeps_its_pictures(stocked, name):
+    """By the node. What the command does with them, tests/unit/test_train_drafter.py says."""
+    graph = drawing(name)
+    (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="Plain").prompt))
+    kept = "ADTTreeModelLoader", "ADTTreeImageSize"
+    training = Graph({key: node for key, node in graph.prompt.items() if node["class_type"] in kept})
+    own = {"name": f"for {name}", "preset": "model's own"}
+    training.add("ADTTreeTrainDrafter", model=training.link("ADTTreeImageSize"), **QUICK, **own)
+    stocked.run(training.prompt)
+    graph.set("ADTTreeDrafterLoader", drafter=f"for {name}").set("ADTTreeSettings", method="eagle2")
+    graph.set("ADTTreeSampler", speed="Auto").set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    (drafted,) = images(stocked, stocked.run(graph.prompt))
+    np.testing.assert_array_equal(drafted, plain)
+    (trained,) = {path.resolve() for path in stocked.base.parent.glob(f"*/drafters/for {name}")}
+    shutil.rmtree(trained)  # other tests read the loader's list
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_its_template_says_what_to_download_before_that_is_there(comfy, template, name):
+    with pytest.raises(Failed) as failed:
+        comfy.run(template(name).prompt)
+    row = find_published(TO_INSTALL[name][2])
+    place = comfy.base / "models" / "ar_image"
+    assert all(f"`{one.command(place)}`" in failed.value.message for one in row.downloads)
