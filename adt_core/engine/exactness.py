@@ -134,8 +134,9 @@ def _find(task: Task) -> Verdict:
     for trust in (Trust(usual, far=False), Trust(smaller), Trust(smaller, far=False)):
         decoder.trust = trust
         if not differences(task):
-            part = "products of fewer rows" if trust.tile < usual else "attention without the fast kernel"
-            remark = f"To keep the image, this device needs {part}, which is slower."
+            parts = ["products of fewer rows"] * (trust.tile < usual)
+            parts += ["attention without the fast kernel"] * (not trust.far)
+            remark = f"To keep the image, this device needs {' and '.join(parts)}, which is slower."
             return Verdict(trust, differing=differing, remark=remark)
     decoder.trust = None
     remark = "On this device drafts would change the image in half precision, so there are none; float32 has them."
