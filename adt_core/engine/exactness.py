@@ -30,14 +30,15 @@ from ..version import VERSION
 from . import profiles
 from .forward import forward
 from .queue import ImageQueue
-from .task import Task
+from .task import PROMPT_STEP, Task
 
 SMALLER = 4
 """Times as few rows of a product are tried where more are not exact."""
 LAYERS = 2
 """Of the decoder. What differs in one of them shows in the attention of the next."""
-BEFORE, BESIDE = 160, 90
-"""Tokens of the image before those that are read; tokens by which the prompt beside it is longer."""
+BEFORE, BESIDE = 160, PROMPT_STEP
+"""Tokens of the image before those that are read; tokens by which the prompt beside it is longer, so that the image is
+in other columns also where prompts are padded."""
 LONGEST = 32
 """Drafts of a path. With as many beside them, they fill more than a tile."""
 PLACES = (0, 1, 7, 8, 15, 16, 31, 32)

@@ -143,7 +143,7 @@ def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(targe
 
 @pytest.fixture
 def far_keys(monkeypatch):
-    """Far keys go through a kernel, as on a GPU. It is to be made wrong by a function of the number of queries."""
+    """Far keys go through a kernel, as on a GPU. What it gives is multiplied by a function of the number of queries."""
 
     def attention(wrong=lambda queries: 1.0):
         def kernel(q, keys, values, mask):

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.engine.exactness import Verdict
+from adt_core.engine import exactness
+from adt_core.engine.exactness import COMPANY, Verdict
 from adt_core.engine.task import Task
 from adt_core.models import exact, layers
 from tests.drafted import METHODS, run
@@ -79,6 +80,21 @@ def wide(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wide")
     path = write_tiny_checkpoint(folder / "target", scale=3.0, hidden=256, heads=2, resolution=96, max_positions=600)
     return load_target(path, dtype=torch.bfloat16)
+
+
+def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_found(wide, monkeypatch, tmp_path):
+    """The prompt that is tried beside another is so much longer that the image's columns are others."""
+
+    def by_place(q, keys, values, mask):
+        out, log_sum = by_blocks(q, keys, values, mask)
+        first = (mask == 0).int().argmax(-1, keepdim=True)
+        return (out * (1 + first * 2**-9)).to(q.dtype), log_sum
+
+    monkeypatch.setattr(layers, "far_attention", by_place)
+    monkeypatch.setattr(exactness, "verdicts", {})
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0)).exact
+    assert tried.differing == (COMPANY,) and tried.remark
 
 
 def test_an_image_has_the_same_bits_beside_a_longer_prompt(wide, monkeypatch):
