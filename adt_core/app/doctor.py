@@ -121,7 +121,7 @@ def _methods(examined: Examination) -> list[str]:
     for name, (draw, _) in examined.draws.items():
         alone, beside = ("the same" if same else "DIFFERS" for same in examined.same(name))
         times = f"{draw.pace / examined.plain.pace:.2f}"
-        drafting = f"{draw.launches} launches, {draw.waits} waits" if on_gpu else f"{draw.drafting:.0%}"
+        drafting = f"launches: {draw.launches}, waits: {draw.waits}" if on_gpu else f"{draw.drafting:.0%}"
         lines.append(f"| {name} | {draw.tokens:.2f} | {times} | {drafting} | {alone} | {beside} |")
     if examined.left_out:
         lines.append(f"Left out for want of time: {', '.join(examined.left_out)}.")

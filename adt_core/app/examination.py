@@ -95,7 +95,8 @@ class Draw(NamedTuple):
 
     codes: [B, n], -1 where none was drawn. step: median seconds of a round. tokens: that a round brought an image, on
     average. drafting: the drafter's share of the time, where the host can tell. launches, waits: operations of a round
-    that the host launches, and for whose results it waits. profile: what was believed of costs.
+    that the host launches, and for whose results it waits; of a round that was captured before, if there was one.
+    profile: what was believed of costs.
     """
 
     codes: Tensor
@@ -154,15 +155,16 @@ class Examination:
         count = min(TOKENS, self.subject.target.length)
         for _ in range(2):
             began = time.monotonic()
-            decoding, ledger = self.subject.decoding(way, images), Ledger()
+            decoding, ledger, is_counted = self.subject.decoding(way, images), Ledger(), False
             with closing(iter(decoding)) as rounds:
                 for number, _ in enumerate(rounds):
                     is_long = time.monotonic() - began > ENOUGH
                     if (decoding.codes[:, count - 1] >= 0).all() or is_long and number > 3:
                         break
-                    if number == 3:
-                        with ledger:
+                    if number > 2 and not is_counted:
+                        with Ledger() as ledger:
                             next(rounds, None)
+                        is_counted = not decoding.trace.rounds[-1].prepared
             if is_long:
                 break
         self.exact = decoding.exact

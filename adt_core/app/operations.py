@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "bincount"}
-"""Operations for whose result the host waits."""
+READS = {"item", "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "bincount"}
+"""Operations for whose result the host waits. Inference mode shows some by other names: ``item`` whole, and ``to``."""
 NO_WORK = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "_reshape_alias"}
 NO_WORK |= {"lift_fresh", "is_same_size"}
 """Operations that launch nothing, beside views."""
@@ -38,6 +38,10 @@ class Ledger(TorchDispatchMode):
 
 
 def _comes_to_host(func, args, result) -> bool:
-    if name_of(func) not in ("_to_copy", "copy_") or not isinstance(result, Tensor) or result.device.type != "cpu":
+    if (
+        name_of(func) not in ("to", "_to_copy", "copy_")
+        or not isinstance(result, Tensor)
+        or result.device.type != "cpu"
+    ):
         return False
     return any(isinstance(value, Tensor) and value.device.type != "cpu" for value in args)

@@ -30,14 +30,15 @@ from ..version import VERSION
 from . import profiles
 from .forward import forward
 from .queue import ImageQueue
-from .task import Task
+from .task import PROMPT_STEP, Task
 
 SMALLER = 4
 """Times as few rows of a product are tried where more are not exact."""
 LAYERS = 2
 """Of the decoder. What differs in one of them shows in the attention of the next."""
-BEFORE, BESIDE = 160, 90
-"""Tokens of the image before those that are read; tokens by which the prompt beside it is longer."""
+BEFORE, BESIDE = 160, PROMPT_STEP
+"""Tokens of the image before those that are read; tokens by which the prompt beside it is longer, so that the image is
+in other columns also where prompts are padded."""
 LONGEST = 32
 """Drafts of a path. With as many beside them, they fill more than a tile."""
 PLACES = (0, 1, 7, 8, 15, 16, 31, 32)
@@ -134,8 +135,9 @@ def _find(task: Task) -> Verdict:
     for trust in (Trust(usual, far=False), Trust(smaller), Trust(smaller, far=False)):
         decoder.trust = trust
         if not differences(task):
-            part = "products of fewer rows" if trust.tile < usual else "attention without the fast kernel"
-            remark = f"To keep the image, this device needs {part}, which is slower."
+            parts = ["products of fewer rows"] * (trust.tile < usual)
+            parts += ["attention without the fast kernel"] * (not trust.far)
+            remark = f"To keep the image, this device needs {' and '.join(parts)}, which is slower."
             return Verdict(trust, differing=differing, remark=remark)
     decoder.trust = None
     remark = "On this device drafts would change the image in half precision, so there are none; float32 has them."

@@ -29,8 +29,18 @@ def quantise(decoder: Decoder, kind: str) -> None:
             setattr(layer, f"{name}_scale", scale)
 
 
+PIECE = 2**22
+"""Numbers of a matrix that are stored at a time. Wider copies of a whole one would take more memory than its file."""
+
+
 def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
     """Fill a quantised ``parameter`` [in, out] and its ``scale`` [out] from ``value``."""
+    outputs = max(PIECE // len(value), 1)
+    for piece in zip(parameter.split(outputs, 1), scale.split(outputs), value.split(outputs, 1)):
+        _store(*piece)
+
+
+def _store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
     value = value.to(parameter.device, scale.dtype)
     most = torch.iinfo(torch.int8).max if parameter.dtype == torch.int8 else torch.finfo(parameter.dtype).max
     scale.copy_((value.abs().amax(0) / most).clamp_min(torch.finfo(scale.dtype).tiny))

@@ -1,10 +1,11 @@
 """What is to be known first of a device: every sentence about GPUs that nobody has measured, in one row or a few.
 
 *Products* have the shape of a 7B model's largest matrix; its rows are those of a plain step with guidance, of one tile,
-of two and of a little more. *Far attention* is that of the exact mode, for an image with guidance: whole, and in chunks
-of 256 columns as further heads, which would have to be merged. *Images* are drawn one after the other by 'auto', in a
-process that knows nothing: rounds are captured and costs are measured. *Company*: is an image the one that plain
-decoding draws alone? *Pages* are what the doctor says, also with the memory of ComfyUI.
+of two and of a little more. *Far attention* is that of the exact mode, for an image with guidance: whole, in chunks of
+256 columns as further heads, and with these merged. Chunks would pay if they did so for plain steps and for trees: both
+must have the same bits. *Images* are drawn one after the other by 'auto', in a process that knows nothing: rounds are
+captured and costs are measured. *Company*: is an image the one that plain decoding draws alone? *Pages* are what the
+doctor says, also with the memory of ComfyUI.
 """
 
 from __future__ import annotations
@@ -54,20 +55,26 @@ def _products(rehearse: bool) -> Iterator[dict]:
             yield {"table": "Products", "layout": layout, "rows": rows, "ms": times[str(rows)], "bits of a tile": same}
 
 
-def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Processors, on which this is rehearsed, lack the kernel."""
     if q.is_cuda:
-        return kernels.far_attention(q, keys, values, mask)[0]
-    return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask)
+        return kernels.far_attention(q, keys, values, mask)
+    return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask), torch.zeros(q.shape[:-1])
 
 
-def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> list[Tensor]:
+def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
     """Chunks are heads, and heads are rows; a row of the batch at a time, since its mask serves all of its heads."""
     heads, queries = q.shape[1], q.shape[2]
     masks = mask.view(len(q), 1, queries, -1, CHUNK).transpose(2, 3).expand(-1, heads, -1, -1, -1)
     keys, values = (part.unflatten(2, (-1, CHUNK)) for part in (keys, values))
     q = q[:, :, None].expand(-1, -1, masks.shape[2], -1, -1)
-    return [_far(*row) for row in zip(q, keys, values, masks)]
+    return tuple(torch.stack(parts) for parts in zip(*(_far(*row) for row in zip(q, keys, values, masks))))
+
+
+def _merged(*given: Tensor) -> Tensor:
+    """Chunks added in float64, where the order of a sum does not show: what an image that stays the same would need."""
+    out, log_sums = _chunked(*given)
+    return (out * log_sums.double().softmax(2)[..., None]).sum(2)
 
 
 def _attention(rehearse: bool) -> Iterator[dict]:
@@ -77,7 +84,8 @@ def _attention(rehearse: bool) -> Iterator[dict]:
         for queries in (1, 32, 65):
             q = torch.randn(2, config.num_heads, queries, config.head_dim, **like)
             given = q, keys, values, torch.zeros(2, 1, queries, columns, **like)
-            times = _timed({"whole": partial(_far, *given), "chunks": partial(_chunked, *given)}, rehearse)
+            ways = {"whole": _far, "chunks": _chunked, "chunks, merged": _merged}
+            times = _timed({name: partial(way, *given) for name, way in ways.items()}, rehearse)
             for name, taken in times.items():
                 yield {"table": "Far attention", "columns": columns, "queries": queries, "how": name, "ms": taken}
 

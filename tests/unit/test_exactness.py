@@ -9,7 +9,9 @@ from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode
 from adt_core.engine import exactness
 from adt_core.engine.exactness import CHAIN, COLUMNS, COMPANY, TREE
+from adt_core.engine.task import Task
 from adt_core.models import layers
+from adt_core.models.exact import NEAR, TILE, Trust
 from adt_core.models.rows import Rows
 from adt_core.policies import PLAIN
 
@@ -18,6 +20,11 @@ from adt_core.policies import PLAIN
 def target(request):
     weights = None if request.param == "bfloat16" else request.param
     return load_target(dtype=torch.bfloat16, weights=weights)
+
+
+@pytest.fixture(scope="module")
+def half():
+    return load_target(dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -111,24 +118,91 @@ def broken(monkeypatch, wrong) -> None:
     monkeypatch.setattr(layers, "product", by_place)
 
 
-def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(target, monkeypatch, caplog):
-    """Plain images have them, too: a drafted image is the plain one."""
-    broken(monkeypatch, lambda number, tile: number % max(tile, 1) > 0)
+def draw(target) -> tuple[Decoding, Decoding]:
+    """An image with drafts, and the same without, whose tokens it must have."""
     drafted, plain = (
         decode(decoding_of(target, drafter=drafter)) for drafter in (load_drafter("jacobi", target), None)
     )
-    for decoding in (drafted, plain):
-        assert decoding.exact.trust.tile == 1 and decoding.exact.trust.far
-        assert "products of fewer rows" in decoding.exact.remark
-    assert drafted.codes.equal(plain.codes) and drafted.trace.report()["tau"] > 1
-    assert caplog.text.count("products of fewer rows") == 1
+    assert drafted.codes.equal(plain.codes) and drafted.exact == plain.exact
+    return drafted, plain
 
 
-def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch):
+def odd_by_rows(number, tile):
+    """Rows of a product of more than one have other bits, but for the first."""
+    return number % max(tile, 1) > 0
+
+
+def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(target, monkeypatch, caplog):
+    """Plain images have them, too: a drafted image is the plain one."""
+    broken(monkeypatch, odd_by_rows)
+    drafted, _ = draw(target)
+    assert drafted.exact.trust == Trust(tile=1, far=True) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.remark == "To keep the image, this device needs products of fewer rows, which is slower."
+    assert caplog.text.count(drafted.exact.remark) == 1
+
+
+@pytest.fixture
+def far_keys(monkeypatch):
+    """Far keys go through a kernel, as on a GPU. What it gives is multiplied by a function of the number of queries."""
+
+    def attention(wrong=lambda queries: 1.0):
+        def kernel(q, keys, values, mask):
+            scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
+            return (scores.softmax(-1) @ values.double() * wrong(q.shape[2])).to(q.dtype), scores.logsumexp(-1).float()
+
+        monkeypatch.setattr(Task, "replayed", True)  # prompts are padded as on a GPU
+        monkeypatch.setattr("adt_core.engine.task.near_on", lambda *model: NEAR)
+        monkeypatch.setattr(layers, "far_attention", kernel)
+
+    return attention
+
+
+def by_queries(queries):
+    return 1 + queries * 2**-7
+
+
+def test_a_kernel_for_far_keys_that_is_exact_is_used(half, far_keys):
+    far_keys()
+    assert draw(half)[0].exact == exactness.Verdict()
+
+
+def test_attention_goes_without_a_kernel_that_is_not_exact(half, far_keys, caplog):
+    far_keys(by_queries)
+    drafted, _ = draw(half)
+    assert drafted.exact.trust == Trust(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
+    remark = "To keep the image, this device needs attention without the fast kernel, which is slower."
+    assert drafted.exact.remark == remark and caplog.text.count(remark) == 1
+
+
+def test_products_and_attention_may_both_have_to_be_replaced(half, far_keys, monkeypatch):
+    far_keys(by_queries)
+    broken(monkeypatch, odd_by_rows)
+    drafted, _ = draw(half)
+    assert drafted.exact.trust == Trust(tile=1, far=False) and drafted.trace.report()["tau"] > 1
+    assert "products of fewer rows and attention without the fast kernel" in drafted.exact.remark
+
+
+def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, caplog):
+    """No part that could be done without is to blame; so the image stays the plain one, and the sentence is said."""
+    prefill = Rows.prefill
+
+    def shifted(rows):
+        step = prefill(rows)
+        step.positions += (rows.pads > 0)[:, None] & (rows.images > 1)
+        return step
+
+    monkeypatch.setattr(Rows, "prefill", shifted)
+    drafted, _ = draw(half)
+    remark = "Here an image may depend on the prompts beside it; drawn alone, it is as it should be."
+    assert drafted.exact == exactness.Verdict(differing=(COMPANY,), remark=remark)
+    assert drafted.trace.report()["tau"] > 1 and caplog.text.count(remark) == 1
+
+
+def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch, caplog):
     broken(monkeypatch, lambda number, tile: number > 0)
-    drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
-    assert not drafted.exact.drafts and "so there are none" in drafted.exact.remark
-    assert drafted.trace.report()["tau"] == 1
+    drafted, _ = draw(target)
+    assert not drafted.exact.drafts and drafted.exact.trust is None and drafted.trace.report()["tau"] == 1
+    assert "so there are none" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
 
 
 def test_where_all_is_well_nothing_is_said(target):

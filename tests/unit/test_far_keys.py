@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core.engine import exactness
+from adt_core.engine.exactness import COMPANY, Verdict
 from adt_core.engine.task import Task
 from adt_core.models import exact, layers
 from tests.drafted import METHODS, run
@@ -19,19 +21,22 @@ LONG = "a cat beside a dog that looks at a bird in a tree by the lake under the 
 
 
 def by_blocks(q, keys, values, mask):
-    """Attention to far keys, as :func:`adt_core.models.kernels.far_attention` gives it."""
+    """Attention to far keys, as :func:`adt_core.models.kernels.far_attention` gives it.
+
+    Products are made in float64: a CPU's in float32 depend on the number of queries, as the kernel's don't.
+    """
     block = 64 if q.shape[-1] <= 64 else 128
     assert mask.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1]), "mask is not aligned"
     highest = q.new_full((*q.shape[:3], 1), -torch.inf, dtype=torch.float32)
     total, out = torch.zeros_like(highest), torch.zeros_like(q, dtype=torch.float32)
     for at in range(0, keys.shape[2], block):
         here = slice(at, at + block)
-        scores = q.float() @ keys[:, :, here].float().mT * q.shape[-1] ** -0.5 + mask[..., here].float()
+        scores = (q.double() @ keys[:, :, here].double().mT).float() * q.shape[-1] ** -0.5 + mask[..., here].float()
         new = torch.maximum(highest, scores.amax(-1, keepdim=True))
         finite = new.masked_fill(new == -torch.inf, 0.0)
         shrink, shares = (highest - finite).exp(), (scores - finite).exp()
         total = total * shrink + shares.sum(-1, keepdim=True)
-        out = out * shrink + shares.to(q.dtype).float() @ values[:, :, here].float()
+        out = out * shrink + (shares.to(q.dtype).double() @ values[:, :, here].double()).float()
         highest = new
     return (out / total).to(q.dtype), (highest + total.log())[..., 0]
 
@@ -77,8 +82,24 @@ def wide(tmp_path_factory):
     return load_target(path, dtype=torch.bfloat16)
 
 
+def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_found(wide, monkeypatch, tmp_path):
+    """The prompt that is tried beside another is so much longer that the image's columns are others."""
+
+    def by_place(q, keys, values, mask):
+        out, log_sum = by_blocks(q, keys, values, mask)
+        first = (mask == 0).int().argmax(-1, keepdim=True)
+        return (out * (1 + first * 2**-9)).to(q.dtype), log_sum
+
+    monkeypatch.setattr(layers, "far_attention", by_place)
+    monkeypatch.setattr(exactness, "verdicts", {})
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0)).exact
+    assert tried.differing == (COMPANY,) and tried.remark
+
+
 def test_an_image_has_the_same_bits_beside_a_longer_prompt(wide, monkeypatch):
-    run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # the exact mode is tried before a first image
+    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # before the first image
+    assert tried.exact == Verdict(), "far keys go through the kernel"
     seen, logits = [], wide.decoder.logits
 
     def noting(features, guidance=1):
