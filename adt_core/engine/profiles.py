@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..errors import AdtError
 from ..files import opened, parse_json, to_json, write_in
 from ..policies import CostProfile
-from ..untrusted import record, whole_number
+from ..untrusted import whole_number
 
 FOLDER = "ADT_TREE_CACHE"
 """Environment variable: the cache folder, in place of the system's usual one."""
@@ -34,15 +34,17 @@ So a wrong one is found soon, and a right one that is doubted again and again co
 
 
 class _Record(NamedTuple):
-    """A profile as it is kept. times: how often it was measured. doubts: decodings in a row that doubt it."""
+    """A profile as it is kept. times: how often it was measured. doubts: decodings in a row that doubt it.
+
+    Files of earlier versions have neither number.
+    """
 
     profile: CostProfile
-    times: int
-    doubts: int
+    times: int = 1
+    doubts: int = 0
 
 
 _COUNT = whole_number(0, 2**MOST_TIMES)
-_COUNTS = record({"times": _COUNT, "doubts": _COUNT})
 _unwritten: dict[Path, dict] = {}  # where the folder can't be written, for the rest of the process
 _unmeasurable: set[Path] = set()  # where measuring has failed in this process
 
@@ -65,23 +67,26 @@ def find(name: str, images: int) -> CostProfile | None:
 def save(profile: CostProfile) -> None:
     """Keep a profile that was measured now, whole or not at all; where it can't be written, for this process alone."""
     before = _record(profile.name, profile.images)
-    _keep(_Record(profile, min(before.times + 1, MOST_TIMES) if before else 1, 0))
+    _keep(_Record(profile, min(before.times + 1, MOST_TIMES) if before is not None else 1))
 
 
 def _record(name: str, images: int) -> _Record | None:
     """What :func:`_keep` has kept under this name; None if there is nothing, or a stranger in its place."""
     kept = _read(_path(name, images))
-    if not _COUNTS.fits(kept):
+    if not isinstance(kept, dict):
         return None
+    counts = {field: kept.get(field, usual) for field, usual in _Record._field_defaults.items()}
     try:
-        profile = CostProfile.from_json(kept.get("profile"))
+        profile = CostProfile.from_json({field: value for field, value in kept.items() if field not in counts})
     except AdtError:
         return None
-    return _Record(profile, kept["times"], kept["doubts"]) if (profile.name, profile.images) == (name, images) else None
+    belongs = (profile.name, profile.images) == (name, images) and all(map(_COUNT.fits, counts.values()))
+    return _Record(profile, **counts) if belongs else None
 
 
 def _keep(kept: _Record) -> None:
-    _write(_path(kept.profile.name, kept.profile.images), {**kept._asdict(), "profile": kept.profile.to_json()})
+    content = {**kept.profile.to_json(), "times": kept.times, "doubts": kept.doubts}
+    _write(_path(kept.profile.name, kept.profile.images), content)
 
 
 def find_verdict(name: str) -> Any:

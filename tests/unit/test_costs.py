@@ -107,6 +107,7 @@ def test_where_the_folder_cannot_be_written_a_profile_lives_as_long_as_the_proce
     cache.write_text("a file where the folder should be")
     profiles.save(PROFILE)
     assert profiles.find(PROFILE.name, 2) == PROFILE
+    assert [profiles.doubted(PROFILE, NO_DRAFTS) for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize(
