@@ -75,7 +75,7 @@ def _record(name: str, images: int) -> _Record | None:
     kept = _read(_path(name, images))
     if not isinstance(kept, dict):
         return None
-    counts = {field: kept.get(field, usual) for field, usual in _Record._field_defaults.items()}
+    counts: dict[str, Any] = {field: kept.get(field, usual) for field, usual in _Record._field_defaults.items()}
     try:
         profile = CostProfile.from_json({field: value for field, value in kept.items() if field not in counts})
     except AdtError:
