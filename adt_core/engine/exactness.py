@@ -135,9 +135,12 @@ def _find(task: Task) -> Verdict:
     for trust in (Trust(usual, far=False), Trust(smaller), Trust(smaller, far=False)):
         decoder.trust = trust
         if not differences(task):
-            parts = ["products of fewer rows"] * (trust.tile < usual)
-            parts += ["attention without the fast kernel"] * (not trust.far)
-            remark = f"To keep the image, this device needs {' and '.join(parts)}, which is slower."
+            slower = {
+                "products of fewer rows": trust.tile < usual,
+                "attention without the fast kernel": not trust.far,
+            }
+            parts = " and ".join(part for part, is_needed in slower.items() if is_needed)
+            remark = f"To keep the image, this device needs {parts}, which is slower."
             return Verdict(trust, differing=differing, remark=remark)
     decoder.trust = None
     remark = "On this device drafts would change the image in half precision, so there are none; float32 has them."

@@ -131,10 +131,11 @@ def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bo
     doubts, kept = _doubts(profile, readings), _record(profile.name, profile.images)
     if doubts is None or kept is None:
         return False
-    count = kept.doubts + 1 if doubts else 0
+    enough = 2**kept.times
+    count = min(kept.doubts + 1, enough) if doubts else 0
     if count != kept.doubts:
         _keep(kept._replace(doubts=count))
-    return count >= 2**kept.times
+    return count == enough
 
 
 def _doubts(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool | None:

@@ -4,6 +4,8 @@ import copy
 import json
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,6 +24,7 @@ from adt_core.policies.costs import built_in, rounded
 from adt_core.policies.recipe import Recipe
 from tests.drafted import run
 
+ROOT = Path(__file__).parents[2]
 PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
 MEASURED = CostProfile("here", 1, {"chain": ((0, 1.0), (16, 2.0))})
 
@@ -165,8 +168,14 @@ def test_doubts_outlive_the_process(cache):
     """The command line draws each image in a process of its own."""
     profiles.save(MEASURED)
     command = "from tests.unit.test_costs import *; print(profiles.doubted(MEASURED, NO_DRAFTS))"
-    said = [subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout for _ in range(2)]
-    assert said == ["False\n", "True\n"]
+    process = partial(subprocess.run, [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert [process().stdout for _ in range(2)] == ["False\n", "True\n"]
+
+
+def test_a_profile_stays_where_it_cannot_be_measured_anew(cache):
+    """As where memory is short: then every decoding goes on doubting."""
+    profiles.save(MEASURED)
+    assert doubts(NO_DRAFTS, 2**profiles.MOST_TIMES + 2)[-1] and profiles.find(MEASURED.name, 1) == MEASURED
 
 
 def test_a_machine_that_is_slower_as_a_whole_raises_no_doubt(cache):
