@@ -41,9 +41,50 @@ def write_tiny_checkpoint(
     """A random target with a (resolution / downsample) square token grid. ``scale`` sharpens its distributions."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
-    text = tokenizer.get_vocab()
-    vocabulary = build_vocabulary(text, codes)
-    vq = {
+    vocabulary = build_vocabulary(tokenizer.get_vocab(), codes)
+    config = chameleon_config(len(vocabulary), hidden, intermediate, layers, heads, kv_heads or heads, max_positions)
+    config |= {
+        "vocabulary_map": vocabulary,
+        "vq_config": _vq_config(codes, resolution, downsample),
+        "bos_token_id": vocabulary["<s>"],
+        "pad_token_id": vocabulary["<pad>"],
+        "eos_token_id": vocabulary["</s>"],
+        "tie_word_embeddings": False,
+    }
+    tensors = chameleon_tensors(config, scale, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        codec = VQModel(VQConfig.from_dict(config["vq_config"], folder))
+    tensors |= {f"model.vqmodel.{name}": value.clone() for name, value in codec.state_dict().items()}
+    _save(folder, config, tensors)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def chameleon_config(
+    words: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, max_positions: int
+) -> dict:
+    """What config.json says of Chameleon's decoder. ``words``: entries of its vocabulary."""
+    return {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "model_type": "chameleon",
+        "vocab_size": words,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": max_positions,
+        "hidden_act": "silu",
+        "model_parallel_size": 1,
+        "swin_norm": False,
+    }
+
+
+def _vq_config(codes: int, resolution: int, downsample: int) -> dict:
+    return {
         "embed_dim": 6,
         "num_embeddings": codes,
         "latent_channels": 32,
@@ -56,48 +97,6 @@ def write_tiny_checkpoint(
         "attn_type": "vanilla",
         "model_type": "chameleon_vqgan",
     }
-    config = {
-        "architectures": ["ChameleonForConditionalGeneration"],
-        "model_type": "chameleon",
-        "vocab_size": len(vocabulary),
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads or heads,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": max_positions,
-        "hidden_act": "silu",
-        "model_parallel_size": 1,
-        "swin_norm": False,
-        "vocabulary_map": vocabulary,
-        "vq_config": vq,
-        "bos_token_id": vocabulary["<s>"],
-        "pad_token_id": vocabulary["<pad>"],
-        "eos_token_id": vocabulary["</s>"],
-        "tie_word_embeddings": False,
-    }
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        "model.embed_tokens.weight": _normal(generator, len(vocabulary), hidden),
-        "model.norm.weight": 1 + 0.1 * _normal(generator, hidden),
-        "lm_head.weight": _normal(generator, len(vocabulary), hidden) * scale * hidden**-0.5,
-    }
-    for i in range(layers):
-        tensors |= layer_tensors(generator, f"model.layers.{i}", hidden, intermediate, heads, kv_heads or heads)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        codec = VQModel(VQConfig.from_dict(vq, folder))
-    tensors |= {f"model.vqmodel.{name}": value.clone() for name, value in codec.state_dict().items()}
-    save_file(
-        {name: value.contiguous() for name, value in tensors.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int | None = None) -> Path:
@@ -116,21 +115,42 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
         "fc.weight": _normal(generator, width, 2 * width) * (2 * width) ** -0.5,
         "fc.bias": 0.1 * _normal(generator, width),
     }
-    tensors |= layer_tensors(
-        generator,
-        "layers.0",
-        width,
-        config["intermediate_size"],
-        config["num_attention_heads"],
-        config["num_key_value_heads"],
-    )
+    config |= {"hidden_size": width, "num_hidden_layers": 1}
+    tensors |= _layers(generator, "layers", config)
+    _save(folder, config, tensors)
+    return folder
+
+
+def _save(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> None:
+    """A checkpoint in one file, and its config.json."""
     save_file(
         {name: value.contiguous() for name, value in tensors.items()},
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": width, "num_hidden_layers": 1}))
-    return folder
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def chameleon_tensors(config: dict, scale: float, seed: int) -> dict[str, torch.Tensor]:
+    """Random tensors of Chameleon's decoder, by its config.json. ``scale`` sharpens its distributions."""
+    words, hidden = config["vocab_size"], config["hidden_size"]
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "model.embed_tokens.weight": _normal(generator, words, hidden),
+        "model.norm.weight": 1 + 0.1 * _normal(generator, hidden),
+        "lm_head.weight": _normal(generator, words, hidden) * scale * hidden**-0.5,
+    }
+    return tensors | _layers(generator, "model.layers", config)
+
+
+def _layers(generator: torch.Generator, prefix: str, config: dict) -> dict[str, torch.Tensor]:
+    """Random tensors of all decoder layers of a config.json."""
+    sizes = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
+    shape = [config[name] for name in sizes]
+    tensors = {}
+    for i in range(config["num_hidden_layers"]):
+        tensors |= layer_tensors(generator, f"{prefix}.{i}", *shape)
+    return tensors
 
 
 def layer_tensors(

@@ -56,8 +56,30 @@ def write_emu3(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    vocabulary = tokenizer.get_vocab()
-    config = Emu3Config(
+    config = _config(tokenizer.get_vocab(), hidden, layers, heads, kv_heads, max_positions, rope_theta)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Emu3ForConditionalGeneration(config).eval()
+        randomise(model)
+        model.lm_head.weight.data.mul_(scale)
+        for name, buffer in model.model.vqmodel.named_buffers():  # of batch norms
+            if name.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 1.5)
+    config.save_pretrained(folder)
+    tensors = model.state_dict()
+    if names == "first":
+        tensors, written = {_first(name): value for name, value in tensors.items()}, read_config(folder)
+        text = written["text_config"]
+        text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
+        (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
+    save_shards(folder, tensors, shards)
+    return folder
+
+
+def _config(
+    vocabulary: dict, hidden: int, layers: int, heads: int, kv_heads: int, max_positions: int, rope_theta: float
+) -> Emu3Config:
+    return Emu3Config(
         text_config={
             "vocab_size": len(vocabulary) + 5,
             "hidden_size": hidden,
@@ -80,23 +102,6 @@ def write_emu3(
         },
         vocabulary_map=vocabulary,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Emu3ForConditionalGeneration(config).eval()
-        randomise(model)
-        model.lm_head.weight.data.mul_(scale)
-        for name, buffer in model.model.vqmodel.named_buffers():  # of batch norms
-            if name.endswith(("running_mean", "running_var")):
-                buffer.uniform_(0.5, 1.5)
-    config.save_pretrained(folder)
-    tensors = model.state_dict()
-    if names == "first":
-        tensors, written = {_first(name): value for name, value in tensors.items()}, read_config(folder)
-        text = written["text_config"]
-        text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
-        (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
-    save_shards(folder, tensors, shards)
-    return folder
 
 
 def read_config(folder: Path) -> dict:

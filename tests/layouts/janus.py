@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import JanusConfig, JanusForConditionalGeneration
 
 from tests.layouts.tokens import tokenizer_with
@@ -68,7 +69,19 @@ def write_janus(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = JanusConfig(
+    config = _config(tokenizer, hidden, layers, heads, image_size, max_positions)
+    model = random_model(config, scale, seed)
+    if layout == "transformers":
+        model.save_pretrained(folder)
+    else:
+        _write_deepseeks(folder, model, shards)
+    return folder
+
+
+def _config(
+    tokenizer: Tokenizer, hidden: int, layers: int, heads: int, image_size: int, max_positions: int
+) -> JanusConfig:
+    return JanusConfig(
         text_config={
             "model_type": "llama",
             "vocab_size": tokenizer.get_vocab_size() + 3,
@@ -98,12 +111,6 @@ def write_janus(
             "image_token_embed_dim": hidden,
         },
     )
-    model = random_model(config, scale, seed)
-    if layout == "transformers":
-        model.save_pretrained(folder)
-    else:
-        _write_deepseeks(folder, model, shards)
-    return folder
 
 
 def random_model(config: JanusConfig, scale: float, seed: int) -> JanusForConditionalGeneration:
@@ -133,7 +140,7 @@ def deepseeks_name(name: str) -> str:
 
 
 def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards: int) -> None:
-    config, tensors = model.config, {deepseeks_name(name): value for name, value in model.state_dict().items()}
+    tensors = {deepseeks_name(name): value for name, value in model.state_dict().items()}
     tensors["gen_vision_model.quantize.codebook_used"] = torch.zeros(65536)
     names, files = sorted(tensors), ["pytorch_model.bin"]
     if shards > 1:
@@ -143,36 +150,37 @@ def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards:
     if shards > 1:
         weight_map = {name: file for i, file in enumerate(files) for name in names[i::shards]}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(_deepseeks_config(model.config)))
+
+
+def _deepseeks_config(config: JanusConfig) -> dict:
+    """What DeepSeek's config.json says of the same model."""
     hidden = config.text_config.hidden_size
     sizes = "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
     sizes += " num_key_value_heads vocab_size"
     language = {name: getattr(config.text_config, name) for name in sizes.split()}
     module = lambda name, cls, **params: {"cls": cls, "model_type": name, "params": params}  # noqa: E731
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["MultiModalityCausalLM"],
-                "model_type": "multi_modality",
-                "torch_dtype": "bfloat16",
-                "language_config": {**language, "model_type": "llama", "torch_dtype": "bfloat16"},
-                "aligner_config": module(
-                    "aligner", "MlpProjector", depth=2, input_dim=16, n_embed=hidden, projector_type="mlp_gelu"
-                ),
-                "gen_aligner_config": module(
-                    "gen_aligner", "MlpProjector", depth=2, input_dim=8, n_embed=hidden, projector_type="mlp_gelu"
-                ),
-                "gen_head_config": module(
-                    "gen_head", "vision_head", image_token_embed=hidden, image_token_size=CODES, n_embed=hidden
-                ),
-                "gen_vision_config": module("gen_vision", "VQ-16", image_token_size=CODES, n_embed=8),
-                "vision_config": module(
-                    "vision",
-                    "CLIPVisionTower",
-                    image_size=config.vision_config.image_size,
-                    model_name="siglip_large_patch16_384",
-                    select_feature="same",
-                    select_layer=-1,
-                ),
-            }
-        )
-    )
+    return {
+        "architectures": ["MultiModalityCausalLM"],
+        "model_type": "multi_modality",
+        "torch_dtype": "bfloat16",
+        "language_config": {**language, "model_type": "llama", "torch_dtype": "bfloat16"},
+        "aligner_config": module(
+            "aligner", "MlpProjector", depth=2, input_dim=16, n_embed=hidden, projector_type="mlp_gelu"
+        ),
+        "gen_aligner_config": module(
+            "gen_aligner", "MlpProjector", depth=2, input_dim=8, n_embed=hidden, projector_type="mlp_gelu"
+        ),
+        "gen_head_config": module(
+            "gen_head", "vision_head", image_token_embed=hidden, image_token_size=CODES, n_embed=hidden
+        ),
+        "gen_vision_config": module("gen_vision", "VQ-16", image_token_size=CODES, n_embed=8),
+        "vision_config": module(
+            "vision",
+            "CLIPVisionTower",
+            image_size=config.vision_config.image_size,
+            model_name="siglip_large_patch16_384",
+            select_feature="same",
+            select_layer=-1,
+        ),
+    }

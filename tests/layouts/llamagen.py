@@ -89,49 +89,58 @@ def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
+class _CodecLayers:
+    """Random tensors of a codec's layers, all of one width, by name. They are drawn as they are added."""
+
+    def __init__(self, width: int, seed: int):
+        self.width, self.draw = width, _generator(seed)
+        self.tensors: dict[str, Tensor] = {}
+
+    def conv(self, name: str, outputs: int, inputs: int, kernel: int) -> None:
+        self.tensors[f"{name}.weight"] = self.draw(outputs, inputs, kernel, kernel) * (inputs * kernel**2) ** -0.5
+        self.tensors[f"{name}.bias"] = 0.1 * self.draw(outputs)
+
+    def norm(self, name: str) -> None:
+        self.tensors[f"{name}.weight"] = 1 + 0.1 * self.draw(self.width)
+        self.tensors[f"{name}.bias"] = 0.1 * self.draw(self.width)
+
+    def residual(self, name: str) -> None:
+        for i in "12":
+            self.norm(f"{name}.norm{i}")
+            self.conv(f"{name}.conv{i}", self.width, self.width, 3)
+
+    def attention(self, name: str) -> None:
+        self.norm(f"{name}.norm")
+        for part in ("q", "k", "v", "proj_out"):
+            self.conv(f"{name}.{part}", self.width, self.width, 1)
+
+
 def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed: int = 3) -> dict[str, Tensor]:
     """VQ-16 with one width at every level, under the authors' names."""
-    draw, tensors = _generator(seed), {}
-
-    def conv(name: str, outputs: int, inputs: int, kernel: int) -> None:
-        tensors[f"{name}.weight"] = draw(outputs, inputs, kernel, kernel) * (inputs * kernel**2) ** -0.5
-        tensors[f"{name}.bias"] = 0.1 * draw(outputs)
-
-    def norm(name: str) -> None:
-        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 1 + 0.1 * draw(base), 0.1 * draw(base)
-
-    def residual(name: str) -> None:
-        for i in "12":
-            norm(f"{name}.norm{i}")
-            conv(f"{name}.conv{i}", base, base, 3)
-
-    def attention(name: str) -> None:
-        norm(f"{name}.norm")
-        for part in ("q", "k", "v", "proj_out"):
-            conv(f"{name}.{part}", base, base, 1)
-
+    layers = _CodecLayers(base, seed)
     for side, inputs, outputs, blocks, resample in (
         ("encoder", 3, latent, 2, "downsample"),
         ("decoder", latent, 3, 3, "upsample"),
     ):
-        conv(f"{side}.conv_in", base, inputs, 3)
+        layers.conv(f"{side}.conv_in", base, inputs, 3)
         for level in range(levels):
             last = level == levels - 1
             for block in range(blocks):
-                residual(f"{side}.conv_blocks.{level}.res.{block}")
+                layers.residual(f"{side}.conv_blocks.{level}.res.{block}")
                 if level == (levels - 1 if side == "encoder" else 0):  # both at the coarsest level
-                    attention(f"{side}.conv_blocks.{level}.attn.{block}")
+                    layers.attention(f"{side}.conv_blocks.{level}.attn.{block}")
             if not last:
-                conv(f"{side}.conv_blocks.{level}.{resample}.conv", base, base, 3)
-        residual(f"{side}.mid.0")
-        attention(f"{side}.mid.1")
-        residual(f"{side}.mid.2")
-        norm(f"{side}.norm_out")
-        conv(f"{side}.conv_out", outputs, base, 3)
-    conv("quant_conv", dim, latent, 1)
-    conv("post_quant_conv", latent, dim, 1)
-    tensors["quantize.embedding.weight"], tensors["quantize.codebook_used"] = draw(CODES, dim), torch.zeros(65536)
-    return tensors
+                layers.conv(f"{side}.conv_blocks.{level}.{resample}.conv", base, base, 3)
+        layers.residual(f"{side}.mid.0")
+        layers.attention(f"{side}.mid.1")
+        layers.residual(f"{side}.mid.2")
+        layers.norm(f"{side}.norm_out")
+        layers.conv(f"{side}.conv_out", outputs, base, 3)
+    layers.conv("quant_conv", dim, latent, 1)
+    layers.conv("post_quant_conv", latent, dim, 1)
+    layers.tensors["quantize.embedding.weight"] = layers.draw(CODES, dim)
+    layers.tensors["quantize.codebook_used"] = torch.zeros(65536)
+    return layers.tensors
 
 
 def write_t5(folder: Path) -> Path:

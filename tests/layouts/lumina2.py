@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from adt_core.models.movq import MoVQ
 from adt_core.models.vq import VQConfig
 from tests.layouts.lumina import save_shards
-from tests.tiny import layer_tensors
+from tests.tiny import chameleon_config, chameleon_tensors
 
 CODES = 40
 FIRST_CODE = 155000
@@ -36,37 +36,20 @@ def write_lumina2(
 ) -> Path:
     """A target in two files, with ``movqgan_270M.ckpt`` in the folder above it. ``scale`` sharpens distributions."""
     folder.mkdir(parents=True, exist_ok=True)
-    generator, words = torch.Generator().manual_seed(seed), FIRST_CODE + 16384 + 1
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(words, hidden, generator=generator),
-        "model.norm.weight": 1 + 0.1 * torch.randn(hidden, generator=generator),
-        "lm_head.weight": torch.randn(words, hidden, generator=generator) * scale * hidden**-0.5,
-        "model.vqmodel.quantize.embedding.weight": torch.zeros(4, 4),  # Chameleon's codec, which is not used
-    }
-    for i in range(2):
-        tensors |= layer_tensors(generator, f"model.layers.{i}", hidden, 48, heads, kv_heads)
-    shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
-    save_shards(folder, tensors | shared, 2)
-    config = {
-        "architectures": ["ChameleonForConditionalGeneration"],
-        "model_type": "chameleon",
-        "vocab_size": words,
-        "hidden_size": hidden,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 10240,
-        "hidden_act": "silu",
-        "model_parallel_size": 1,
-        "swin_norm": False,
+    words = FIRST_CODE + 16384 + 1
+    config = chameleon_config(
+        words, hidden, intermediate=48, layers=2, heads=heads, kv_heads=kv_heads, max_positions=10240
+    )
+    config |= {
         "mask_image_logits": False,
         "vocabulary_map": None,
         "bos_token_id": None,
         "tie_word_embeddings": False,
     }
+    tensors = chameleon_tensors(config, scale, seed)
+    tensors["model.vqmodel.quantize.embedding.weight"] = torch.zeros(4, 4)  # Chameleon's codec, which is not used
+    shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
+    save_shards(folder, tensors | shared, 2)
     (folder / "config.json").write_text(json.dumps(config))
     _tokenizer().save(str(folder / "tokenizer.json"))
     stated = {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
