@@ -15,6 +15,31 @@ TOLERANCE = 1e-4
 GUIDANCE = 5.0
 TEXTS = ("a cat", "three small dogs")
 BROKEN = Version("5") <= Version(transformers.__version__) < Version("5.5")
+PUBLISHED = {
+    "language_model.model.embed_tokens.weight",
+    "language_model.model.layers.0.self_attn.q_proj.weight",
+    "language_model.model.norm.weight",
+    "language_model.lm_head.weight",
+    "gen_embed.weight",
+    "gen_aligner.layers.0.weight",
+    "gen_aligner.layers.2.bias",
+    "gen_head.output_mlp_projector.weight",
+    "gen_head.vision_head.bias",
+    "gen_vision_model.quantize.embedding.weight",
+    "gen_vision_model.encoder.conv_in.weight",
+    "gen_vision_model.encoder.conv_blocks.4.attn.1.proj_out.weight",
+    "gen_vision_model.encoder.conv_blocks.0.downsample.conv.weight",
+    "gen_vision_model.decoder.conv_blocks.0.res.2.conv1.weight",
+    "gen_vision_model.decoder.conv_blocks.0.upsample.conv.bias",
+    "gen_vision_model.decoder.conv_blocks.1.res.0.conv2.weight",
+    "gen_vision_model.decoder.mid.0.norm1.weight",
+    "gen_vision_model.decoder.mid.1.q.weight",
+    "gen_vision_model.decoder.mid.2.conv2.bias",
+    "gen_vision_model.quant_conv.weight",
+    "gen_vision_model.post_quant_conv.bias",
+    "aligner.layers.0.weight",
+}
+"""Names of tensors in DeepSeek's files."""
 
 
 @pytest.fixture(scope="module", params=["transformers", "deepseek", "deepseek, sharded"])
@@ -101,27 +126,4 @@ def test_the_names_of_deepseeks_layout():
         vq_config={"base_channels": 32},
     )
     names = set(map(deepseeks_name, random_model(config, 1.0, 0).state_dict()))
-    assert names >= {
-        "language_model.model.embed_tokens.weight",
-        "language_model.model.layers.0.self_attn.q_proj.weight",
-        "language_model.model.norm.weight",
-        "language_model.lm_head.weight",
-        "gen_embed.weight",
-        "gen_aligner.layers.0.weight",
-        "gen_aligner.layers.2.bias",
-        "gen_head.output_mlp_projector.weight",
-        "gen_head.vision_head.bias",
-        "gen_vision_model.quantize.embedding.weight",
-        "gen_vision_model.encoder.conv_in.weight",
-        "gen_vision_model.encoder.conv_blocks.4.attn.1.proj_out.weight",
-        "gen_vision_model.encoder.conv_blocks.0.downsample.conv.weight",
-        "gen_vision_model.decoder.conv_blocks.0.res.2.conv1.weight",
-        "gen_vision_model.decoder.conv_blocks.0.upsample.conv.bias",
-        "gen_vision_model.decoder.conv_blocks.1.res.0.conv2.weight",
-        "gen_vision_model.decoder.mid.0.norm1.weight",
-        "gen_vision_model.decoder.mid.1.q.weight",
-        "gen_vision_model.decoder.mid.2.conv2.bias",
-        "gen_vision_model.quant_conv.weight",
-        "gen_vision_model.post_quant_conv.bias",
-        "aligner.layers.0.weight",
-    }
+    assert names >= PUBLISHED

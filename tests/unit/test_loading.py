@@ -32,19 +32,34 @@ ANOLE = dict(
 )
 
 
-def write_hollow(folder: Path, shape: dict, shards: int, padding: int = 0) -> int:
-    """Write a checkpoint in Anole's layout and return its size in bytes.
+def write_hollow(folder: Path, shape: dict, shards: int) -> int:
+    """Write a checkpoint in Anole's layout and return the size of its weights in bytes.
 
     Its weights are holes in its files: zeros that take no room on the disk.
     """
     folder.mkdir()
-    h, wide, heads, size = (
-        shape["hidden_size"],
-        shape["intermediate_size"],
-        shape["num_attention_heads"],
-        shape["vocab_size"],
-    )
-    vocabulary = {
+    others = {
+        "model_type": "chameleon",
+        "vocabulary_map": anoles_vocabulary(),
+        "vq_config": {},
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "config.json").write_text(json.dumps(shape | others))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    sizes = anoles_tensors(shape)
+    names, total, files = list(sizes), 0, {}
+    for shard in range(shards):
+        file, own = f"model-{shard + 1:05}-of-{shards:05}.safetensors", names[shard::shards]
+        total += write_holes(folder / file, {name: sizes[name] for name in own})
+        files |= dict.fromkeys(own, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return total
+
+
+def anoles_vocabulary() -> dict[str, int]:
+    return {
         "<s>": 0,
         "<pad>": 1,
         "</s>": 2,
@@ -55,21 +70,13 @@ def write_hollow(folder: Path, shape: dict, shards: int, padding: int = 0) -> in
         "<reserved08706>": 8710,
         "<image>": 8711,
     }
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                **shape,
-                "model_type": "chameleon",
-                "vocabulary_map": vocabulary,
-                "vq_config": {},
-                "rope_theta": 10000.0,
-                "rms_norm_eps": 1e-5,
-                "max_position_embeddings": 4096,
-            }
-        )
-    )
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    tensors = {"model.embed_tokens.weight": (size, h), "lm_head.weight": (size, h), "model.norm.weight": (h,)}
+
+
+def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
+    """Sizes of the tensors of a model of this shape, by name."""
+    h, wide = shape["hidden_size"], shape["intermediate_size"]
+    heads, words = shape["num_attention_heads"], shape["vocab_size"]
+    tensors = {"model.embed_tokens.weight": (words, h), "lm_head.weight": (words, h), "model.norm.weight": (h,)}
     for i in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         tensors |= {f"{layer}.self_attn.{x}_proj.weight": (h, h) for x in "qkvo"}
@@ -81,22 +88,22 @@ def write_hollow(folder: Path, shape: dict, shards: int, padding: int = 0) -> in
         }
         tensors |= {f"{layer}.{x}.weight": (h,) for x in ("input_layernorm", "post_attention_layernorm")}
     with torch.device("meta"):
-        tensors |= {f"model.vqmodel.{name}": tuple(p.shape) for name, p in VQModel(VQConfig()).named_parameters()}
-    names, total, files = list(tensors), 0, {}
-    for shard in range(shards):
-        file, end, header = f"model-{shard + 1:05}-of-{shards:05}.safetensors", 0, {}
-        for name in names[shard::shards]:
-            start, end = end, end + 2 * torch.Size(tensors[name]).numel()
-            header[name] = {"dtype": "BF16", "shape": tensors[name], "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(folder / file, "wb") as out:
-            out.write(struct.pack("<Q", len(text)) + text)
-            out.truncate(8 + len(text) + end)
-        files |= dict.fromkeys(header, file)
-        total += end
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    return total
+        codec = VQModel(VQConfig())
+    return tensors | {f"model.vqmodel.{name}": tuple(p.shape) for name, p in codec.named_parameters()}
+
+
+def write_holes(file: Path, sizes: dict[str, tuple[int, ...]]) -> int:
+    """Write a safetensors file of tensors of zeros, and return how many bytes they are."""
+    end, header = 0, {}
+    for name, size in sizes.items():
+        start, end = end, end + 2 * torch.Size(size).numel()
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        out.truncate(8 + len(text) + end)
+    return end
 
 
 def test_seven_billion_parameters_are_described_without_being_read(tmp_path):

@@ -25,50 +25,55 @@ class InTurns(POLICIES["eagle2"]):
         return [Shape(self.settings.depth, 3, self.settings.nodes, source=source)] * len(lanes)
 
 
-@pytest.mark.parametrize("every", [1, 2, 5, 30])
-def test_the_network_reads_exactly_the_accepted_tokens(models, monkeypatch, every):
-    """What it makes of the new root is what a network makes that was fed the accepted path alone, round by round; in
-    rounds that do without it, as soon as it is asked again."""
-    target, network = models
-    checked = []
+class Watched(EagleProposer):
+    """Beside it goes a twin that reads the accepted path alone, and enters and leaves with its images."""
 
-    class Watched(EagleProposer):
-        """Beside it goes a twin that reads the accepted path alone, and enters and leaves with its images."""
+    by_image = (*EagleProposer.by_image, "twin")
+    by_row = (*EagleProposer.by_row, "expected")
 
-        by_image = (*EagleProposer.by_image, "twin")
-        by_row = (*EagleProposer.by_row, "expected")
+    def __init__(self, drafter, session):
+        super().__init__(drafter, session)
+        self.twin = EagleProposer(drafter, session)
 
-        def __init__(self, drafter, session):
-            super().__init__(drafter, session)
-            self.twin = EagleProposer(drafter, session)
+    def begin(self, prefill):
+        super().begin(prefill)
+        self.twin.begin(prefill)
+        self.expected = self.twin.root_feature
 
-        def begin(self, prefill):
-            super().begin(prefill)
-            self.twin.begin(prefill)
-            self.expected = self.twin.root_feature
+    def follow(self, verified):
+        self.twin.observe(verified)
+        self.expected = self.twin.root_feature
 
-        def follow(self, verified):
-            self.twin.observe(verified)
-            self.expected = self.twin.root_feature
-            checked.append(len(set(verified.verdict.accepted.tolist())))
+    def catch_up(self, *pairs):
+        super().catch_up(*pairs)
+        assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
 
-        def catch_up(self, *pairs):
-            super().catch_up(*pairs)
-            assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
+    def read_tree(self, verified):
+        features = super().read_tree(verified)
+        assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
+        return features
 
-        def read_tree(self, verified):
-            features = super().read_tree(verified)
-            assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
-            return features
+
+@pytest.fixture
+def checked(monkeypatch):
+    """Every network is watched. The list has one entry a round: by how many different steps its images advanced."""
+    steps, observe = [], MergedProposer.observe
 
     def observe_and_follow(proposer, verified):
         proposer._network.follow(verified)
+        steps.append(len(set(verified.verdict.accepted.tolist())))
         observe(proposer, verified)
 
-    observe = MergedProposer.observe
     monkeypatch.setattr(MergedProposer, "observe", observe_and_follow)
-
     monkeypatch.setattr(EagleDrafter, "proposer", lambda drafter, session: Watched(drafter, session))
+    return steps
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 30])
+def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every):
+    """What it makes of the new root is what a network makes that was fed the accepted path alone, round by round; in
+    rounds that do without it, as soon as it is asked again."""
+    target, network = models
     monkeypatch.setitem(POLICIES, "in turns", InTurns)
     drafting = Drafting(method="in turns", depth=8, width=every, nodes=16)
     plain = run(target, None, PROMPTS)
