@@ -116,17 +116,7 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
         " ms",
     ):
         assert part in said, (part, said)
-    assert tab.map(
-        sampler,
-        """(() => {
-        const [tip, outer] = [panel.tip.getBoundingClientRect(), panel.canvas.getBoundingClientRect()];
-        const zoom = outer.width / panel.canvas.clientWidth, [box] = panel.panes, side = zoom * box.height / run.rows;
-        const rows = run.together(0, argument).map((one) => Math.floor(one / run.columns));
-        const [top, bottom] = [outer.y + zoom * box.y + rows[0] * side, outer.y + zoom * box.y + (rows[1] + 1) * side];
-        return tip.top >= bottom || tip.bottom <= top;
-      })()""",
-        cell,
-    ), "the tip hides what it explains"
+    assert tip_is_beside(tab, sampler, cell), "the tip hides what it explains"
     tab.page.mouse.move(5, 5)
     tab.widget(sampler).locator("summary").press("Enter")
     tab.settle()  # the map makes room for the table
@@ -147,6 +137,21 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     tab.screenshot("numbers")
     tab.page.mouse.move(5, 5)
     tab.wait(sampler, "panel.tip.hidden")
+
+
+def tip_is_beside(tab, node, cell: int) -> bool:
+    """Whether the tip leaves the rows free of all tokens that came together with this one."""
+    return tab.map(
+        node,
+        """(() => {
+        const [tip, outer] = [panel.tip.getBoundingClientRect(), panel.canvas.getBoundingClientRect()];
+        const zoom = outer.width / panel.canvas.clientWidth, [box] = panel.panes, side = zoom * box.height / run.rows;
+        const rows = run.together(0, argument).map((one) => Math.floor(one / run.columns));
+        const [top, bottom] = [outer.y + zoom * box.y + rows[0] * side, outer.y + zoom * box.y + (rows[1] + 1) * side];
+        return tip.top >= bottom || tip.bottom <= top;
+      })()""",
+        cell,
+    )
 
 
 @pytest.mark.both_modes

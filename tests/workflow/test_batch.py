@@ -14,7 +14,7 @@ from images import images
 from PIL import Image
 from small import SMALL, with_small_models
 from test_cancel import interrupt_and_time
-from websocket_client import PREVIEWS, TEXT, lines_under
+from websocket_client import PREVIEWS, TEXT, Message, lines_under
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 COUNT = 10
@@ -51,15 +51,9 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     captions, seed = coco[1], 41
     folders = lambda: set(comfy.base.glob("output/adt_tree_batches/*"))  # noqa: E731
     before = folders()
-    batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4)
-    sampler = batch.id("ADTTreeBatchSampler")
-    with comfy.socket() as browser:
-        prompt_id = comfy.queue(batch.prompt, browser.id)
-        first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
-        browser.wait_for(lambda m: m.type == TEXT and made(m.data) >= 2)
-        interrupt_and_time(comfy, browser, prompt_id)
+    sampler = batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4).id("ADTTreeBatchSampler")
+    length = cancelled(comfy, batch.prompt, sampler) // COUNT
     (folder,) = folders() - before
-    length = first.data["max"] // COUNT
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < COUNT and not list(folder.glob("report.*"))
 
@@ -69,19 +63,48 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     batch.add("PreviewImage", images=batch.link("ADTTreeCollector"))
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     outputs, messages = comfy.watch(batch.prompt)
-    steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
-    assert steps == sorted(steps) and steps[-1] == COUNT * length
-    assert len(kept) * length < steps[0], "what was made before counts at once"
-    assert not [m for m in messages if m.type in PREVIEWS], "a preview would hide the results"
-    executed = [m.data for m in messages if m.type == "executed" and m.data["node"] == sampler]
-    shown = [len(data["output"]["images"]) for data in executed]
-    assert len(shown) > 1 and shown == sorted(shown) and shown[-1] == COUNT, "finished images appear at once"
+    check_progress(messages, sampler, length, len(kept))
     assert folders() - before == {folder}
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     with Image.open(next(iter(kept))) as one:
         assert json.loads(one.info["adt_tree"])["seed"] == seed
         assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed, "it brings its graph along"
+    table = check_table(folder, captions, seed, length)
+    assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert [Path(image["drafter"]).name for image in report["images"]].count(SMALL) == len(kept) and report["summary"][
+        "images"
+    ] == COUNT
+    with Image.open(folder / "report.png") as one:
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["chunk_size"] == 5, "the sheet brings its graph along"
+    check_sheet(*images(comfy, outputs, batch.id("ADTTreeCollector"), batch.id("PreviewImage")))
+    # The first was made before, the last after.
+    check_first_and_last(comfy, graph, list(captions.values()), seed, images(comfy, outputs, saved))
 
+
+def cancelled(comfy, prompt: dict, sampler: str) -> int:
+    """Queue a batch and cancel it after its second image. Returns how many tokens all of it is."""
+    with comfy.socket() as browser:
+        prompt_id = comfy.queue(prompt, browser.id)
+        first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
+        browser.wait_for(lambda m: m.type == TEXT and made(m.data) >= 2)
+        interrupt_and_time(comfy, browser, prompt_id)
+    return first.data["max"]
+
+
+def check_progress(messages: list[Message], sampler: str, length: int, already: int) -> None:
+    """What the page is told of a batch that goes on. length: tokens of an image. already: images made before."""
+    steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
+    assert steps == sorted(steps) and steps[-1] == COUNT * length
+    assert already * length < steps[0], "what was made before counts at once"
+    assert not [m for m in messages if m.type in PREVIEWS], "a preview would hide the results"
+    executed = [m.data for m in messages if m.type == "executed" and m.data["node"] == sampler]
+    shown = [len(data["output"]["images"]) for data in executed]
+    assert len(shown) > 1 and shown == sorted(shown) and shown[-1] == COUNT, "finished images appear at once"
+
+
+def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) -> list[dict]:
+    """The lines of a batch's table: one for each caption in its order, and for each image in the folder."""
     with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == COLUMNS and {line["id"]: line["prompt"] for line in table} == captions
@@ -92,25 +115,22 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     assert all(
         float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
     )
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert [Path(image["drafter"]).name for image in report["images"]].count(SMALL) == len(kept) and report["summary"][
-        "images"
-    ] == COUNT
     assert all(line["file"].startswith(f"{n:02}-{line['id']}-") for n, line in enumerate(table, start=1)), (
         "place and id"
     )
-    with Image.open(folder / "report.png") as one:
-        assert json.loads(one.info["prompt"])[sampler]["inputs"]["chunk_size"] == 5, "the sheet brings its graph along"
-    together = images(comfy, outputs, saved)
-    sheet, shown = images(comfy, outputs, batch.id("ADTTreeCollector"), batch.id("PreviewImage"))
+    return table
+
+
+def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
+    """The contact sheet has a picture at each place; the collector hands the same sheet on."""
     np.testing.assert_array_equal(sheet, shown)
     assert sheet.shape[1] == SHEET * 200 + 8 and all(
         sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet)
     )
-    assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
 
-    # The first was made before, the last after. Both are those of the ordinary sampler, in ComfyUI's loop over a list.
-    texts = list(captions.values())
+
+def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: list[np.ndarray]) -> None:
+    """These images of a batch are those of the ordinary sampler, in ComfyUI's loop over a list."""
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model's own").prompt)

@@ -9,6 +9,19 @@ from PIL import Image
 from saved import EVENT, travelled, unpack
 
 pytestmark = pytest.mark.small_models
+SHARE = (
+    "image",
+    "position",
+    "depth_asked",
+    "width_asked",
+    "depth",
+    "width",
+    "nodes",
+    "accepted",
+    "substituted",
+    "levels",
+)
+"""What a map tells of an image's share of a round, by the names that the trace has for it."""
 
 
 def read(outputs: dict) -> dict:
@@ -45,23 +58,11 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
     live = [[ms, drafting, *(share[:-1] for share in shares)] for ms, drafting, *shares in whole]
     assert rounds == live[: len(rounds)], "all but the levels of the trees, which only a replay shows"
     trace = read(outputs)
-    names = (
-        "image",
-        "position",
-        "depth_asked",
-        "width_asked",
-        "depth",
-        "width",
-        "nodes",
-        "accepted",
-        "substituted",
-        "levels",
-    )
     for (ms, drafting, *shares), theirs in zip(whole, trace["rounds"], strict=True):
         assert ms == pytest.approx(1000 * theirs["seconds"], abs=0.01) and drafting == pytest.approx(
             1000 * theirs["drafting"], abs=0.01
         )
-        assert shares == [[share[name] for name in names] for share in theirs["images"]]
+        assert shares == [[share[name] for name in SHARE] for share in theirs["images"]]
     assert any(share["levels"] and max(share["levels"]) > 1 for one in trace["rounds"] for share in one["images"])
     assert kept["inputs"]["seed"] == "601" and kept["relaxed"] is False
     number = traced.inputs("ADTTreeSampler")["positive"][0]
