@@ -38,6 +38,24 @@ from .sockets import (
     checked,
 )
 
+SEARCHED = (
+    "autoregressive sampler",
+    "text to image",
+    "speculative decoding",
+    "generate image",
+    "faster",
+    "jacobi",
+    "continue image",
+    "inpaint",
+    "outpaint",
+    "variations",
+    "文生图",
+    "自回归采样",
+    "推测解码",
+    "续画",
+)
+"""What people search for who look for this node, besides what they do for every model of image tokens."""
+
 
 class ADTTreeSampler(io.ComfyNode):
     HAS_INTERMEDIATE_OUTPUT = True  # results from ComfyUI's cache bring their map along; older versions ignore this
@@ -50,23 +68,7 @@ class ADTTreeSampler(io.ComfyNode):
             description="Makes images token by token, several tokens per pass of the model. The seed alone decides the "
             "noise, so the same seed gives the same image with any drafter and any settings, only sooner or later; "
             "LANTERN alone changes it.",
-            search_aliases=[
-                *IMAGE_TOKENS,
-                "autoregressive sampler",
-                "text to image",
-                "speculative decoding",
-                "generate image",
-                "faster",
-                "jacobi",
-                "continue image",
-                "inpaint",
-                "outpaint",
-                "variations",
-                "文生图",
-                "自回归采样",
-                "推测解码",
-                "续画",
-            ],  # fmt: skip
+            search_aliases=[*IMAGE_TOKENS, *SEARCHED],
             inputs=[
                 ModelSocket.Input("model"),
                 io.Conditioning.Input("positive"),
