@@ -30,9 +30,9 @@ SIZES = (4, 8, 12, 16, 24, 31, 63)
 a time, which with guidance are 31 drafts. With 32 it would be a product more."""
 LONGEST_CHAIN, WIDTH = 31, 4
 """Drafts of a chain, and candidates at a position of a tree, at most."""
-EASE_MEMORY, SKILL_MEMORY = 0.9, 0.99
+EASE_MEMORY, SKILL_MEMORY = 0.9, 0.995
 """Weights of an image's earlier rounds, round by round."""
-EASE_PRIOR, SKILL_PRIOR = 16.0, 40.0
+EASE_PRIOR, SKILL_PRIOR = 8.0, 100.0
 """Accepted drafts for which the usual counts."""
 WORTH_TRYING = 1.1
 """Tokens per plain step's time that must be expected of an image before drafts are tried."""
