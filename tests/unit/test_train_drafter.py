@@ -217,6 +217,22 @@ class Stop(Exception):
     pass
 
 
+def test_every_other_step_learns_at_temperature_1(train, monkeypatch):
+    """What the loss compares with is the target's distribution there, on the same pictures."""
+    seen, learn = [], command.Trainer._learn
+
+    def watched(self, reading, step, passes):
+        seen.append((step, reading.sampling.temperature, reading.z))
+        return learn(self, reading, step, passes)
+
+    monkeypatch.setattr(command.Trainer, "_learn", watched)
+    assert train(temperature=0.5, cfg=1, top_k=0, steps=4)[0] == 0
+    steps = seen[-4:]
+    assert [(step, temperature) for step, temperature, _ in steps] == [(0, 1.0), (1, 0.5), (2, 1.0), (3, 0.5)]
+    warm, cool = (step[2].softmax(-1).amax(-1).mean() for step in steps[:2])
+    assert cool > warm
+
+
 def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monkeypatch):
     """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run
     ends with."""
