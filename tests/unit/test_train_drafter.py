@@ -5,7 +5,6 @@ import csv
 import json
 import re
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
-from adt_core.drafters.eagle import EagleDrafter
-from adt_core.drafters.eagle_files import config_fields, load_eagle
-from adt_core.models.config import DecoderConfig
 from adt_lab.training import drafter as command
 from adt_lab.training.features import Features
-from adt_lab.training.run import initialise
-from adt_lab.training.save import drafter_tensors, write_checkpoint
 from adt_lab.training.unroll import read, unroll
 from tests.command import words
 from tests.drafted import run
@@ -38,7 +32,6 @@ PROMPTS = [
     for colour in ("red", "green", "blue", "black")
     for thing in ("house", "ball", "tent", "car", "tree", "kite")
 ]
-DECODER = DecoderConfig(40, 128, 96, 1, 2, 2, 1e-5, 1e4, 400, qk_norm=False)
 QUICK = {"steps": 6, "batch": 3, "held_out": 2, "every": 3, "draw_batch": 8}
 
 
@@ -393,18 +386,3 @@ def test_a_drafter_for_every_family(train, tmp_path, name):
     target = target.sized(64, 64) if options else target
     drafter = load_drafter(tmp_path / "out", target)
     assert torch.equal(*with_and_without(target, drafter))
-
-
-@pytest.mark.parametrize("grid", [None, (119, 16)])
-def test_what_is_written_is_what_was_trained(tmp_path, grid):
-    """Through the file and back, also where rotary pairs are laid out in another way."""
-    config = replace(DECODER, grid_rope=grid)
-    drafter = EagleDrafter(config, input_norm=True)
-    initialise(drafter, torch.Generator().manual_seed(1), 1)
-    fields = config_fields(drafter.config)
-    tmp_path.joinpath("drafter").mkdir()
-    write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
-    of_target = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))
-    decoder = SimpleNamespace(config=of_target, dtype=torch.float32, embedding=drafter.embedding)
-    again = load_eagle(tmp_path / "drafter", SimpleNamespace(name="a target", decoder=decoder))
-    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values()))

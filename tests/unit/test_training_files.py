@@ -1,4 +1,8 @@
-"""What training keeps, and reads when it goes on, may be damaged or somebody else's: that is one sentence."""
+"""Files of a training: what it reads when it goes on may be damaged or somebody else's, which is one sentence; what it
+writes is what it trained."""
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,10 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from adt_core.drafters.eagle import EagleDrafter
+from adt_core.drafters.eagle_files import config_fields, load_eagle
 from adt_core.errors import AdtError
+from adt_core.models.config import DecoderConfig
 from adt_lab.training.features import Features
 from adt_lab.training.pictures import Pictures
-from adt_lab.training.run import Run
+from adt_lab.training.run import Run, initialise
+from adt_lab.training.save import drafter_tensors, write_checkpoint
 
 SHAPE, KINDS = (2, 4), 8
 CODES = {
@@ -62,3 +70,18 @@ def test_kept_features(tmp_path):
     for numbers, pads in (([1], [0]), ([0], [0, 0])):
         with pytest.raises(AdtError, match=f"'{tmp_path}' holds a damaged file .*; delete it, and start again"):
             features.get(numbers, pads, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("grid", [None, (119, 16)])
+def test_what_is_written_is_what_was_trained(tmp_path, grid):
+    """Through the file and back, also where rotary pairs are laid out in another way."""
+    config = DecoderConfig(40, 128, 96, 1, 2, 2, 1e-5, 1e4, 400, qk_norm=False, grid_rope=grid)
+    drafter = EagleDrafter(config, input_norm=True)
+    initialise(drafter, torch.Generator().manual_seed(1), 1)
+    fields = config_fields(drafter.config)
+    tmp_path.joinpath("drafter").mkdir()
+    write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
+    of_target = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))
+    decoder = SimpleNamespace(config=of_target, dtype=torch.float32, embedding=drafter.embedding)
+    again = load_eagle(tmp_path / "drafter", SimpleNamespace(name="a target", decoder=decoder))
+    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values()))
