@@ -206,10 +206,6 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
 # ---- it goes on ---------------------------------------------------------------
 
 
-class Stop(Exception):
-    pass
-
-
 def test_every_other_step_learns_at_temperature_1(train, monkeypatch):
     """What the loss compares with is the target's distribution there, on the same pictures."""
     seen, learn = [], command.Trainer._learn
@@ -224,6 +220,10 @@ def test_every_other_step_learns_at_temperature_1(train, monkeypatch):
     assert [(step, temperature) for step, temperature, _ in steps] == [(0, 1.0), (1, 0.5), (2, 1.0), (3, 0.5)]
     warm, cool = (step[2].softmax(-1).amax(-1).mean() for step in steps[:2])
     assert cool > warm
+
+
+class Stop(Exception):
+    pass
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monkeypatch):
