@@ -62,7 +62,7 @@ METHODS: dict[str, tuple[str, Drafting]] = {
     AUTO: ("bundled", Drafting(AUTO)),
     "chain of 16": ("jacobi", Drafting("eagle2", depth=16, width=1, nodes=16)),
     "window of 24": ("jacobi", Drafting("eagle2", depth=16, width=3, nodes=24)),
-    "network and window, 24": ("bundled+jacobi", Drafting("eagle2", depth=16, width=3, nodes=24)),
+    "network and window, 24": ("bundled+jacobi", Drafting("eagle2", depth=18, width=3, nodes=24)),
     "ADT-Tree": ("bundled", Drafting("adt-tree")),
 }
 """Drafter and drafting of each method."""

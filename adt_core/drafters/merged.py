@@ -5,7 +5,9 @@ reads the new one. The target's feature of the token before it is at hand at mos
 the whole window, so *one* call of the network covers the window. Where the network has been wrong before, at the same
 position with the old token, part of its error is known, since the target's own feature is there to compare with: it is
 taken off. Measured hit rates decide which positions take the network's candidates. Each of them is a change itself, so
-a second call reads the window that the first one made. Everything else (spine, branches, verification) is the window's.
+further calls read the window that the one before made. Right behind a change, and where the target has read nothing,
+they go on over what the network expects there, in place of the target's feature. Everything else (spine, branches,
+verification) is the window's.
 """
 
 from __future__ import annotations
@@ -26,19 +28,20 @@ from .window import CLASSES, Forecast, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
-BOTH, BOTH_CHAIN = Source("both", most=11.0, half=21.0), Source("both chain", width=1, most=9.5, half=13.0)
+BOTH, BOTH_CHAIN = Source("both", most=11.5, half=17.0), Source("both chain", width=1, most=11.5, half=14.5)
 """The ways to draft that ask the network. Others leave it out, and what it has not read waits for it."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """Share of the network's former error that is taken off, by staleness class. The further back the change is, the more
 of the error is still there; where the target has read nothing yet, no error is known."""
-PASSES = 2
+PASSES = 3
 """Calls of the network that each make the whole window's guesses anew."""
 
 
 class MergedDrafter(Drafter):
     """A network and the window."""
 
-    defaults, roomy = JacobiDrafter.defaults, JacobiDrafter.roomy
+    defaults = {**JacobiDrafter.defaults, "depth": 18}
+    roomy = {**JacobiDrafter.roomy, "depth": 42, "width": 5}
     sources = CHAIN, BOTH_CHAIN, BOTH
 
     def __init__(self, eagle: EagleDrafter):
@@ -105,11 +108,14 @@ class MergedProposer(Proposer):
             self._catch_up(roots)
         own = window.candidates.clone(), window.scores.clone()
         noise = self._network.noise_ahead(roots, window.depth)
-        out = root = self._network.root_feature
-        by_network = self._refine(window, out, noise)
+        read = self.rows.gather(self._read, window.at)
+        root = self._network.root_feature
+        out = torch.cat([self._mended(window, root), read[:, 1:]], 1)
+        by_network = self._refine(window, out[:, :1], noise)
         for _ in range(PASSES if window.depth > 1 else 0):
-            before = torch.cat([root, self.rows.gather(self._read, window.at[:, 1:-1])], 1)
-            out = torch.cat([root, self._network.read_ahead(window.tokens[:, :-1], before, roots)], 1)
+            before = torch.where(self.rows.spread(window.unread())[..., None], out, read)[:, 1:-1]
+            out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), roots)
+            out = self._mended(window, torch.cat([root, out], 1))
             by_network = self._refine(window, out, noise)
         self._window.enter(window)
         tree = self._window.close(window, shapes)
@@ -129,15 +135,19 @@ class MergedProposer(Proposer):
         self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._late), counts)
         self._late.copy_(roots.at)
 
+    def _mended(self, window: Window, out: Tensor) -> Tensor:
+        """The network's features [R, m, h] of the first m positions, less the share of its former error."""
+        at, staleness = window.at[:, : out.shape[1]], window.staleness()[:, : out.shape[1]]
+        error = self.rows.gather(self._read, at) - self.rows.gather(self._drafted, at)
+        return out + self.rows.spread(self._correction[staleness])[..., None] * error
+
     def _refine(self, window: Window, out: Tensor, noise: Tensor | None) -> Forecast:
         """Let the network's features [R, m, h] speak of the first m positions. Returns what it expects of them.
 
         noise: [B, depth, V] of all positions.
         """
         m, calibration = out.shape[1], self._window.calibration
-        at, staleness = window.at[:, :m], window.staleness()[:, :m]
-        error = self.rows.gather(self._read, at) - self.rows.gather(self._drafted, at)
-        out = out + self.rows.spread(self._correction[staleness])[..., None] * error
+        staleness = window.staleness()[:, :m]
         scores, codes = self._network.children(out, None if noise is None else noise[:, :m], self._window.width)
         classes = staleness + CLASSES
         window.replace(calibration.hit_rate(classes) > calibration.hit_rate(staleness), codes, scores)

@@ -136,6 +136,10 @@ class Window:
         """Staleness class of every position, [B, M]."""
         return torch.bucketize(self.distance, _bounds(self.distance.device), right=True)
 
+    def unread(self) -> Tensor:
+        """Positions, [B, M], of which the target's last reading says little: right behind a change, or never read."""
+        return (self.distance == 1) | (self.distance == NEVER)
+
     def replace(self, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
         """Put a network's candidates and scores [B, m, K] to those of the first m positions that ``use`` [B, m] marks.
 

@@ -82,7 +82,7 @@ HALF = {
     "plain": ("jacobi", Drafting(PLAIN)),
     "window, a chain": ("jacobi", Drafting("eagle2", depth=16, width=1, nodes=16)),
     "ADT-Tree": ("bundled", Drafting("adt-tree")),
-    "network and window": ("bundled+jacobi", Drafting("eagle2", depth=16, width=3, nodes=24)),
+    "network and window": ("bundled+jacobi", Drafting("eagle2", depth=18, width=3, nodes=24)),
 }
 MODES = {"on": True, "off": False}
 

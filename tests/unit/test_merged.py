@@ -105,6 +105,29 @@ def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
     assert [count - calls[0] for count in calls[:PASSES]] == list(range(PASSES))  # one guess of the window after each
 
 
+def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expected(models, monkeypatch):
+    target, network = models
+    calls, never_read = [], []
+    unread, read_ahead = Window.unread, EagleProposer.read_ahead
+
+    def asked(window):
+        never_read.append((window.distance == NEVER)[0, 1:-1])
+        return unread(window)
+
+    def read(proposer, tokens, features, roots):
+        calls.append((features[:, 1:], read_ahead(proposer, tokens, features, roots)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(Window, "unread", asked)
+    monkeypatch.setattr(EagleProposer, "read_ahead", read)
+    run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
+    later = [i for i in range(len(calls)) if i % PASSES and never_read[i].any()]
+    assert later
+    for i in later:
+        (fed, _), (_, expected), at = calls[i], calls[i - 1], never_read[i]
+        assert torch.equal(fed[:, at], expected[:, :-1][:, at])
+
+
 def test_static_trees_take_a_network_alone(models):
     target, network = models
     with pytest.raises(AdtError, match="static:mc_sim_7b_63"):
