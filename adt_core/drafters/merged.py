@@ -41,7 +41,7 @@ class MergedDrafter(Drafter):
     """A network and the window."""
 
     defaults = {**JacobiDrafter.defaults, "depth": 18}
-    roomy = {**JacobiDrafter.roomy, "depth": 42, "width": 5}
+    roomy = JacobiDrafter.roomy
     sources = CHAIN, BOTH_CHAIN, BOTH
 
     def __init__(self, eagle: EagleDrafter):
