@@ -44,7 +44,7 @@ class Preset(NamedTuple):
 
 _WINDOW = core.Drafting.of({"method": "eagle2", **core.drafter_defaults(core.JACOBI, "cpu")})
 _CHAIN = _WINDOW.replace(width=1, nodes=16)
-_BOTH = _WINDOW.replace(depth=18)
+_BOTH = core.Drafting.of({"method": "eagle2", **core.drafter_defaults(core.BUNDLED + core.WITH_WINDOW, "cpu")})
 _LONG = _WINDOW.replace(depth=42, width=5, nodes=64)
 _PRUNED = core.Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
 

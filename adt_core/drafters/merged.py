@@ -40,7 +40,7 @@ PASSES = 3
 class MergedDrafter(Drafter):
     """A network and the window."""
 
-    defaults = {**JacobiDrafter.defaults, "depth": 18}
+    defaults = {**JacobiDrafter.defaults, "depth": 18}  # far positions are guessed better than by the window alone
     roomy = JacobiDrafter.roomy
     sources = CHAIN, BOTH_CHAIN, BOTH
 
@@ -109,13 +109,14 @@ class MergedProposer(Proposer):
         own = window.candidates.clone(), window.scores.clone()
         noise = self._network.noise_ahead(roots, window.depth)
         read = self.rows.gather(self._read, window.at)
+        error = read - self.rows.gather(self._drafted, window.at)
         root = self._network.root_feature
-        out = torch.cat([self._mended(window, root), read[:, 1:]], 1)
+        out = torch.cat([self._mended(window, root, error), read[:, 1:]], 1)
         by_network = self._refine(window, out[:, :1], noise)
         for _ in range(PASSES if window.depth > 1 else 0):
             before = torch.where(self.rows.spread(window.unread())[..., None], out, read)[:, 1:-1]
             out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), roots)
-            out = self._mended(window, torch.cat([root, out], 1))
+            out = self._mended(window, torch.cat([root, out], 1), error)
             by_network = self._refine(window, out, noise)
         self._window.enter(window)
         tree = self._window.close(window, shapes)
@@ -135,11 +136,13 @@ class MergedProposer(Proposer):
         self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._late), counts)
         self._late.copy_(roots.at)
 
-    def _mended(self, window: Window, out: Tensor) -> Tensor:
-        """The network's features [R, m, h] of the first m positions, less the share of its former error."""
-        at, staleness = window.at[:, : out.shape[1]], window.staleness()[:, : out.shape[1]]
-        error = self.rows.gather(self._read, at) - self.rows.gather(self._drafted, at)
-        return out + self.rows.spread(self._correction[staleness])[..., None] * error
+    def _mended(self, window: Window, out: Tensor, error: Tensor) -> Tensor:
+        """The network's features [R, m, h] of the first m positions, with a share of its former error taken off.
+
+        error: [R, M, h] of all positions, as the target's feature less the one that the network had expected.
+        """
+        m = out.shape[1]
+        return out + self.rows.spread(self._correction[window.staleness()[:, :m]])[..., None] * error[:, :m]
 
     def _refine(self, window: Window, out: Tensor, noise: Tensor | None) -> Forecast:
         """Let the network's features [R, m, h] speak of the first m positions. Returns what it expects of them.
