@@ -16,6 +16,7 @@ import math
 from collections.abc import Hashable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.rows import Roots
@@ -24,6 +25,8 @@ from ..rules.tree import DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .window import CLASSES, NEVER, Calibration, Forecast, Window, spine_and_branches
 
+LEFT = 0.25
+"""Share of the logits of the position before, where the target has read another token than the one that came there."""
 CHAIN, WINDOW = Source("chain", width=1, most=5.7, half=21.5), Source("window", most=5.5, half=23.0)
 """Ways to draft with the window. Chains are cheap to build."""
 
@@ -52,13 +55,13 @@ class JacobiProposer(Proposer):
     """The window of every image at work, by raster position. A spare column behind the last takes void writes.
 
     ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best
-    codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_above`` [B, columns +
-    1, V] the logits z of the last decided cell of every column; ``_filled`` [B, 1] the last position that has a guess.
+    codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_filled`` [B, 1] the
+    last position that has a guess; ``_furthest`` [B, 1, V] the logits z of the last position that the target spoke of.
     Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the
     budget of spine and branches together.
     """
 
-    by_image = ("_codes", "_candidates", "_scores", "_distance", "_above", "_filled", "calibration")
+    by_image = ("_codes", "_candidates", "_scores", "_distance", "_filled", "_furthest", "calibration")
     idles = True
 
     def __init__(self, session: Session, width: int):
@@ -67,7 +70,7 @@ class JacobiProposer(Proposer):
             check_fit(f"static:{session.largest.tree}", network=False)
         super().__init__(session)
         target = session.target
-        self.length, self._columns = target.length, target.columns
+        self.length = target.length
         self._coupled = session.settings.proposal == "coupled"
         self.width = min(width, target.num_codes)
         images, device = self.rows.images, target.decoder.embedding.device
@@ -75,22 +78,15 @@ class JacobiProposer(Proposer):
         self._candidates = self._codes[..., None].repeat(1, 1, self.width)
         self._scores = torch.zeros(self._candidates.shape, dtype=target.decoder.wide_dtype, device=device)
         self._distance = torch.full_like(self._codes, NEVER)
-        self._above: Tensor
         self._filled = self._codes.new_zeros(images, 1)
+        self._furthest: Tensor
         self.calibration = Calibration(images, self._scores)
         self.forecasts: list[Forecast] = []  # of the round's positions
-
-    @property
-    def _images(self) -> Tensor:
-        return torch.arange(self.rows.images, device=self._codes.device)[:, None]
 
     # ---- what a forward taught ---------------------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
-        """Where nothing is decided above, the first drawn token's distribution stands in for it."""
-        z, position = prefill.z, prefill.position
-        self._above = z[:, -1:].repeat(1, self._columns + 1, 1)
-        self._above[:, torch.arange(position - z.shape[1] + 1, position + 1, device=z.device) % self._columns] = z
+        self._furthest = prefill.z[:, -1:].clone()
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""
@@ -110,63 +106,69 @@ class JacobiProposer(Proposer):
     def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         at = (roots.at + 1).clamp_max(self.length)
         self._codes.scatter_(1, at, codes[:, None])
-        self._above[self._images, torch.where(at < self.length, at % self._columns, self._columns)] = z
+        self._hear(at, z)
+
+    def _hear(self, at: Tensor, z: Tensor) -> None:
+        """The target spoke of the raster positions ``at`` [B, 1], with the logits z [B, 1, V]."""
+        self._furthest.copy_(torch.where((at > self._filled)[..., None], z, self._furthest))
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
-        """Enter the decided tokens, and refresh every later position from the node that has the best context for it.
+        """Enter the decided tokens, and refresh every later position from the nodes that have the best context for it.
 
         Returns the raster positions that the nodes speak of (the spare column for those that no node reaches), decided
-        ones included, and the node that speaks of each, [B, m].
+        ones included, and the best node of each, [B, m].
         """
-        tree, accepted = verified.tree, verified.verdict.accepted[:, None]
-        root = verified.roots.at
+        tree, root = verified.tree, verified.roots.at
         for forecast in self.forecasts:
             self.calibration.learn(forecast, verified)
         self.forecasts = []
         self._decide(verified)
         steps = torch.arange(tree.height + 2, device=root.device)
         at = root + steps  # the root's position, and those that the nodes speak of
-        # For every position: the node before it whose path has agreed longest with the tokens of now.
         last_change = self._last_change(tree, at)
-        worst = tree.size**2
-        rank = torch.where(tree.valid, last_change * tree.size + torch.arange(tree.size, device=root.device), worst)
-        best = torch.full_like(at, worst).scatter_reduce_(1, tree.depths + 1, rank, "amin")
-        spoken_of = torch.where((best < worst) & (at < self.length), at, self.length)
-        at_or_spare = torch.where(steps > accepted + 1, spoken_of, self.length)  # what is decided stays
-        best = best % tree.size
-        scores, candidates = self._best(verified.perturbed, root + tree.depths + 1)
-        self._write(at_or_spare, best, scores, candidates)
-        distance = steps - self._last_change(tree, at).gather(1, best)
+        reached, best, second = _best_nodes(tree, last_change, at)
+        spoken_of = torch.where(reached & (at < self.length), at, self.length)
+        distance = steps - last_change.gather(1, best)
+        perturbed = self._expected(verified.perturbed, best, second, at, distance)
+        last = torch.where(spoken_of < self.length, steps, 0).amax(1, keepdim=True)
+        self._hear(root + last, self._unperturbed(_rows(perturbed, last), root + last))
+        undecided = steps > verified.verdict.accepted[:, None] + 1
+        at_or_spare = torch.where(undecided, spoken_of, self.length)
+        self._write(at_or_spare, *self._best(perturbed, at))
+        distance = steps - self._last_change(tree, at).gather(1, best)  # of now
         self._distance.scatter_(1, at_or_spare, torch.where(distance == steps, 0, distance))
         return spoken_of, best
+
+    def _expected(self, perturbed: Tensor, best: Tensor, second: Tensor, at: Tensor, distance: Tensor) -> Tensor:
+        """z + g [B, m, V] of the raster positions ``at`` [B, m], by the two nodes [B, m] that speak of each.
+
+        perturbed: as in :class:`Verified`. distance: [B, m], staleness. Two readings after wrong tokens are nearer to
+        the one after the right token than one of them is. So is the position before, which knows nothing of either.
+        """
+        expected = _towards(_rows(perturbed, best), _rows(perturbed, second), 0.5)
+        left = F.pad(self._unperturbed(expected, at), (0, 0, 1, 0))[:, :-1]
+        if self.noise is not None:
+            left = left + self.noise.at(at)
+        return torch.where((distance == 1)[..., None], _towards(expected, left, LEFT), expected)
 
     def codes(self, at: Tensor) -> Tensor:
         """The tokens at the raster positions ``at`` [B, m], decided or guessed."""
         return self._codes.gather(1, at.clamp_max(self.length))
 
-    def _write(self, at: Tensor, best: Tensor, scores: Tensor, candidates: Tensor) -> None:
-        """Put the candidates and scores [B, n, K] of the nodes ``best`` [B, m] to the positions ``at`` [B, m]."""
-        index = best[..., None].expand(-1, -1, self.width)
-        candidates, scores = candidates.gather(1, index), scores.gather(1, index)
+    def _write(self, at: Tensor, scores: Tensor, candidates: Tensor) -> None:
+        """Put the scores and candidates [B, m, K] to the positions ``at`` [B, m]."""
         self._codes.scatter_(1, at, candidates[..., 0])
-        spread = at[..., None].expand_as(index)
+        spread = at[..., None].expand_as(candidates)
         self._candidates.scatter_(1, spread, candidates)
         self._scores.scatter_(1, spread, scores)
 
     def _decide(self, verified: Verified) -> None:
-        """Write the emitted tokens over the guesses, and remember their logits for the row below."""
+        """Write the emitted tokens over the guesses."""
         emitted, root = verified.following, verified.roots.at
         self._codes.scatter_(1, root, verified.roots.codes[:, None])
         steps = torch.arange(1, emitted.shape[1] + 1, device=root.device)
         decided = steps <= verified.verdict.accepted[:, None] + 1
-        at = torch.where(decided, root + steps, self.length).clamp_max(self.length)
-        self._codes.scatter_(1, at, emitted)
-        index = verified.verdict.path[..., None].expand(-1, -1, verified.perturbed.shape[-1])
-        perturbed = verified.perturbed.gather(1, index)
-        # Where more than a raster row was decided, only the lowest of a column is written: which of two stays is open.
-        lowest = steps > verified.verdict.accepted[:, None] + 1 - self._columns
-        column = torch.where(lowest & (at < self.length), at % self._columns, self._columns)
-        self._above[self._images, column] = self._unperturbed(perturbed, at)
+        self._codes.scatter_(1, torch.where(decided, root + steps, self.length).clamp_max(self.length), emitted)
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:
         """For each node: depth of the last token on its path that differs from the one now at its position, [B, N + 1].
@@ -217,7 +219,7 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
 
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
-        """Guess the positions that are new in the windows, by the logits of the cell above and by their own noise.
+        """Guess the positions that are new in the windows, by the furthest logits of all and by their own noise.
 
         lengths: of the windows, [B, 1]. longest: of all.
         """
@@ -226,11 +228,37 @@ class JacobiProposer(Proposer):
         if count <= 0:
             return
         at = firsts + torch.arange(count, device=firsts.device)
-        logits = self._above[self._images, at % self._columns]
+        logits = self._furthest.expand(-1, count, -1)
         if self.noise is not None:
             logits = logits + self.noise.at(at)
         at_or_spare = torch.where((at <= ends) & (at < self.length), at, self.length)
-        scores, candidates = self._best(logits, at)
-        self._write(at_or_spare, torch.arange(count, device=at.device).expand_as(at), scores, candidates)
+        self._write(at_or_spare, *self._best(logits, at))
         self._distance.scatter_(1, at_or_spare, NEVER)
         torch.maximum(self._filled, ends, out=self._filled)
+
+
+def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Is there a node before a position ``at`` [B, m]; the one whose path has agreed longest with the tokens of now; and
+    the next that has agreed as long, or the same once more.
+
+    last_change: [B, N + 1]. All three [B, m].
+    """
+    nobody = torch.full_like(at, tree.size**2)
+    nodes = torch.arange(tree.size, device=at.device)
+    rank = torch.where(tree.valid, last_change * tree.size + nodes, tree.size**2)
+    best = nobody.scatter_reduce(1, tree.depths + 1, rank, "amin")
+    others = torch.where(rank == best.gather(1, tree.depths + 1), tree.size**2, rank)
+    second = nobody.scatter_reduce(1, tree.depths + 1, others, "amin")
+    second = torch.where(second // tree.size == best // tree.size, second, best)
+    return best < nobody, best % tree.size, second % tree.size
+
+
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """values [B, n, V], index [B, m] -> [B, m, V]."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def _towards(logits: Tensor, others: Tensor, share: float) -> Tensor:
+    """A mixture of both. Codes that either of them excludes stay as they are."""
+    mixture = logits + share * (others - logits)
+    return torch.where(mixture.isfinite(), mixture, logits)
