@@ -43,8 +43,7 @@ class Preset(NamedTuple):
 
 
 _WINDOW = core.Drafting.of({"method": "eagle2", **core.drafter_defaults(core.JACOBI, "cpu")})
-_CHAIN = _WINDOW.replace(width=1, nodes=16)
-_BOTH = core.Drafting.of({"method": "eagle2", **core.drafter_defaults(core.BUNDLED + core.WITH_WINDOW, "cpu")})
+_CHAIN = _WINDOW.replace(depth=16, width=1, nodes=16)
 _LONG = _WINDOW.replace(depth=42, width=5, nodes=64)
 _PRUNED = core.Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
 
@@ -66,7 +65,7 @@ PRESETS = {
     "jacobi": Preset(_WINDOW, core.JACOBI),
     "jacobi-64": Preset(_LONG, core.JACOBI),
     "merged-chain": Preset(_CHAIN, NETWORK + core.WITH_WINDOW),
-    "merged": Preset(_BOTH, NETWORK + core.WITH_WINDOW),
+    "merged": Preset(_WINDOW, NETWORK + core.WITH_WINDOW),
     "merged-64": Preset(_LONG, NETWORK + core.WITH_WINDOW),
     "auto-jacobi": Preset(core.Drafting("auto"), core.JACOBI),
 }

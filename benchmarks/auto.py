@@ -43,6 +43,7 @@ from adt_core.app.loading import choose_device
 from adt_core.engine import profiles
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
+from adt_lab.benchmark import PRESETS
 from model_making.asking import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
@@ -60,9 +61,9 @@ AUTO = "auto"
 METHODS: dict[str, tuple[str, Drafting]] = {
     PLAIN: ("jacobi", Drafting(PLAIN)),
     AUTO: ("bundled", Drafting(AUTO)),
-    "chain of 16": ("jacobi", Drafting("eagle2", depth=16, width=1, nodes=16)),
-    "window of 24": ("jacobi", Drafting("eagle2", depth=16, width=3, nodes=24)),
-    "network and window, 24": ("bundled+jacobi", Drafting("eagle2", depth=18, width=3, nodes=24)),
+    "chain of 16": ("jacobi", PRESETS["jacobi-chain"].drafting),
+    "window of 24": ("jacobi", PRESETS["jacobi"].drafting),
+    "network and window, 24": ("bundled+jacobi", PRESETS["merged"].drafting),
     "ADT-Tree": ("bundled", Drafting("adt-tree")),
 }
 """Drafter and drafting of each method."""

@@ -26,8 +26,8 @@ from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .window import CLASSES, NEVER, Calibration, Forecast, Window, spine_and_branches
 
 LEFT = 0.25
-"""Share of the logits of the position before, where the target has read another token than the one that came there."""
-CHAIN, WINDOW = Source("chain", width=1, most=5.7, half=21.5), Source("window", most=5.5, half=23.0)
+"""Share that the logits of the position before have in a guess right behind a changed token."""
+CHAIN, WINDOW = Source("chain", width=1, most=5.5, half=16.0), Source("window", most=5.9, half=14.5)
 """Ways to draft with the window. Chains are cheap to build."""
 
 
@@ -36,8 +36,8 @@ class JacobiDrafter(Drafter):
 
     # A window that is too short is never read twice, so its guesses stay poor: ADT-Tree's depth has a floor here.
     defaults = {
-        "depth": 16, "width": 3, "nodes": 24, "beta": 0.25, "depth_step": 4,
-        "depth_min": 8, "depth_max": 20, "width_min": 2, "width_max": 4,
+        "depth": 20, "width": 4, "nodes": 24, "beta": 0.25, "depth_step": 4,
+        "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
     }  # fmt: skip
     roomy = {"depth": 28, "width": 4, "nodes": 63, "depth_min": 12, "depth_max": 31, "width_max": 6}
 
@@ -56,9 +56,9 @@ class JacobiProposer(Proposer):
 
     ``_codes`` [B, T + 1] are the emitted or guessed tokens; ``_candidates`` and ``_scores`` [B, T + 1, K] the best
     codes of a position and their perturbed logits; ``_distance`` [B, T + 1] is its staleness; ``_filled`` [B, 1] the
-    last position that has a guess; ``_furthest`` [B, 1, V] the logits z of the last position that the target spoke of.
-    Of a shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the
-    budget of spine and branches together.
+    last position of the windows so far; ``_furthest`` [B, 1, V] the logits z that the target gave furthest ahead. Of a
+    shape, ``depth`` is the spine's length, ``width`` how many candidates a position may try, and ``nodes`` the budget
+    of spine and branches together.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_filled", "_furthest", "calibration")
@@ -109,7 +109,7 @@ class JacobiProposer(Proposer):
         self._hear(at, z)
 
     def _hear(self, at: Tensor, z: Tensor) -> None:
-        """The target spoke of the raster positions ``at`` [B, 1], with the logits z [B, 1, V]."""
+        """The target gave the logits z [B, 1, V] for the raster positions ``at`` [B, 1]."""
         self._furthest.copy_(torch.where((at > self._filled)[..., None], z, self._furthest))
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
@@ -142,8 +142,9 @@ class JacobiProposer(Proposer):
     def _expected(self, perturbed: Tensor, best: Tensor, second: Tensor, at: Tensor, distance: Tensor) -> Tensor:
         """z + g [B, m, V] of the raster positions ``at`` [B, m], by the two nodes [B, m] that speak of each.
 
-        perturbed: as in :class:`Verified`. distance: [B, m], staleness. Two readings after wrong tokens are nearer to
-        the one after the right token than one of them is. So is the position before, which knows nothing of either.
+        perturbed: as in :class:`Verified`. distance: [B, m], staleness. Behind another token than the one that came,
+        the mean of two readings is a better guess than one of them. A share of the position before makes it better
+        still.
         """
         expected = _towards(_rows(perturbed, best), _rows(perturbed, second), 0.5)
         left = F.pad(self._unperturbed(expected, at), (0, 0, 1, 0))[:, :-1]
@@ -219,8 +220,9 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
 
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
-        """Guess the positions that are new in the windows, by the furthest logits of all and by their own noise.
+        """Guess the positions that are new in the windows, by the furthest logits and by their own noise.
 
+        The logits belong to the first of them, or to one before. Neighbours in a row are alike.
         lengths: of the windows, [B, 1]. longest: of all.
         """
         ends, firsts = roots.at + lengths, torch.maximum(self._filled, roots.at) + 1
@@ -238,10 +240,10 @@ class JacobiProposer(Proposer):
 
 
 def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Is there a node before a position ``at`` [B, m]; the one whose path has agreed longest with the tokens of now; and
-    the next that has agreed as long, or the same once more.
+    """For every position ``at`` [B, m], the two nodes that have the best context for it.
 
-    last_change: [B, N + 1]. All three [B, m].
+    Returns, each [B, m]: whether any node speaks of the position; the node whose path has agreed longest with the
+    tokens of now; and the next one that has agreed as long, or the same node again. last_change: [B, N + 1].
     """
     nobody = torch.full_like(at, tree.size**2)
     nodes = torch.arange(tree.size, device=at.device)

@@ -40,7 +40,7 @@ PASSES = 3
 class MergedDrafter(Drafter):
     """A network and the window."""
 
-    defaults = {**JacobiDrafter.defaults, "depth": 18}  # far positions are guessed better than by the window alone
+    defaults = JacobiDrafter.defaults
     roomy = JacobiDrafter.roomy
     sources = CHAIN, BOTH_CHAIN, BOTH
 

@@ -79,10 +79,10 @@ def tables_of_together(lines: list[dict]) -> dict[str, str]:
 
 
 HALF = {
-    "plain": ("jacobi", Drafting(PLAIN)),
-    "window, a chain": ("jacobi", Drafting("eagle2", depth=16, width=1, nodes=16)),
-    "ADT-Tree": ("bundled", Drafting("adt-tree")),
-    "network and window": ("bundled+jacobi", Drafting("eagle2", depth=18, width=3, nodes=24)),
+    "plain": METHODS[PLAIN],
+    "window, a chain": METHODS["chain of 16"],
+    "ADT-Tree": METHODS["ADT-Tree"],
+    "network and window": METHODS["network and window, 24"],
 }
 MODES = {"on": True, "off": False}
 

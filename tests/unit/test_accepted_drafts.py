@@ -28,7 +28,7 @@ PICTURES = (4400, 4401, 4402)
 KEPT = 200
 """Tokens that are given, of 256."""
 
-WINDOW = dict(method="eagle2", depth=16, width=3, nodes=24)
+WINDOW = dict(method="eagle2", depth=20, width=4, nodes=24)
 GROWING = dict(method="adt-tree", depth=12, nodes=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_max=4)
 CASES = {
     "network, eagle2": ("bundled", dict(method="eagle2", depth=4, width=3, nodes=10)),

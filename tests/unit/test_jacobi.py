@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -122,13 +123,20 @@ def roots(code, position):
 
 
 def verified(target, tokens, parents):
-    """The target has taken node 1, and emits code 2 behind it, the old guess behind nodes of depth 2, and code 20 + n
-    behind a node n of depth 3."""
+    """The target has taken node 1, and emits code 2 behind it, code 20 + n behind a node n of the greatest depth, and
+    the old guess behind those between."""
     tree = tree_of(tokens, parents)
-    emitted = torch.where(tree.depths == 3, 20 + torch.arange(tree.size), GUESS)
+    emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
     perturbed = torch.zeros(1, tree.size, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
-    verdict = Verdict(torch.tensor([1]), torch.tensor([[0, 1, 0, 0]]), torch.tensor([1]), torch.tensor([2]))
+    verdict = Verdict(
+        torch.tensor([1]), torch.tensor([[0, 1] + [0] * (tree.height - 1)]), torch.tensor([1]), torch.tensor([2])
+    )
     return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT))
+
+
+def read_on(window):
+    """The window after code 2 at position 7, from position 8 on."""
+    return window.open(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +158,29 @@ def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
     node that has the best context for them."""
     at, node = window.refresh(verified(target, tokens, parents))
     assert at.tolist() == [[target.length, 6, 7, 8, 9]] and tuple(node[0, 3:].tolist()) == nodes
-    opened = window.open(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    opened = read_on(window)
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
     assert opened.distance[0, :2].tolist() == staleness
+
+
+def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(target, window):
+    """Those after node 4 are for position 10. A later tree that ends before it leaves them where they are."""
+    window.refresh(verified(target, [7, 1, 2, 3, 3], [0, 0, 1, 2, 3]))
+    assert read_on(window).tokens.tolist() == [[2, GUESS, GUESS, 24, 24]]
+    window.refresh(replace(verified(target, [2, 3, 9], [0, 0, 1]), roots=roots(2, 7)))
+    opened = window.open(roots(2, 9), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    assert opened.tokens[0, 3:].tolist() == [24, 24]
+
+
+@pytest.mark.parametrize("first, second, before, guess", [(1, 0, 0, 11), (1, -math.inf, 0, 10), (1, 0, 3, 12)])
+def test_behind_a_change_two_readings_and_the_position_before_are_heard(target, window, first, second, before, guess):
+    """Nodes 2 and 3 are both not the token that came. Code 10 has the logits ``first`` and ``second`` behind them, code
+    11 has 0.8 behind both, and code 12 has ``before`` one position before. A code that the second reading
+    excludes keeps what the first one gave it."""
+    seen = verified(target, [7, 1, 9, 8, 3], [0, 0, 1, 1, 2])
+    seen.perturbed[0, 1:4] = 0
+    seen.perturbed[0, 2:4, 10] = torch.tensor([first, second])
+    seen.perturbed[0, 2:4, 11] = 0.8
+    seen.perturbed[0, 1, 12] = before
+    window.refresh(seen)
+    assert read_on(window).tokens[0, 1] == guess

@@ -19,7 +19,7 @@ from adt_core.engine import profiles
 from adt_core.models.exact import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.recipe import Recipe
-from adt_lab.benchmark import RUNS, Benchmark
+from adt_lab.benchmark import PRESETS, RUNS, Benchmark
 from adt_lab.records import open_records
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
@@ -57,9 +57,11 @@ def test_the_images_of_a_batch_are_found(work, name, more):
     assert [batch.find("a cat", seed).seed for seed in (None, 5)] == [4, 5]
 
 
-def test_a_benchmark_goes_on(work):
+def test_a_benchmark_goes_on(work, monkeypatch):
     """Where commit, versions and machine are the same, its folder is that of the same settings."""
     shutil.copytree(OLD / "benchmark", "benchmark")
+    then = PRESETS["merged"].drafting.replace(depth=16, width=3)
+    monkeypatch.setitem(PRESETS, "merged", PRESETS["merged"]._replace(drafting=then))
     before = json.loads((work / "benchmark" / RUNS).read_text().splitlines()[0])["settings"]
     target = load_target("target")
     sampling = Sampling(**before["sampling"])
