@@ -53,8 +53,7 @@ class Prefill:
     """What the target made of the prompts and the kept tokens.
 
     features: [R, n, h] of all these tokens. ids: [R, n], the id that follows each, that of the first drawn token at
-    last. step: of the forward. z: processed logits [B, m, V] of the m image tokens up to the first drawn one, which is
-    at raster ``position``; m is a raster row, or as many as there are.
+    last. step: of the forward. z: processed logits [B, 1, V] of that token, which is at raster ``position``.
     """
 
     features: Tensor

@@ -86,7 +86,7 @@ class JacobiProposer(Proposer):
     # ---- what a forward taught ---------------------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
-        self._furthest = prefill.z[:, -1:].clone()
+        self._furthest = prefill.z.clone()
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""

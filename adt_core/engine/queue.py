@@ -97,10 +97,8 @@ class ImageQueue:
         lanes = self._lanes(images, slots)
         decoder, rows, step = task.target.decoder, lanes.rows, lanes.rows.prefill()
         features = prefill(lanes, step)
-        given = min(start + 1, task.target.columns)  # tokens whose logits this gives, up to the first drawn one
-        depths = torch.arange(1 - given, 1, device=rows.device).expand(count, -1)
-        z = logits(lanes, features[:, -given:], depths)
-        first = perturbed(lanes, z[:, -1:], 0)[:, 0].argmax(-1)
+        z = logits(lanes, features[:, -1:], torch.zeros(count, 1, dtype=torch.long, device=rows.device))
+        first = perturbed(lanes, z, 0)[:, 0].argmax(-1)
         lanes.roots, lanes.positions = Roots.all_at(first, start), [start] * count
         if self._drafter is not None:
             drafting = task.drafting.settings

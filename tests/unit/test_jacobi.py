@@ -109,7 +109,7 @@ def window(target):
     proposer = JacobiProposer(
         Session(target, rows, None, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW), 2
     )
-    z = torch.zeros(1, 4, target.num_codes, dtype=torch.float64)
+    z = torch.zeros(1, 1, target.num_codes, dtype=torch.float64)
     z[..., GUESS] = 1
     nothing = torch.empty(0)
     proposer.begin(Prefill(nothing, nothing, None, z, ROOT))
