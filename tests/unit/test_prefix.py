@@ -32,25 +32,26 @@ def test_what_follows_depends_on_seed_prompt_and_prefix(models):
     assert len(rests) == 4 and all(torch.equal(c[:, :8], prefix) for c in codes[:3])
 
 
-def test_a_windows_columns_start_from_what_is_kept(models):
-    """Behind a prefix the window knows the row above; at the top of an image it has the first token's distribution
-    alone."""
+def test_a_window_starts_from_the_logits_of_the_first_drawn_token(models):
+    """They are the furthest that the target has given, and those behind what is kept."""
     target, _ = models
 
     class Watched(JacobiProposer):
-        """Writes down the logits z [columns, V] from which it guesses the first four positions."""
+        """Writes down the logits z [4, V] from which it guesses the first four positions."""
 
         def propose(self, roots, shapes):
             window = self.open(roots, shapes)
             z = torch.empty_like(window.scores).scatter_(2, window.candidates, window.scores)
-            guessed.append(z[0, (window.at[0] % target.columns).argsort()])
+            guessed.append(z[0])
             return self.close(window, shapes)
 
     class WatchedDrafter(JacobiDrafter):
         def proposer(self, session):
             return Watched(session, target.num_codes)
 
-    def above(start):
+    guessed: list[torch.Tensor] = []
+
+    def first_guesses(start):
         guessed.clear()
         decoding = Decoding(
             target,
@@ -63,14 +64,10 @@ def test_a_windows_columns_start_from_what_is_kept(models):
         next(iter(decoding))
         return guessed[0]
 
-    guessed = []
-    assert all(torch.equal(column, above(0)[0]) for column in above(0))
-    long, longer = above(6), above(7)
-    for column in (0, 1, 2):
-        assert torch.allclose(longer[column], long[column], atol=1e-9), "only the newest column has changed"
-    assert len({column.argmax().item() for column in longer}) > 1 and not torch.equal(longer[3], long[3])
-    early = above(1)  # positions 0 and 1 are known, and the newest stands in for columns 2 and 3
-    assert torch.equal(early[2], early[1]) and not torch.equal(early[0], early[1])
+    at_the_top, behind_six, behind_seven = map(first_guesses, (0, 6, 7))
+    for z in (at_the_top, behind_six, behind_seven):
+        assert len(z) == 4 and all(torch.equal(one, z[0]) for one in z)
+    assert not torch.equal(at_the_top[0], behind_six[0]) and not torch.equal(behind_six[0], behind_seven[0])
 
 
 def test_figures_count_what_was_drawn(models):
