@@ -172,7 +172,9 @@ def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(ta
     assert opened.tokens[0, 3:].tolist() == [24, 24]
 
 
-@pytest.mark.parametrize("first, second, before, guess", [(1, 0, 0, 11), (1, -math.inf, 0, 10), (1, 0, 3, 12)])
+@pytest.mark.parametrize(
+    "first, second, before, guess", [(1, 0, 0, 11), (1, -math.inf, 0, 10), (-math.inf, -math.inf, 0, 11), (1, 0, 3, 12)]
+)
 def test_behind_a_change_two_readings_and_the_position_before_are_heard(target, window, first, second, before, guess):
     """Nodes 2 and 3 are both not the token that came. Code 10 has the logits ``first`` and ``second`` behind them, code
     11 has 0.8 behind both, and code 12 has ``before`` one position before. A code that the second reading
