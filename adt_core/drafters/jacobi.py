@@ -88,11 +88,13 @@ class JacobiProposer(Proposer):
     def begin(self, prefill: Prefill) -> None:
         self._furthest = prefill.z.clone()
 
+    def _perturbed(self, z: Tensor, at: Tensor) -> Tensor:
+        """z + g of the raster positions ``at`` [B, m], whose logits are z [B, m, V]."""
+        return z if self.noise is None else z + self.noise.at(at)
+
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
         """z of the raster positions ``at`` [B, m], whose z + g is ``perturbed`` [B, m, V]."""
-        if self.noise is None:
-            return perturbed
-        return perturbed - self.noise.at(at)
+        return perturbed if self.noise is None else perturbed - self.noise.at(at)
 
     def _best(self, perturbed: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and codes [B, m, K] that go to the positions ``at``."""
@@ -131,7 +133,7 @@ class JacobiProposer(Proposer):
         distance = steps - last_change.gather(1, best)
         perturbed = self._expected(verified.perturbed, best, second, at, distance)
         last = torch.where(spoken_of < self.length, steps, 0).amax(1, keepdim=True)
-        self._hear(root + last, self._unperturbed(_rows(perturbed, last), root + last))
+        self._hear(root + last, self._unperturbed(_pick(perturbed, last), root + last))
         undecided = steps > verified.verdict.accepted[:, None] + 1
         at_or_spare = torch.where(undecided, spoken_of, self.length)
         self._write(at_or_spare, *self._best(perturbed, at))
@@ -146,10 +148,8 @@ class JacobiProposer(Proposer):
         the mean of two readings is a better guess than one of them. A share of the position before makes it better
         still.
         """
-        expected = _towards(_rows(perturbed, best), _rows(perturbed, second), 0.5)
-        left = F.pad(self._unperturbed(expected, at), (0, 0, 1, 0))[:, :-1]
-        if self.noise is not None:
-            left = left + self.noise.at(at)
+        expected = _towards(_pick(perturbed, best), _pick(perturbed, second), 0.5)
+        left = self._perturbed(F.pad(self._unperturbed(expected, at), (0, 0, 1, 0))[:, :-1], at)
         return torch.where((distance == 1)[..., None], _towards(expected, left, LEFT), expected)
 
     def codes(self, at: Tensor) -> Tensor:
@@ -230,11 +230,9 @@ class JacobiProposer(Proposer):
         if count <= 0:
             return
         at = firsts + torch.arange(count, device=firsts.device)
-        logits = self._furthest.expand(-1, count, -1)
-        if self.noise is not None:
-            logits = logits + self.noise.at(at)
+        perturbed = self._perturbed(self._furthest.expand(-1, count, -1), at)
         at_or_spare = torch.where((at <= ends) & (at < self.length), at, self.length)
-        self._write(at_or_spare, *self._best(logits, at))
+        self._write(at_or_spare, *self._best(perturbed, at))
         self._distance.scatter_(1, at_or_spare, NEVER)
         torch.maximum(self._filled, ends, out=self._filled)
 
@@ -255,7 +253,7 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     return best < nobody, best % tree.size, second % tree.size
 
 
-def _rows(values: Tensor, index: Tensor) -> Tensor:
+def _pick(values: Tensor, index: Tensor) -> Tensor:
     """values [B, n, V], index [B, m] -> [B, m, V]."""
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 

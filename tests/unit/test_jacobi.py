@@ -177,8 +177,8 @@ def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(ta
 )
 def test_behind_a_change_two_readings_and_the_position_before_are_heard(target, window, first, second, before, guess):
     """Nodes 2 and 3 are both not the token that came. Code 10 has the logits ``first`` and ``second`` behind them, code
-    11 has 0.8 behind both, and code 12 has ``before`` one position before. A code that the second reading
-    excludes keeps what the first one gave it."""
+    11 has 0.8 behind both, and code 12 has ``before`` one position before. A code that the second
+    reading excludes keeps what the first one gave it."""
     seen = verified(target, [7, 1, 9, 8, 3], [0, 0, 1, 1, 2])
     seen.perturbed[0, 1:4] = 0
     seen.perturbed[0, 2:4, 10] = torch.tensor([first, second])
