@@ -12,6 +12,7 @@ verification) is the window's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import replace
 
@@ -33,8 +34,14 @@ BOTH, BOTH_CHAIN = Source("both", most=11.5, half=17.0), Source("both chain", wi
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """Share of the network's former error that is taken off, by staleness class. The further back the change is, the more
 of the error is still there; where the target has read nothing yet, no error is known."""
-PASSES = 3
-"""Calls of the network that each make the whole window's guesses anew."""
+LEAST_CALLS, SPINE_PER_CALL = 2, 9
+"""The network makes the whole window's guesses anew in at least two calls, and in one for every nine spine tokens: what
+one call puts right, the next can build on."""
+
+
+def calls(depth: int) -> int:
+    """Calls of the network for a spine of so many tokens. What follows the root is known without one."""
+    return max(LEAST_CALLS, math.ceil(depth / SPINE_PER_CALL)) if depth > 1 else 0
 
 
 class MergedDrafter(Drafter):
@@ -113,7 +120,7 @@ class MergedProposer(Proposer):
         root = self._network.root_feature
         out = torch.cat([self._mended(window, root, error), read[:, 1:]], 1)
         by_network = self._refine(window, out[:, :1], noise)
-        for _ in range(PASSES if window.depth > 1 else 0):
+        for _ in range(calls(window.depth)):
             before = torch.where(self.rows.spread(window.unread())[..., None], out, read)[:, 1:-1]
             out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), roots)
             out = self._mended(window, torch.cat([root, out], 1), error)

@@ -6,7 +6,7 @@ import torch
 from adt_core import AdtError, Drafting
 from adt_core.drafters import with_window
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
-from adt_core.drafters.merged import PASSES, MergedProposer
+from adt_core.drafters.merged import LEAST_CALLS, MergedProposer, calls
 from adt_core.drafters.window import NEVER, STALE_AFTER, Window, staleness_after
 from adt_core.policies import POLICIES, Shape
 from tests.drafted import run
@@ -100,14 +100,34 @@ def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
     assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
-    calls = [count for count, _ in fed]
-    assert any(not torch.equal(windows[first], windows[first - 1]) for first in calls[::PASSES])  # a call made changes
-    assert [count - calls[0] for count in calls[:PASSES]] == list(range(PASSES))  # one guess of the window after each
+    at = [count for count, _ in fed]
+    assert any(not torch.equal(windows[first], windows[first - 1]) for first in at[::LEAST_CALLS])  # a call made changes
+    assert [count - at[0] for count in at[:LEAST_CALLS]] == list(range(LEAST_CALLS))  # one guess of the window after each
+
+
+@pytest.mark.parametrize("depth", [1, 2, 12])
+def test_a_round_has_the_calls_that_its_spine_asks_for(models, monkeypatch, depth):
+    target, network = models
+    forwards, propose = {}, MergedProposer.propose
+
+    def counted(proposer, roots, shapes):
+        before = proposer.forwards
+        tree = propose(proposer, roots, shapes)
+        forwards.setdefault(shapes.depth, set()).add(proposer.forwards - before)
+        return tree
+
+    monkeypatch.setattr(MergedProposer, "propose", counted)
+    run(target, with_window(network), drafting=Drafting("eagle2", depth=depth, width=1, nodes=depth))
+    assert forwards[depth] == {calls(depth)}
+
+
+def test_longer_spines_have_more_calls():
+    assert [calls(depth) for depth in (0, 1, 2, 18, 19, 27, 28, 42)] == [0, 0, 2, 2, 3, 3, 4, 5]
 
 
 def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expected(models, monkeypatch):
     target, network = models
-    calls, never_read = [], []
+    called, never_read = [], []
     unread, read_ahead = Window.unread, EagleProposer.read_ahead
 
     def asked(window):
@@ -115,16 +135,16 @@ def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expe
         return unread(window)
 
     def read(proposer, tokens, features, roots):
-        calls.append((features[:, 1:], read_ahead(proposer, tokens, features, roots)))
-        return calls[-1][1]
+        called.append((features[:, 1:], read_ahead(proposer, tokens, features, roots)))
+        return called[-1][1]
 
     monkeypatch.setattr(Window, "unread", asked)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
-    later = [i for i in range(len(calls)) if i % PASSES and never_read[i].any()]
+    later = [i for i in range(len(called)) if i % LEAST_CALLS and never_read[i].any()]
     assert later
     for i in later:
-        (fed, _), (_, expected), at = calls[i], calls[i - 1], never_read[i]
+        (fed, _), (_, expected), at = called[i], called[i - 1], never_read[i]
         assert torch.equal(fed[:, at], expected[:, :-1][:, at])
 
 
