@@ -18,7 +18,7 @@ from ..turns import table
 from .parts import Part
 
 RELAXABLE = ("adt-tree", "merged")
-FIXED = {f"eagle2 d{depth} k2 N5": Preset(Drafting("eagle2", depth=depth, width=2, nodes=5)) for depth in (3, 4)}
+FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, nodes=6)) for depth in (4, 5)}
 """Fixed trees with as many drafts as ADT-Tree's have on average, and of the depths around theirs."""
 MAIN = {
     **{

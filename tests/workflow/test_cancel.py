@@ -78,17 +78,17 @@ def test_while_a_batch_is_made(comfy, graph):
 
 
 def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
+    others = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl"))
     values = {
         "prompts": "a cat\na dog",
         "count": 2,
         "methods": "jacobi",
-        "seed": 904,
+        "seed": 904 + len(others),  # a new folder, also where this test runs again
         "guidance": 3.0,
         "temperature": 1.0,
     }
     node, _ = graph.add("ADTTreeBenchmark", model=graph.link("ADTTreeModelLoader"), **values)
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}
-    others = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl"))
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         browser.wait_for(lambda m: m.type == "progress" and m.data["value"] == 1)
