@@ -101,8 +101,8 @@ def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
     assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
     at = [count for count, _ in fed]
-    assert any(not torch.equal(windows[first], windows[first - 1]) for first in at[::LEAST_CALLS])  # a call made changes
-    assert [count - at[0] for count in at[:LEAST_CALLS]] == list(range(LEAST_CALLS))  # one guess of the window after each
+    assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::LEAST_CALLS])  # a call made changes
+    assert [i - at[0] for i in at[:LEAST_CALLS]] == list(range(LEAST_CALLS))  # one guess of the window after each
 
 
 @pytest.mark.parametrize("depth", [1, 2, 12])
