@@ -27,7 +27,7 @@ from .window import CLASSES, NEVER, Calibration, Forecast, Window, spine_and_bra
 
 LEFT = 0.25
 """Share that the logits of the position before have in a guess right behind a changed token."""
-CHAIN, WINDOW = Source("chain", width=1, most=5.5, half=16.0), Source("window", most=5.9, half=14.5)
+CHAIN, WINDOW = Source("chain", width=1, most=4.8, half=13.0), Source("window", most=6.4, half=18.0)
 """Ways to draft with the window. Chains are cheap to build."""
 
 

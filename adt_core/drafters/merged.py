@@ -29,7 +29,7 @@ from .window import CLASSES, Forecast, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
-BOTH, BOTH_CHAIN = Source("both", most=11.5, half=17.0), Source("both chain", width=1, most=11.5, half=14.5)
+BOTH, BOTH_CHAIN = Source("both", most=13.7, half=22.5), Source("both chain", width=1, most=11.3, half=16.0)
 """The ways to draft that ask the network. Others leave it out, and what it has not read waits for it."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """Share of the network's former error that is taken off, by staleness class. The further back the change is, the more

@@ -28,8 +28,8 @@ from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, Source
 SIZES = (4, 8, 12, 16, 24, 31, 63)
 """Numbers of drafts to choose from. The largest leave room for the root: in the exact mode a GPU multiplies 64 rows at
 a time, which with guidance are 31 drafts. With 32 it would be a product more."""
-LONGEST_CHAIN, WIDTH = 31, 4
-"""Drafts of a chain, and candidates at a position of a tree, at most."""
+LONGEST_CHAIN, LONGEST_SPINE, WIDTH = 31, 42, 4
+"""Drafts of a chain, and of a tree's spine, and candidates at a position of a tree, at most."""
 EASE_MEMORY, SKILL_MEMORY = 0.9, 0.995
 """Weights of an image's earlier rounds, round by round."""
 EASE_PRIOR, SKILL_PRIOR = 8.0, 100.0
@@ -51,11 +51,11 @@ class Choice(NamedTuple):
 
 
 def spine_length(nodes: int, width: int) -> int:
-    """Drafts on the spine of a window with ``nodes`` drafts: all of a chain and of a few, else two thirds.
+    """Drafts on the spine of a window with ``nodes`` drafts: all of a chain and of a few, else five sixths.
 
     The rest are branches.
     """
-    return nodes if width == 1 or nodes <= 4 else round(nodes * 2 / 3)
+    return nodes if width == 1 or nodes <= 4 else min(round(nodes * 5 / 6), LONGEST_SPINE)
 
 
 def sizes_of(source: Source) -> tuple[int, ...]:
