@@ -217,7 +217,7 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
 def test_images_share_the_size_that_is_best_for_them_together():
     sizes = []
     for accepts in ((9, 9), (3, 0), (0, 0)):
-        policy = new_policy(costs("chain", once=0.05, each=0.12), length=4096)
+        policy = new_policy(costs("chain", once=0.05, each=0.1), length=4096)
         rounds, _ = rounds_of_two(policy, accepts, 40)
         assert all(first == second for first, second in rounds)
         sizes.append([first.nodes for first, _ in rounds[30:]])
