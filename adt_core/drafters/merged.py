@@ -40,7 +40,7 @@ one call puts right, the next can build on."""
 
 
 def calls(depth: int) -> int:
-    """Calls of the network for a spine of so many tokens. What follows the root is known without one."""
+    """Calls of the network for a spine of so many tokens. The first of them is guessed without a call."""
     return max(LEAST_CALLS, math.ceil(depth / SPINE_PER_CALL)) if depth > 1 else 0
 
 
