@@ -96,7 +96,7 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     step, rows = _step(x, 14), len(x)
     whole = (x / step).round_().to(torch.int16)  # below 2 ** 14 in size: 11 bits don't round up to it
     digits = torch.empty(2, max(rows, 9), x.shape[1], dtype=torch.int8, device=x.device)
-    torch.bitwise_right_shift(whole, 7, out=digits[0, :rows])
+    digits[0, :rows] = whole >> 7  # with ``out``, CUDA would shift bytes
     torch.bitwise_and(whole, 127, out=digits[1, :rows])
     high, low = int8_product(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)[:, :rows]
     return torch.mul((high * 128.0 + low) * step, scale).to(x.dtype)

@@ -134,7 +134,8 @@ def relaxed_agreement(
             within = mass.cumsum(-1) <= (lantern.factor - 1) * own
         stands_for = (near == emitted.gather(1, tree.parents)[..., None]) & within
         passes, score = stands_for.any(-1), -(stands_for * neighbours.distances[tree.tokens]).sum(-1)
-    exact_child = torch.zeros_like(exact).scatter_reduce_(1, tree.parents, exact & draft, "amax")
+    matched = (exact & draft).to(torch.uint8)  # CUDA reduces no bool
+    exact_child = torch.zeros_like(matched).scatter_reduce_(1, tree.parents, matched, "amax") > 0
     relaxed = _best_sibling(tree, passes & draft, score) & ~exact_child.gather(1, tree.parents)
     relaxed &= (tree.ancestors & relaxed[:, None]).sum(-1) <= allowed[:, None]
     return exact | relaxed, relaxed

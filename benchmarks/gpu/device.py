@@ -143,7 +143,11 @@ def recorded(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+
+    def replay(_: object = call) -> None:  # what the graph reads lives as long as the call
+        graph.replay()
+
+    return replay
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import transformers
@@ -41,9 +42,13 @@ SIZES = {"lumina": (96, 64), "lumina-mgpt-2": (64, 32), "emu3": (48, 40), "glm-i
 """Pixels of the families that draw other sizes than their usual one, which is large."""
 
 
+DEVICE = os.environ.get("ADT_TREE_TEST_DEVICE", "cpu")
+"""Where small models are loaded to; "cuda" tries a GPU with them."""
+
+
 def load_small(family: str, path: Path, **how) -> Target:
     """The checkpoint that the family's writer left at ``path``. how: as ``load_target`` takes it."""
-    target = load_target(path, **how)
+    target = load_target(path, DEVICE, **how)
     if target.lead_of is not None:
         target.lead_of = lambda grid: (3, 4)  # the usual one has as many cells for every size, some 250
     return target.sized(*SIZES[family]) if family in SIZES else target

@@ -16,7 +16,7 @@ from adt_core.policies import PLAIN
 from adt_core.rules.verify import longest_path
 from adt_lab.benchmark import sources
 from tests.drafted import costs, run
-from tests.layouts.families import WRITERS, load_small, write_both
+from tests.layouts.families import DEVICE, WRITERS, load_small, write_both
 from tests.pairwise import all_pairs, pairwise
 from tests.tape import Tape
 
@@ -92,10 +92,13 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """A function: are rounds of one size, as on a GPU, and what captures them for a replay, if anything does."""
+    """A function: are rounds of one size, as on a GPU, and what captures them for a replay, if anything does. A GPU's
+    are, and CUDA captures them."""
     monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
 
     def choose(fixed, recorder):
+        if DEVICE == "cuda":
+            return monkeypatch.setenv(graphs.SWITCH, "1" if recorder else "0")
         monkeypatch.setattr(Task, "replayed", fixed)
         monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
 
@@ -147,8 +150,13 @@ def drawn(row, loaded, launched):
         image_indices=range(3),
         profile=costs("chain", "window", "both", "both chain") if row["method"] == "auto" else None,
     )
+    captured = (
+        sum(lanes.graphs.attempts for lanes in pool.kept(target.decoder))
+        if DEVICE == "cuda"
+        else tape and tape.captured
+    )
     pool.release(target.decoder)
-    assert not graphs.refused and (not replayed or row["kept"] == "all but one" or tape.captured)
+    assert not graphs.refused and (not replayed or row["kept"] == "all but one" or captured)
     return expected, drafted
 
 
