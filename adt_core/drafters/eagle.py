@@ -136,7 +136,7 @@ class EagleProposer(Proposer):
         """Pair the features of the accepted path with the tokens that follow them."""
         tokens = torch.cat([verified.tree.tokens[:, :1], verified.following], 1)
         features = self.rows.gather(verified.features, verified.verdict.path)
-        out = self.read_ahead(tokens, features, verified.roots)
+        out = self.read_ahead(tokens, features, self.step_ahead(verified.roots, features.shape[1]))
         self.root_feature.copy_(self.rows.gather(out, verified.verdict.accepted[:, None]))
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
@@ -144,16 +144,20 @@ class EagleProposer(Proposer):
 
         first: where the first pairs are.
         """
-        out = self.rows.gather(self.read_ahead(tokens, features, first), (counts - 1).clamp_min(0))
+        out = self.read_ahead(tokens, features, self.step_ahead(first, features.shape[1]))
+        out = self.rows.gather(out, (counts - 1).clamp_min(0))
         late = self.rows.spread(counts > 0)[..., None]
         self.root_feature.copy_(torch.where(late, out, self.root_feature))
 
-    def read_ahead(self, tokens: Tensor, features: Tensor, roots: Roots) -> Tensor:
-        """Feed features [R, m, h] of successive tokens from the roots on. Returns outputs [R, m, h].
+    def step_ahead(self, roots: Roots, count: int) -> Step:
+        """A forward of so many successive tokens from the roots on."""
+        return self.rows.causal_step(roots, count)
+
+    def read_ahead(self, tokens: Tensor, features: Tensor, step: Step) -> Tensor:
+        """Feed features [R, m, h] of successive tokens, by a :meth:`step_ahead`. Returns outputs [R, m, h].
 
         tokens: [B, m + 1], these tokens and the one behind the last.
         """
-        step = self.rows.causal_step(roots, tokens.shape[1] - 1)
         return self._run(self._fed(tokens[:, 1:], tokens[:, :-1]), features, step)
 
     def read_tree(self, verified: Verified) -> Tensor:

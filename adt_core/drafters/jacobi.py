@@ -121,8 +121,7 @@ class JacobiProposer(Proposer):
         ones included, and the best node of each, [B, m].
         """
         tree, root = verified.tree, verified.roots.at
-        for forecast in self.forecasts:
-            self.calibration.learn(forecast, verified)
+        self.calibration.learn(self.forecasts, verified)
         self.forecasts = []
         self._decide(verified)
         steps = torch.arange(tree.height + 2, device=root.device)
@@ -149,7 +148,9 @@ class JacobiProposer(Proposer):
         still.
         """
         expected = _towards(_pick(perturbed, best), _pick(perturbed, second), 0.5)
-        left = self._perturbed(F.pad(self._unperturbed(expected, at), (0, 0, 1, 0))[:, :-1], at)
+        noise = None if self.noise is None else self.noise.at(at)
+        left = F.pad(expected if noise is None else expected - noise, (0, 0, 1, 0))[:, :-1]
+        left = left if noise is None else left + noise
         return torch.where((distance == 1)[..., None], _towards(expected, left, LEFT), expected)
 
     def codes(self, at: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer
-from .window import CLASSES, Forecast, Window
+from .window import CLASSES, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
@@ -115,20 +115,25 @@ class MergedProposer(Proposer):
             self._catch_up(roots)
         own = window.candidates.clone(), window.scores.clone()
         noise = self._network.noise_ahead(roots, window.depth)
+        step = self._network.step_ahead(roots, max(window.depth - 1, 1))  # of all calls
+        by_window, by_network = self._window.calibration.hit_rates().chunk(2, 1)
+        better = by_network > by_window  # the network's guesses, by class of position
         read = self.rows.gather(self._read, window.at)
         error = read - self.rows.gather(self._drafted, window.at)
         root = self._network.root_feature
-        out = torch.cat([self._mended(window, root, error), read[:, 1:]], 1)
-        by_network = self._refine(window, out[:, :1], noise)
+        staleness = window.staleness()
+        out = torch.cat([self._mended(root, error, staleness), read[:, 1:]], 1)
+        scores, codes = self._refine(window, out[:, :1], noise, better.gather(1, staleness[:, :1]))
         for _ in range(calls(window.depth)):
             before = torch.where(self.rows.spread(window.unread())[..., None], out, read)[:, 1:-1]
-            out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), roots)
-            out = self._mended(window, torch.cat([root, out], 1), error)
-            by_network = self._refine(window, out, noise)
+            staleness = window.staleness()
+            out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), step)
+            out = self._mended(torch.cat([root, out], 1), error, staleness)
+            scores, codes = self._refine(window, out, noise, better.gather(1, staleness))
         self._window.enter(window)
         tree = self._window.close(window, shapes)
-        by_window, _ = self._window.calibration.expect(by_network.classes - CLASSES, *own)
-        self._window.forecasts = [by_window, by_network]
+        classes, expect = staleness[:, : codes.shape[1]], self._window.calibration.expect
+        self._window.forecasts = [expect(classes, *own)[0], expect(classes + CLASSES, codes, scores)[0]]
         return tree
 
     def _catch_up(self, roots: Roots) -> None:
@@ -143,25 +148,24 @@ class MergedProposer(Proposer):
         self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._late), counts)
         self._late.copy_(roots.at)
 
-    def _mended(self, window: Window, out: Tensor, error: Tensor) -> Tensor:
+    def _mended(self, out: Tensor, error: Tensor, staleness: Tensor) -> Tensor:
         """The network's features [R, m, h] of the first m positions, with a share of its former error taken off.
 
         error: [R, M, h] of all positions, as the target's feature less the one that the network had expected.
+        staleness: [B, M], their classes.
         """
         m = out.shape[1]
-        return out + self.rows.spread(self._correction[window.staleness()[:, :m]])[..., None] * error[:, :m]
+        return out + self.rows.spread(self._correction[staleness[:, :m]])[..., None] * error[:, :m]
 
-    def _refine(self, window: Window, out: Tensor, noise: Tensor | None) -> Forecast:
-        """Let the network's features [R, m, h] speak of the first m positions. Returns what it expects of them.
+    def _refine(self, window: Window, out: Tensor, noise: Tensor | None, use: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the network's features [R, m, h] speak of those of the first m positions that ``use`` [B, m] marks.
 
-        noise: [B, depth, V] of all positions.
+        noise: [B, depth, V] of all positions. Returns the scores and codes [B, m, K] that it expects.
         """
-        m, calibration = out.shape[1], self._window.calibration
-        staleness = window.staleness()[:, :m]
-        scores, codes = self._network.children(out, None if noise is None else noise[:, :m], self._window.width)
-        classes = staleness + CLASSES
-        window.replace(calibration.hit_rate(classes) > calibration.hit_rate(staleness), codes, scores)
-        return calibration.expect(classes, codes, scores)[0]
+        noise = None if noise is None else noise[:, : out.shape[1]]
+        scores, codes = self._network.children(out, noise, self._window.width)
+        window.replace(use, codes, scores)
+        return scores, codes
 
     def observe(self, verified: Verified) -> None:
         roots, steps = verified.roots, verified.verdict.accepted[:, None] + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -75,23 +76,29 @@ class Calibration:
         log_p = (scores / self._temperature.gather(1, classes)[..., None]).log_softmax(-1)
         return Forecast(classes, candidates[..., 0], log_p[..., 0].exp()), log_p
 
-    def hit_rate(self, classes: Tensor) -> Tensor:
-        """Share of the positions of ``classes`` [B, m] whose favourite was right."""
-        return (self._hits / self._seen).gather(1, classes)
+    def hit_rates(self) -> Tensor:
+        """How often the favourites of each class were right, [B, classes]."""
+        return self._hits / self._seen
 
-    def learn(self, forecast: Forecast, verified: Verified) -> None:
-        """Sharpen or flatten a class by how often its favourite turned out right.
+    def learn(self, forecasts: Sequence[Forecast], verified: Verified) -> None:
+        """Sharpen or flatten a class by how often its favourite turned out right. forecasts: of the same positions.
 
         Only positions up to the spine's first miss count. Those behind it were guessed after another token.
         """
-        emitted = verified.following
-        m = min(emitted.shape[1], forecast.codes.shape[1], verified.tree.height)
-        classes, codes, predicted = (values[:, :m] for values in forecast)
-        missed = (verified.tree.tokens[:, 1 : m + 1] != emitted[:, :m]).cumsum(1)
+        if not forecasts:
+            return
+        m = min(verified.following.shape[1], forecasts[0].codes.shape[1], verified.tree.height)
+        emitted = verified.following[:, :m]
+        missed = (verified.tree.tokens[:, 1 : m + 1] != emitted).cumsum(1)
         counts = F.pad(missed, (1, 0))[:, :-1] == 0
         counts &= torch.arange(m, device=counts.device) <= verified.verdict.accepted[:, None]
         counts &= verified.tree.valid[:, 1 : m + 1]  # an image whose window is shorter than the longest
-        hit = (codes == emitted[:, :m]).to(predicted.dtype)
+        for forecast in forecasts:
+            classes, codes, predicted = (values[:, :m] for values in forecast)
+            self._count(classes, (codes == emitted).to(predicted.dtype), predicted, counts)
+
+    def _count(self, classes: Tensor, hit: Tensor, predicted: Tensor, counts: Tensor) -> None:
+        """All [B, m]. hit: 1 where the favourite was right. counts: which positions do."""
         values = torch.stack([predicted - hit, hit, torch.ones_like(hit)])  # [3, B, m]
         of_class = (classes[:, None] == self._classes[:, None]) & counts[:, None]  # [B, classes, m]
         # Sums, since an index_add of floats would not repeat on a GPU.
@@ -145,10 +152,10 @@ class Window:
 
         Where that changes the spine, the positions behind it were computed from another token.
         """
-        part = slice(use.shape[1])
-        self.candidates[:, part] = torch.where(use[..., None], candidates, self.candidates[:, part])
-        self.scores[:, part] = torch.where(use[..., None], scores, self.scores[:, part])
-        self.network[:, part] |= use
+        first = slice(use.shape[1])
+        for own, others in ((self.candidates, candidates), (self.scores, scores)):
+            torch.where(use[..., None], others, own[:, first], out=own[:, first])
+        self.network[:, first].logical_or_(use)
         spine = self.candidates[..., 0]
         changed = self.tokens[:, 1:] != spine
         self.tokens[:, 1:] = spine

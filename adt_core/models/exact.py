@@ -101,11 +101,17 @@ def filled(x: Tensor, tile: int) -> Tensor:
 class Window(NamedTuple):
     """The near keys of a forward's n tokens.
 
-    columns: [R, w] columns of the KV cache; None for all that are read. mask: float64 [R, 1, n, w], added to scores.
+    columns: [R, w] columns of the KV cache; None for all that are read. mask: float64 [R, 1, n, w], added to scores;
+    that of a layer is [R * heads, g * n, w].
     """
 
     columns: Tensor | None
     mask: Tensor
+
+    def of_layers(self, heads: int, group: int) -> Window:
+        """For layers in which groups of so many heads share their keys. heads: of keys."""
+        mask = grouped(self.mask, group).expand(-1, heads, -1, -1)
+        return self._replace(mask=mask.flatten(0, 1))  # made once, where every layer would copy it
 
     def take(self, cache: Tensor, end: int) -> Tensor:
         """The entries of a layer's cache [2, R, heads, slots, d] in float64: [2, R, heads, w, d]."""
@@ -118,12 +124,13 @@ class Window(NamedTuple):
 def near_attention(q: Tensor, near: Tensor, window: Window, far: tuple[Tensor, Tensor] | None) -> Tensor:
     """Attention of q [R, heads, m, d] to near keys and values [2, R, heads, w, d], and to what ``far`` says: float64.
 
-    far: output [R, heads, m, d] and log-sum-exp [R, heads, m] over the far keys; None if there are none.
+    window: of a layer. far: output [R, heads, m, d] and log-sum-exp [R, heads, m] over the far keys; None if there are
+    none.
     """
     rows, heads, m, dim = q.shape
     keys, values = near.flatten(1, 2)
-    mask = window.mask.expand(-1, heads, -1, -1).reshape(rows * heads, m, -1)
-    scores = torch.baddbmm(mask, q.reshape(rows * heads, m, dim).double(), keys.mT, alpha=dim**-0.5)
+    queries = q.to(torch.float64, memory_format=torch.contiguous_format).view(rows * heads, m, dim)
+    scores = torch.baddbmm(window.mask, queries, keys.mT, alpha=dim**-0.5)
     if far is None:
         return (scores.softmax(-1) @ values).view(q.shape)
     out, log_sum = far

@@ -47,7 +47,7 @@ class Frame(NamedTuple):
         turn = Turn.of(filled(positions, tile), rope, config.num_layers, tile)
         group, window = config.num_heads // config.num_kv_heads, step.window
         if window is not None:
-            window = window._replace(mask=grouped(window.mask, group))
+            window = window.of_layers(config.num_kv_heads, group)
         return cls(len(step.positions), tile, turn, step.slots, grouped(step.mask, group), window)
 
 
@@ -68,13 +68,13 @@ def without_cudnn() -> Iterator[None]:
 def attention(q: Tensor, cache: Tensor, mask: Tensor, window: Window | None) -> Tensor:
     """Queries q [R, heads, m, d] over a layer's cache [2, R, heads, slots, d] -> [R, heads, m, d].
 
-    mask: [R, 1, m, end], of all keys; with a ``window`` of the far ones alone.
+    mask: [R, 1, m, end], of all keys; with a ``window`` of the far ones alone. Then the result is float64.
     """
     keys, values = cache.narrow(3, 0, mask.shape[-1])
     if window is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
     far = None if window.columns is None else far_attention(q, keys, values, mask)
-    return near_attention(q, window.take(cache, mask.shape[-1]), window, far).to(q.dtype)
+    return near_attention(q, window.take(cache, mask.shape[-1]), window, far)
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
@@ -210,9 +210,10 @@ class Layer(nn.Module):
         return frame.turn.rotated(qk, qkv)
 
     def _attention(self, qkv: Tensor, frame: Frame, cache: Tensor) -> Tensor:
-        """Queries, keys and values [N, heads, d] -> what the queries have seen, [N, h]."""
+        """Queries, keys and values [N, heads, d] -> what the queries have seen, [N, h]. What fills up a tile is 0."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         tokens, rows = frame.rows * (frame.mask.shape[2] * shared // heads), frame.rows
+        filled_up = len(qkv)
         qkv = qkv[:tokens].view(rows, -1, *qkv.shape[1:])
         q, n = qkv[:, :, :heads].transpose(1, 2), qkv.shape[1]
         new = qkv[:, :, heads:].view(rows, n, 2, shared, dim).permute(2, 0, 3, 1, 4)
@@ -222,7 +223,12 @@ class Layer(nn.Module):
             cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
         y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.window)
-        return filled(y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4).reshape(tokens, -1), frame.tile)
+        y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, shared, group, d]
+        if not frame.tile:
+            return y.reshape(tokens, -1)
+        seen = qkv.new_zeros(filled_up, heads * dim)
+        seen[:tokens].view(y.shape).copy_(y)  # in its dtype and in its place by one launch
+        return seen
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")

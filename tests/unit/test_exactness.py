@@ -74,7 +74,7 @@ def test_attention_to_which_hidden_keys_show_is_found(target, monkeypatch):
     near_attention = layers.near_attention
 
     def leaky(q, near, window, far):
-        hidden = window.mask.isinf().double().mean(-1, keepdim=True)
+        hidden = window.mask.isinf().double().mean(-1).view(*q.shape[:3], 1)
         return near_attention(q, near, window, far) * (1 + hidden)
 
     monkeypatch.setattr(layers, "near_attention", leaky)

@@ -77,7 +77,7 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
     rates = torch.tensor((*HIT_RATES, *NETWORK_HIT_RATES), dtype=torch.float64)
     before = [temperature(calibration, one) for one in range(len(rates))]
     calibration.learn(
-        Forecast(classes, codes, predicted),
+        [Forecast(classes, codes, predicted)],
         SimpleNamespace(
             following=following,
             tree=SimpleNamespace(
@@ -91,7 +91,7 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
     for image in range(3):
         for one, rate in enumerate(rates.tolist()):
             expected = (rate * PRIOR + hits[image].get(one, 0)) / (PRIOR + seen[image].get(one, 0))
-            assert calibration.hit_rate(torch.full((3, 1), one))[image].item() == pytest.approx(expected)
+            assert calibration.hit_rates()[image, one].item() == pytest.approx(expected)
             factor = math.exp(LEARNING_RATE * error[image].get(one, 0.0))
             assert temperature(calibration, one)[image] == pytest.approx(before[one][image] * factor)
 
