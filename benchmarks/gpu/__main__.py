@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from adt_core.files import write, write_json
@@ -37,16 +38,21 @@ PARTS = {
 }
 """The parts in their order: module, and share of the time."""
 ROOT = Path(__file__).resolve().parents[2]
+LEAST_SECONDS = 20.0
+"""Of a part. Some ten of them go before its first case begins: on the device, imports are slow the first time."""
 LEAST_SILENCE, MOST_SILENCE = 120.0, 1 / 3
 """A case hangs that writes nothing for so many seconds, or for this share of its part's time if that is longer. Then
 the next one begins."""
 ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
 
 
-def wait(command: list[str], file: Path, log: Path, seconds: float, silence: float) -> int | None:
+def wait(
+    command: list[str], file: Path, log: Path, seconds: float, silence: float, grown: Callable[[], object]
+) -> int | None:
     """The exit code of a worker that writes to ``file``, its output to ``log``; None if it had to be ended.
 
-    That is after ``seconds``, or when nothing new was in the file for ``silence`` seconds.
+    That is after ``seconds``, or when nothing new was in the file for ``silence`` seconds. grown: called when there is
+    something new.
     """
     end, size, quiet = time.monotonic() + seconds, -1, time.monotonic() + silence
     with log.open("ab") as output:
@@ -58,6 +64,7 @@ def wait(command: list[str], file: Path, log: Path, seconds: float, silence: flo
                 written = file.stat().st_size if file.exists() else 0
                 if written != size:
                     size, quiet = written, time.monotonic() + silence
+                    grown()
         process.kill()
         try:
             process.wait(30)
@@ -84,36 +91,53 @@ def last_words(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def run_part(module: str, seconds: float, folder: Path, rehearse: bool) -> dict:
-    """Run a part, and again from the next case on where a case ended its process. What it found, as plain JSON."""
+def run_part(module: str, seconds: float, folder: Path, rehearse: bool, told: Callable[[dict], object]) -> dict:
+    """Run a part, and again from the next case on where a case ended its process. What it found, as plain JSON.
+
+    told: is given that while the part runs, too, so that nothing is lost if this process is ended.
+    """
     file, log = folder / f"{module}.jsonl", folder / f"{module}.log"
-    started, first, crashes, status = time.monotonic(), 0, [], ENDED
+    started, first, crashes = time.monotonic(), 0, list[dict]()
     silence = max(LEAST_SILENCE, seconds * MOST_SILENCE)
+
+    def found(status: str) -> dict:
+        return _found(said(file), crashes) | {
+            "status": status,
+            "seconds": time.monotonic() - started,
+            "limit": seconds,
+        }
+
     while True:
         command = [sys.executable, "-m", "benchmarks.gpu.worker", module, str(file), str(first)]
         left = seconds - (time.monotonic() - started)
-        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence)
-        lines, over = said(file), time.monotonic() - started >= seconds
-        names = next((line["cases"] for line in lines if "cases" in line), [])
-        begun = max((line["begun"] for line in lines if "begun" in line), default=-1)
+        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence, lambda: told(found(CUT)))
+        over = time.monotonic() - started >= seconds
         if code == 0:
-            break
-        status, words = FAILED, f"exit code {code}: {last_words(log)}"
+            return found(FAILED if crashes else ENDED)
+        words = f"exit code {code}: {last_words(log)}"
         if code is None:
-            status = CUT if over else FAILED
             words = f"cut off after {seconds:.0f} s" if over else f"ended after {silence:.0f} s without a word"
-        crashes.append({"what": names[begun] if begun >= 0 else "its beginning", "error": words})
-        if over or begun < first or begun + 1 >= len(names):
-            break
-        first = begun + 1
+        names, begun = _cases(said(file))
+        crashes.append({"what": names[begun - 1] if begun else "its beginning", "error": words})
+        if over or begun <= first or begun >= len(names):
+            return found(CUT if code is None and over else FAILED)
+        first = begun
+
+
+def _cases(lines: list[dict]) -> tuple[list[str], int]:
+    """Their names, and how many of them have begun, by the lines of a worker."""
+    names = next((line["cases"] for line in lines if "cases" in line), [])
+    return names, 1 + max((line["begun"] for line in lines if "begun" in line), default=-1)
+
+
+def _found(lines: list[dict], crashes: list[dict]) -> dict:
+    """What the lines of a worker say, and what its ends did."""
+    names, begun = _cases(lines)
     return {
-        "status": status,
-        "seconds": time.monotonic() - started,
-        "limit": seconds,
         "about": next((line["about"] for line in lines if "about" in line), None),
         "cases": len(names),
-        "begun": begun + 1,
-        "left_out": names[begun + 1 :],
+        "begun": begun,
+        "left_out": names[begun:],
         "rows": [line["row"] for line in lines if "row" in line],
         "errors": [line["error"] for line in lines if "error" in line] + crashes,
     }
@@ -129,7 +153,7 @@ def commit() -> str | None:
 
 
 def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] | None = None) -> dict:
-    """Run the parts of these names, all unless told, and write what is known after each."""
+    """Run the parts of these names, all unless told, and write what is known whenever that grows."""
     end, results = time.monotonic() + 60 * minutes, {
         "rehearsal": rehearse,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -137,20 +161,25 @@ def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] 
         "minutes": minutes,
         "parts": {},
     }  # fmt: skip
+
+    def write_down(name: str, found: dict) -> None:
+        results["parts"][name] = found
+        write_json(output / "gpu.json", results)
+        write(output / "gpu.md", markdown(results).encode())
+
     with tempfile.TemporaryDirectory() as folder:
         parts = {name: part for name, part in PARTS.items() if only is None or name in only}
         left = sum(share for _, share in parts.values())
         for name, (module, share) in parts.items():
-            seconds = max(1.0, (end - time.monotonic()) * share / left)
+            seconds = max(LEAST_SECONDS, (end - time.monotonic()) * share / left)
             left -= share
             print(f"{name}, at most {seconds:.0f} s ...", flush=True)
-            found = results["parts"][name] = run_part(module, seconds, Path(folder), rehearse)
+            found = run_part(module, seconds, Path(folder), rehearse, partial(write_down, name))
+            write_down(name, found)
             rows, errors = len(found["rows"]), found["errors"]
             print(f"  {found['status']} after {found['seconds']:.0f} s, {rows} rows, {len(errors)} errors", flush=True)
             for error in errors:
                 print(f"  {error['what']}: {error['error']}", flush=True)
-            write_json(output / "gpu.json", results)
-            write(output / "gpu.md", markdown(results).encode())
     return results
 
 

@@ -105,8 +105,16 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
 def test_a_worker_that_takes_too_long_is_ended(tmp_path, seconds, silence):
     started = time.monotonic()
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert command.wait(sleeper, tmp_path / "lines", tmp_path / "log", seconds, silence) is None
+    assert command.wait(sleeper, tmp_path / "lines", tmp_path / "log", seconds, silence, list) is None
     assert time.monotonic() - started < 30
+
+
+def test_what_a_part_has_found_is_written_while_it_runs(parts, tmp_path, monkeypatch):
+    """A machine that is lent may be taken back at any moment."""
+    seen = []
+    monkeypatch.setattr(command, "write_json", lambda _, results: seen.append(len(results["parts"]["slow"]["rows"])))
+    parts(1, slow="time.sleep(3)")
+    assert 1 in seen[:-1] and seen[-1] == 2
 
 
 @pytest.mark.long
