@@ -1,10 +1,10 @@
 """Everything that is to be known of a GPU, in one run that nobody has to watch.
 
-    python -m benchmarks.gpu [--minutes 30] [--only PART ...] [--output docs] [--rehearse]
+    python -m benchmarks.gpu [--minutes 30] [--only PART ...] [--output output] [--rehearse]
 
 Needs CUDA, PyTorch and this project's requirements, and no network. Every part runs in a process of its own within its
 share of the minutes; what one leaves over goes to those after it. A part or a case that fails is reported, and the next
-one runs. ``gpu.json`` and ``gpu.md`` are written anew into ``--output`` after each part. ``--only`` runs some of the
+one runs. ``gpu.json`` and ``gpu.md`` are written anew into ``--output`` as rows come. ``--only`` runs some of the
 parts, where a machine is lent for a few minutes at a time. ``--rehearse`` runs on small random models, also without
 CUDA: to see that the parts run, not how fast.
 """
@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--output", type=Path, default=ROOT / "docs")
+    parser.add_argument("--output", type=Path, default=ROOT / "output")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args(arguments)
     if not args.rehearse and not has_cuda():
