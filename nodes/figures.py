@@ -87,6 +87,7 @@ def _lines(report: dict) -> str:
     ]
     if report["verified_nodes"]:
         lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_nodes']:.2f} drafts on average")
+    if report["drafting_seconds"]:  # unknown on a GPU, where a round is launched at once
         lines.append(f"{100 * report['drafting_seconds'] / report['seconds']:.0f} % of the time spent on drafting")
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """The sampler draws what the engine draws, whatever drafts it, and goes on from what it is given."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,9 @@ def test_the_model_alone_is_enough(pack, model, encoded, speed, method):
     assert figures["tau"] > 1 or speed != "Exact ADT-Tree"
     assert f"{figures['tokens']} tokens in {figures['seconds']:.2f} s" in words
     assert f"{figures['tau']:.2f} tokens per image in each" in words
+    assert ("% of the time spent on drafting" in words) is (figures["drafting_seconds"] > 0)
+    on_a_gpu = replace(trace, rounds=[replace(entry, drafting=0.0) for entry in trace.rounds])
+    assert "spent on drafting" not in pack.run("ADTTreeFigures", trace=on_a_gpu)[0], "there nobody knows"
 
 
 def test_an_image_continued_from_its_own_beginning_is_that_image(small):
