@@ -1,7 +1,7 @@
 """What rounds cost on this device: they are timed once, when a decoding has ended and all is warm.
 
-Plain steps and rounds with drafts take turns, so that a machine which is busy for a moment slows both, and the median
-of their ratios counts.
+Plain steps and rounds with drafts take turns, so that a machine which is busy for a while slows both. A round counts in
+the median of its turn's plain steps, and of these ratios the median counts.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def _curve(plain: _Rounds, drafting: _Rounds, source: Source) -> Curve:
     began = time.perf_counter()
     ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if source.width == 1 else TREES)}
     for turn in range(1 + READINGS):
-        for size, readings in ratios.items():
-            step = plain.seconds(0)
-            ratio = drafting.seconds(size) / step
-            if turn:  # in the first, things are done for the first time
-                readings.append(ratio)
+        readings = [(plain.seconds(0), drafting.seconds(size)) for size in ratios]
+        step = median(seconds for seconds, _ in readings)
+        if turn:  # in the first, things are done for the first time
+            for ratio, (_, seconds) in zip(ratios.values(), readings):
+                ratio.append(seconds / step)
         if turn and time.perf_counter() - began > ENOUGH_SECONDS:
             break
     steps = accumulate(map(median, ratios.values()), max)  # more drafts are never cheaper
