@@ -114,27 +114,34 @@ class MergedProposer(Proposer):
         if self._is_late:
             self._catch_up(roots)
         own = window.candidates.clone(), window.scores.clone()
+        staleness, *guesses = self._guess(window, roots)
+        self._window.enter(window)
+        tree = self._window.close(window, shapes)
+        expect = self._window.calibration.expect
+        self._window.forecasts = [expect(staleness, *own)[0], expect(staleness + CLASSES, *guesses)[0]]
+        return tree
+
+    def _guess(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
+        """Let the network guess the window's positions, again and again with what it has guessed before.
+
+        Returns the staleness classes [B, M], codes and scores [B, M, K] of the last call.
+        """
         noise = self._network.noise_ahead(roots, window.depth)
         step = self._network.step_ahead(roots, max(window.depth - 1, 1))  # of all calls
-        by_window, by_network = self._window.calibration.hit_rates().chunk(2, 1)
-        better = by_network > by_window  # the network's guesses, by class of position
+        by_target, by_network = self._window.calibration.hit_rates().chunk(2, 1)
+        better = by_network > by_target
         read = self.rows.gather(self._read, window.at)
         error = read - self.rows.gather(self._drafted, window.at)
-        root = self._network.root_feature
-        staleness = window.staleness()
+        root, staleness = self._network.root_feature, window.staleness()
         out = torch.cat([self._mended(root, error, staleness), read[:, 1:]], 1)
-        scores, codes = self._refine(window, out[:, :1], noise, better.gather(1, staleness[:, :1]))
+        guesses = self._refine(window, out[:, :1], noise, better.gather(1, staleness[:, :1]))
         for _ in range(calls(window.depth)):
             before = torch.where(self.rows.spread(window.unread())[..., None], out, read)[:, 1:-1]
             staleness = window.staleness()
             out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), step)
             out = self._mended(torch.cat([root, out], 1), error, staleness)
-            scores, codes = self._refine(window, out, noise, better.gather(1, staleness))
-        self._window.enter(window)
-        tree = self._window.close(window, shapes)
-        classes, expect = staleness[:, : codes.shape[1]], self._window.calibration.expect
-        self._window.forecasts = [expect(classes, *own)[0], expect(classes + CLASSES, codes, scores)[0]]
-        return tree
+            guesses = self._refine(window, out, noise, better.gather(1, staleness))
+        return staleness, *guesses
 
     def _catch_up(self, roots: Roots) -> None:
         """Let the network read the decided tokens before these roots."""
@@ -160,12 +167,12 @@ class MergedProposer(Proposer):
     def _refine(self, window: Window, out: Tensor, noise: Tensor | None, use: Tensor) -> tuple[Tensor, Tensor]:
         """Let the network's features [R, m, h] speak of those of the first m positions that ``use`` [B, m] marks.
 
-        noise: [B, depth, V] of all positions. Returns the scores and codes [B, m, K] that it expects.
+        noise: [B, depth, V] of all positions. Returns the codes and scores [B, m, K] that it expects.
         """
         noise = None if noise is None else noise[:, : out.shape[1]]
         scores, codes = self._network.children(out, noise, self._window.width)
         window.replace(use, codes, scores)
-        return scores, codes
+        return codes, scores
 
     def observe(self, verified: Verified) -> None:
         roots, steps = verified.roots, verified.verdict.accepted[:, None] + 1
