@@ -134,9 +134,7 @@ def relaxed_agreement(
             within = mass.cumsum(-1) <= (lantern.factor - 1) * own
         stands_for = (near == emitted.gather(1, tree.parents)[..., None]) & within
         passes, score = stands_for.any(-1), -(stands_for * neighbours.distances[tree.tokens]).sum(-1)
-    matched = (exact & draft).to(torch.uint8)  # CUDA reduces no bool
-    exact_child = torch.zeros_like(matched).scatter_reduce_(1, tree.parents, matched, "amax") > 0
-    relaxed = _best_sibling(tree, passes & draft, score) & ~exact_child.gather(1, tree.parents)
+    relaxed = _best_sibling(tree, passes & draft, score) & ~_has_sibling(tree, exact & draft)
     relaxed &= (tree.ancestors & relaxed[:, None]).sum(-1) <= allowed[:, None]
     return exact | relaxed, relaxed
 
@@ -163,6 +161,13 @@ def _within_delta(
         claimed.scatter_reduce_(1, cell.flatten(1), turn.flatten(1).to(torch.uint8), "amax")
         within |= turn
     return within
+
+
+def _has_sibling(tree: DraftTree, nodes: Tensor) -> Tensor:
+    """Is any of these ``nodes`` a child of the node's parent? Both bool [B, N + 1]."""
+    marks = nodes.to(torch.uint8)  # CUDA reduces no bool
+    of_parent = torch.zeros_like(marks).scatter_reduce_(1, tree.parents, marks, "amax")
+    return of_parent.gather(1, tree.parents) > 0
 
 
 def _best_sibling(tree: DraftTree, passes: Tensor, score: Tensor) -> Tensor:
