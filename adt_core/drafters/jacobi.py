@@ -39,7 +39,8 @@ class JacobiDrafter(Drafter):
         "depth": 20, "width": 4, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
     }  # fmt: skip
-    roomy = {"depth": 28, "width": 4, "nodes": 63, "depth_min": 12, "depth_max": 31, "width_max": 6}
+    # With guidance 32 nodes are one tile of a GPU's products, and cost what one node costs (docs/gpu.md).
+    roomy = {"depth": 26, "nodes": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
 
     sources = CHAIN, WINDOW
 
