@@ -149,9 +149,12 @@ class JacobiProposer(Proposer):
         still.
         """
         expected = _towards(_pick(perturbed, best), _pick(perturbed, second), 0.5)
-        noise = None if self.noise is None else self.noise.at(at)
-        left = F.pad(expected if noise is None else expected - noise, (0, 0, 1, 0))[:, :-1]
-        left = left if noise is None else left + noise
+        one_on = (0, 0, 1, 0)
+        if self.noise is None:
+            left = F.pad(expected, one_on)[:, :-1]
+        else:
+            noise = self.noise.at(at)
+            left = F.pad(expected - noise, one_on)[:, :-1] + noise
         return torch.where((distance == 1)[..., None], _towards(expected, left, LEFT), expected)
 
     def codes(self, at: Tensor) -> Tensor:

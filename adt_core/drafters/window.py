@@ -98,7 +98,10 @@ class Calibration:
             self._count(classes, (codes == emitted).to(predicted.dtype), predicted, counts)
 
     def _count(self, classes: Tensor, hit: Tensor, predicted: Tensor, counts: Tensor) -> None:
-        """All [B, m]. hit: 1 where the favourite was right. counts: which positions do."""
+        """Enter what positions [B, m] taught into their ``classes``.
+
+        hit: 1 where the favourite was right, 0 elsewhere. counts: which positions do.
+        """
         values = torch.stack([predicted - hit, hit, torch.ones_like(hit)])  # [3, B, m]
         of_class = (classes[:, None] == self._classes[:, None]) & counts[:, None]  # [B, classes, m]
         # Sums, since an index_add of floats would not repeat on a GPU.

@@ -100,27 +100,24 @@ def run_part(module: str, seconds: float, folder: Path, rehearse: bool, told: Ca
     started, first, crashes = time.monotonic(), 0, list[dict]()
     silence = max(LEAST_SILENCE, seconds * MOST_SILENCE)
 
-    def found(status: str) -> dict:
-        return _found(said(file), crashes) | {
-            "status": status,
-            "seconds": time.monotonic() - started,
-            "limit": seconds,
-        }
+    def so_far(status: str) -> dict:
+        clock = {"status": status, "seconds": time.monotonic() - started, "limit": seconds}
+        return clock | _results(said(file), crashes)
 
     while True:
         command = [sys.executable, "-m", "benchmarks.gpu.worker", module, str(file), str(first)]
         left = seconds - (time.monotonic() - started)
-        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence, lambda: told(found(CUT)))
+        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence, lambda: told(so_far(CUT)))
         over = time.monotonic() - started >= seconds
         if code == 0:
-            return found(FAILED if crashes else ENDED)
+            return so_far(FAILED if crashes else ENDED)
         words = f"exit code {code}: {last_words(log)}"
         if code is None:
             words = f"cut off after {seconds:.0f} s" if over else f"ended after {silence:.0f} s without a word"
         names, begun = _cases(said(file))
         crashes.append({"what": names[begun - 1] if begun else "its beginning", "error": words})
         if over or begun <= first or begun >= len(names):
-            return found(CUT if code is None and over else FAILED)
+            return so_far(CUT if code is None and over else FAILED)
         first = begun
 
 
@@ -130,7 +127,7 @@ def _cases(lines: list[dict]) -> tuple[list[str], int]:
     return names, 1 + max((line["begun"] for line in lines if "begun" in line), default=-1)
 
 
-def _found(lines: list[dict], crashes: list[dict]) -> dict:
+def _results(lines: list[dict], crashes: list[dict]) -> dict:
     """What the lines of a worker say, and what its ends did."""
     names, begun = _cases(lines)
     return {

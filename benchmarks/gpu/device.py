@@ -143,11 +143,12 @@ def recorded(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
+    return partial(_replay, graph, call)
 
-    def replay(_: object = call) -> None:  # what the graph reads lives as long as the call
-        graph.replay()
 
-    return replay
+def _replay(graph: torch.cuda.CUDAGraph, _: object) -> None:
+    """Replay what was captured of a call, which has to live as long: the graph reads its memory."""
+    graph.replay()
 
 
 @contextmanager

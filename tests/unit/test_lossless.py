@@ -123,6 +123,13 @@ def prefix_of(target, kept, whole):
     return other if kept == "strange" else own
 
 
+def captures(target, tape):
+    """How many rounds were captured: by CUDA, or by the tape, if there is one."""
+    if DEVICE == "cuda":
+        return sum(lanes.graphs.attempts for lanes in pool.kept(target.decoder))
+    return tape.captured if tape else 0
+
+
 def drawn(row, loaded, launched):
     """By a row of the matrix: what must be drawn, codes [3, T], and the decoding that has drawn it."""
     value = {axis: AXES[axis][name] for axis, name in row.items()}
@@ -150,11 +157,7 @@ def drawn(row, loaded, launched):
         image_indices=range(3),
         profile=costs("chain", "window", "both", "both chain") if row["method"] == "auto" else None,
     )
-    captured = (
-        sum(lanes.graphs.attempts for lanes in pool.kept(target.decoder))
-        if DEVICE == "cuda"
-        else tape and tape.captured
-    )
+    captured = captures(target, tape)
     pool.release(target.decoder)
     assert not graphs.refused and (not replayed or row["kept"] == "all but one" or captured)
     return expected, drafted
