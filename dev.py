@@ -96,7 +96,7 @@ def test(options: list[str]) -> int:
         "format (repaired by 'ruff format')": lambda: _run("-m", "ruff", "format", "--check"),
         "style (ruff)": lambda: _run("-m", "ruff", "check"),
         "types (mypy)": types,
-        "tests": lambda: _pytest(f"not alone{kind}", "-n", workers, OMP_NUM_THREADS="1"),
+        "tests": lambda: compiled() or _pytest(f"not alone{kind}", "-n", workers, OMP_NUM_THREADS="1"),
     }
     with ThreadPoolExecutor() as pool:
         failed = sum(pool.map(_step, side_by_side, side_by_side.values()), start=[])
@@ -115,6 +115,11 @@ def _step(name: str, step: Callable[[], int]) -> list[str]:
 def _pytest(marks: str, *options: str, **variables: str) -> int:
     """Run the tests whose marks fit the expression, and say which were the slowest."""
     return _run("-m", "pytest", "-m", marks, "--durations=50", *options, cwd=ROOT, **variables)
+
+
+def compiled() -> int:
+    """Have Python compile the largest packages; otherwise every process of the tests would do so at the same time."""
+    return _run("-c", "import torch, transformers")
 
 
 def types() -> int:

@@ -105,6 +105,7 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
     trace = trace_of(comfy)
     index, share = next((i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["nodes"] > 1)
     cell = share["position"] + 1
+    tab.settle()  # in Nodes 2.0 nodes make room for a map that has grown
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
     said = tab.map(sampler, "panel.tip.textContent")

@@ -136,8 +136,7 @@ def test_the_first_workflow_fits_the_screen(tab):
         assert tab.page.evaluate("app.canvas.ds.scale") > 0.75
 
 
-@pytest.mark.both_modes
-@pytest.mark.parametrize("name", [*RUNNABLE, *MISSING])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.both_modes) for name in RUNNABLE), *MISSING])
 def test_a_template_opens_with_every_node_in_sight(tab, name):
     tab.open_template(name)
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")

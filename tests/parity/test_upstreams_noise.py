@@ -50,7 +50,7 @@ GUIDANCE = {"guided": 5.0, "unguided": 1.0}
 IMAGES = {"one": 1, "four": 4}
 KEPT = {"whole": 0, "continued": 11}
 """Cells of each picture that are kept."""
-SEEDS = {str(seed): seed for seed in (0, 1, 11, 12, 13, 2**32 + 1, 2**63, 2**64 - 1)}
+SEEDS = {str(seed): seed for seed in (0, 11, 2**32 + 1, 2**63, 2**64 - 1)}
 
 
 # ---- transformers' scripts -----------------------------------------------------------------------

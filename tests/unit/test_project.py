@@ -137,7 +137,7 @@ def steps(dev, ran, monkeypatch):
 def test_every_check_and_test_runs_whatever_fails(dev, steps, fail, capsys):
     steps.fail = fail
     assert dev.main(["test"]) == 1
-    assert sorted(line.split()[1] for line in steps) == ["mypy", "pytest", "pytest", "ruff", "ruff"]
+    assert sorted(line.split()[1] for line in steps) == ["import", "mypy", "pytest", "pytest", "ruff", "ruff"]
     assert "-m not alone" not in steps[-1] and "-m alone" in steps[-1], "nothing runs beside those that are timed"
     said = capsys.readouterr()
     assert said.out.count("passed: ") == 4 and said.out.count("FAILED: ") == 1 and said.err.startswith("Failed: ")

@@ -29,7 +29,10 @@ def target():
     return load_target()
 
 
-@pytest.mark.parametrize("name, least", [("bundled", 0.75), ("bundled+jacobi", 0.75), ("jacobi", 0.4)])
+@pytest.mark.parametrize(
+    "name, least",
+    [pytest.param("bundled", 0.75, marks=pytest.mark.long), ("bundled+jacobi", 0.75), ("jacobi", 0.4)],
+)
 def test_drafts_are_good_after_rounds_without_any(target, name, least, monkeypatch):
     """A window learns from what it has drafted, so it alone draws less from a round without drafts."""
     monkeypatch.setitem(POLICIES, "every-third", EveryThird)

@@ -8,7 +8,7 @@ import pytest
 from comfy_server import environment, source
 
 TESTS = sorted((Path(__file__).parent / "inside").glob("test_*.py"))
-DRAWING = [path for path in TESTS if path.stem in ("test_sampler", "test_other_nodes")]
+DRAWING = [path for path in TESTS if path.stem in ("test_sampler", "test_other_nodes", "test_glm_image", "test_train")]
 """What is the same in every ComfyUI."""
 
 

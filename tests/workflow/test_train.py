@@ -8,7 +8,6 @@ from test_cancel import interrupt_and_time
 from websocket_client import lines_under
 
 
-@pytest.mark.contract
 @pytest.mark.small_models
 def test_a_drafter_is_trained_and_used(stocked, graph):
     """After a run, which moves the weights in inference mode, where nothing can be trained through them."""

@@ -106,19 +106,21 @@ def test_prompt_lists(pack, listed):
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 
 
-def test_prompts_of_unknown_words_are_told(pack, model, encoded, small, caplog):
-    """Of the bundled model alone, by every node that draws; also of images that were made before."""
+def test_prompts_of_unknown_words_are_told(pack, model, small, monkeypatch, caplog):
+    """Of a model that has a list of words, as the bundled one has, by every node that draws; also of images that were
+    made before."""
 
     def said(kind: str, **inputs) -> list[str]:
         caplog.clear()
         pack.run(kind, **inputs)
         return [message for message in caplog.messages if UNKNOWN in message]
 
-    cat = {"positive": encoded("a cat")}
-    assert said("ADTTreeSampler", model=model, batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
-    assert said("ADTTreeCompare", model=model, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
-    assert said("ADTTreeSampler", model=small.model, positive=small.text("a cat"), batch_size=1) == []
-    batch = {"model": [model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
+    cat = {"model": small.model, "positive": small.text("a cat")}
+    assert said("ADTTreeSampler", batch_size=1, **cat) == []
+    monkeypatch.setattr(small.model.target, "words", model.target.words)
+    assert said("ADTTreeSampler", batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    assert said("ADTTreeCompare", **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    batch = {"model": [small.model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
     for _ in range(2):
         (last,) = said("ADTTreeBatchSampler", **batch)
         assert last.startswith("ADT-Tree: The images are in output/adt_tree_batches/")
