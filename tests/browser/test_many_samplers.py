@@ -72,18 +72,17 @@ def test_a_map_without_a_run_is_not_laid_out_with_each_frame_and_has_no_layer(cr
 
 @pytest.mark.alone
 def test_twenty_maps_cost_a_frame_hardly_anything(crowd):
-    assert_median_below(1.15, 3, lambda: crowd()["TaskDuration"] / crowd(hidden=True)["TaskDuration"])
+    assert least_ratio(crowd, lambda: crowd(hidden=True)) < 1.15
 
 
 @pytest.mark.alone
 @pytest.mark.long
 def test_twenty_samplers_move_like_stock_samplers(crowd):
-    assert_median_below(1.25, 5, lambda: crowd(OURS)["TaskDuration"] / crowd(STOCK)["TaskDuration"])
+    assert least_ratio(crowd, lambda: crowd(STOCK)) < 1.25
 
 
-def assert_median_below(limit: float, count: int, ratio: Callable[[], float]) -> None:
-    """The median of so many ratios; none is measured once more than half of them are below the limit."""
-    ratios: list[float] = []
-    while len(ratios) < count and sum(one < limit for one in ratios) <= count // 2:
-        ratios.append(ratio())
-    assert sum(one < limit for one in ratios) > count // 2, ratios
+def least_ratio(one: Callable[[], dict], other: Callable[[], dict]) -> float:
+    """The least work for a frame of the one, by that of the other. They take turns; what disturbs them only adds."""
+    turns = [(one()["TaskDuration"], other()["TaskDuration"]) for _ in range(3)]
+    ours, theirs = map(min, zip(*turns))
+    return ours / theirs
