@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FIRST = "the longest tests that need no ComfyUI"
+"""One process begins with them, while another may be installing it: that takes two minutes."""
 
 
 class _Ours:
@@ -41,14 +43,15 @@ def pytest_xdist_make_scheduler(config, log):
 
     class BySharing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            shared = re.search(r"/(browser/|unit/test_distributed|workflow/)", nodeid)
+            if re.search(r"/unit/test_(distributed|lossless)", nodeid):
+                return FIRST
+            shared = re.search(r"/(browser/|workflow/)", nodeid)
             release = re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
             return f"{shared[1]} {release[1] if release else ''}" if shared else nodeid
 
         def _assign_work_unit(self, node):
-            """One process begins with the longest tests that need no ComfyUI, while another may be installing it."""
-            if (first := "unit/test_distributed ") in self.workqueue:
-                self.workqueue.move_to_end(first, last=False)
+            if FIRST in self.workqueue:
+                self.workqueue.move_to_end(FIRST, last=False)
             super()._assign_work_unit(node)
 
     return BySharing(config, log)
