@@ -14,7 +14,7 @@ from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
 from ..adt_core.policies import PLAIN
 from ..adt_core.policies.recipe import Loading, Recipe
-from ..adt_core.rules.settings import Lantern, Sampling
+from ..adt_core.rules.settings import LARGEST_SEED, Lantern, Sampling
 from ..adt_lab import benchmark as bench
 from ..adt_lab import report
 from .drafting import check_same_model, own_drafter
@@ -53,7 +53,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                     tooltip=f"What is set against plain decoding, with commas between: {methods}; +lantern behind a "
                     "name relaxes its acceptance.",
                 ),
-                io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=False),
+                io.Int.Input("seed", default=0, min=0, max=LARGEST_SEED, control_after_generate=False),
                 widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
                 widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
             ],

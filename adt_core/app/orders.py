@@ -10,7 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..rules.settings import BUNDLED, MOST_AT_ONCE, Settings, choice, number, path, setting, share, text, whole
+from ..rules.settings import (
+    BUNDLED,
+    LARGEST_SEED,
+    MOST_AT_ONCE,
+    Settings,
+    choice,
+    number,
+    path,
+    setting,
+    share,
+    text,
+    whole,
+)
 from .prompts import CAPTIONS
 
 
@@ -107,7 +119,7 @@ class Comparison(Settings):
 
     prompts: str = text(BUNDLED, "As for generate; bundled are the captions that come with the pack.", "FILE")
     count: int | None = whole(None, "Prompts to take from it (default: all).", 1, None, stands="N")
-    sample_seed: int = whole(0, "Which prompts `count` takes.", 0, 2**64 - 1, stands="N")
+    sample_seed: int = whole(0, "Which prompts `count` takes.", 0, LARGEST_SEED, stands="N")
     caption: str = choice(CAPTIONS[0], "Which of the captions of an MS-COCO image.", CAPTIONS)
     methods: str | None = text(
         None, "Methods, +lantern behind a name for relaxed acceptance (default: some of each kind).", "A,B,..."

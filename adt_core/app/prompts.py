@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import AdtError, shown
 from ..files import LARGEST_LIST, parse_json, read_text, reason
+from ..rules.settings import LARGEST_SEED
 
 FILES = (".txt", ".json", ".jsonl", ".tsv")
 """Endings of the files that are read; any other is taken for plain text."""
@@ -190,6 +191,6 @@ def _seed(value: Any) -> int | None:
     """A seed as lists give it: a whole number, or its digits; None or nothing is none. ValueError for anything else."""
     if value is None or value == "":
         return None
-    if isinstance(value, bool | float) or not 0 <= int(value) < 2**64:
+    if isinstance(value, bool | float) or not 0 <= int(value) <= LARGEST_SEED:
         raise ValueError(f"{shown(value)} is no seed, which is a whole number from 0 to 2**64 - 1")
     return int(value)

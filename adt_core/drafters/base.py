@@ -77,9 +77,9 @@ class Shapes:
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
         self.branches = max(shape.nodes - min(shape.depth, shape.nodes) for shape in shapes)
-        # Policies that set these have one shape for all images, but for those that have no room left for drafts.
-        largest = max(shapes, key=lambda shape: shape.depth)
-        self.tree, self.source = largest.tree, largest.source
+        kinds = {(shape.tree, shape.source) for shape in shapes if shape.nodes}
+        assert len(kinds) <= 1, "all images of a round have one source, and one published tree"
+        self.tree, self.source = next(iter(kinds), ("", ""))
         self.alike = not may_be_cut and len(set(shapes)) == 1
 
     @property

@@ -116,7 +116,7 @@ class ImageQueue:
         target, decoder, before = task.target, task.target.decoder, task.start - 1
         cache = KVCache(decoder.config, rows.count, slots or rows.length, decoder.embedding, task.check)
         noise = None
-        if task.sampling.temperature > 0:
+        if not task.sampling.greedy:
             keys = [task.keys[image] for image in images]
             like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
             length, tokens, ahead = target.length, target.num_tokens, task.noise_ahead

@@ -6,9 +6,10 @@ together in the cache, the drafter learns, and the token behind the path is the 
 host reads, once a round.
 
 A device only says how this is launched: piece by piece on a CPU, and on a GPU as a CUDA graph that is replayed when a
-round of the same sizes comes again (:mod:`.graphs`). The code is the same, and only sizes differ: one that depends on
-what was computed is asked of ``Session.size``, which cuts it down where the host may read numbers in the middle of a
-round. On a CPU a finished image leaves its lane. On a GPU it may run along in it, and does not move.
+round of the same sizes comes again (:mod:`.graphs`). The code is the same, and only sizes differ. Some depend on what
+was computed, such as the length of the longest accepted path. They are asked of ``Session.size``: on a CPU it gives the
+number itself, and on a GPU, whose numbers the host may not read in the middle of a round, the most that is possible. On
+a CPU a finished image leaves its lane. On a GPU its lane may be computed on, but the image does not move.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..drafters import Shapes, Verified
+from ..drafters import Proposer, Shapes, Verified
 from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
@@ -32,7 +33,7 @@ from .report import Report
 
 WAIT_SHARE = 0.05
 """Plain images that are ahead wait for those behind, if the gap is at most this share of the tokens that they still
-need. A forward over images that are all at one position is cheaper by about as much."""
+need. Waiting pays up to there: forwards are some 5 % cheaper where all images are at one position."""
 
 
 class Outcome(NamedTuple):
@@ -48,28 +49,27 @@ class Outcome(NamedTuple):
 
 
 def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
-    """One round with trees of these shapes at most. allowed: substitutes that each image may still take.
-
-    Trees are cut so that the last draft of an image still leaves one token to emit.
-    """
+    """One round with trees of these shapes at most. allowed: substitutes that each image may still take."""
+    # Drafts stand behind the root. The last place is for the token that the target draws behind them.
     rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
     fitting = [_within(shape, room) for shape, room in zip(shapes, rooms)]
     launch: Callable[[], tuple[Tensor, _Launched]]
     key: Hashable
-    if _drafts(lanes, fitting, max(rooms)):
+    proposer, replayed = lanes.proposer, lanes.task.replayed
+    if proposer is not None and _drafts(proposer, fitting, max(rooms)):
         moves = [int(at_work) for at_work in lanes.at_work]
         # A replayed round has the sizes that the policy asked for, because these repeat. The limits cut each tree to
         # what fits.
-        sizes = Shapes(shapes if lanes.task.replayed else fitting, lanes.limits, may_be_cut=lanes.task.replayed)
-        key, launch = sizes.key, partial(_drafted, lanes, sizes)
+        sizes = Shapes(shapes if replayed else fitting, lanes.limits, may_be_cut=replayed)
+        key, launch = sizes.key, partial(_drafted, lanes, proposer, sizes)
     else:
         moves = _plain_moves(lanes)
         # With a drafter it is another round than without: its graph reads memory that is freed with the drafter.
-        key, launch = ("plain", lanes.proposer is not None), partial(_plain, lanes)
+        key, launch = ("plain", proposer is not None), partial(_plain, lanes)
     lanes.order(fitting, moves, allowed)
-    packed, launched = lanes.graphs((key, lanes.roots.columns), launch, lanes.state)
-    lanes.prepare_noise()
-    reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]
+    packed, launched = lanes.graphs((key, lanes.roots.columns), launch, lanes.state)  # launched, or replayed
+    lanes.prepare_noise()  # of the next round, while the device is at work
+    reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]  # the one wait
     images = [_read(lanes, lane, reports[lane], fitting[lane]) for lane, moved in enumerate(moves) if moved]
     return Outcome(images, launched.drafting, launched.forwards)
 
@@ -78,7 +78,7 @@ def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> 
 
 
 class _Launched(NamedTuple):
-    """What the host knows of a round that was launched, and of all its replays.
+    """What the host knows of a round when it has launched it. A replay has it from the capture.
 
     widths: of the report's parts. drafting: seconds of the drafter; 0 where the host does not wait for it.
     """
@@ -88,22 +88,20 @@ class _Launched(NamedTuple):
     forwards: int = 0
 
 
-def _drafted(lanes: Lanes, shapes: Shapes) -> tuple[Tensor, _Launched]:
+def _drafted(lanes: Lanes, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _Launched]:
     """A round with a tree for every image."""
-    proposer = lanes.proposer
-    assert proposer is not None
     started, before = time.perf_counter(), proposer.forwards
     tree = proposer.propose(lanes.roots, shapes)
     drafting = 0.0 if lanes.task.replayed else time.perf_counter() - started
-    verified = check(lanes, tree, shapes.width)
+    verified = check(lanes, proposer, tree, shapes.width)
     report = Report.of(verified)  # first: the tree's tokens may be those of the roots, which ``settle`` changes
-    settle(lanes, verified)
+    settle(lanes, proposer, verified)
     packed, widths = report.packed()
     return packed, _Launched(widths, drafting, proposer.forwards - before)
 
 
 def _plain(lanes: Lanes) -> tuple[Tensor, _Launched]:
-    """A round without drafts: one token for every image that moves."""
+    """A round without drafts: the target reads the roots alone, and every image that moves gets one token."""
     roots, moves = lanes.roots, lanes.moves
     z = logits(lanes, forward(lanes, roots.codes[:, None], lanes.rows.step(roots, 0, 0, None)), 0)
     following = torch.where(moves[:, 0] > 0, perturbed(lanes, z, 0).argmax(-1)[:, 0], roots.codes)
@@ -114,31 +112,28 @@ def _plain(lanes: Lanes) -> tuple[Tensor, _Launched]:
     return packed, _Launched(widths)
 
 
-def check(lanes: Lanes, tree: DraftTree, width: int) -> Verified:
+def check(lanes: Lanes, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
     """Read a whole tree in one forward and find the longest path that passes. width: most children of a node."""
-    task, neighbours, proposer = lanes.task, lanes.tables.neighbours, lanes.proposer
-    assert proposer is not None
+    task, lantern, neighbours = lanes.task, lanes.task.lantern, lanes.tables.neighbours
     features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors))
     z = logits(lanes, features, tree.depths)
     scores = perturbed(lanes, z, tree.depths)
     emitted, substitutes = scores.argmax(-1), None
-    if task.lantern is None or neighbours is None:
+    if lantern is None or neighbours is None:  # without LANTERN there is neither
         agrees = exact_agreement(tree, emitted)
     else:
-        greedy = task.sampling.temperature == 0
         agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, neighbours, task.lantern, greedy=greedy, width=width, allowed=lanes.allowed
+            tree, emitted, z, neighbours, lantern, greedy=task.sampling.greedy, width=width, allowed=lanes.allowed
         )
     verdict = longest_path(tree, agrees, emitted)
-    verdict = verdict.cut(proposer.session.size(lambda: verdict.accepted, tree.height))
-    return Verified(tree, features, scores, verdict, lanes.roots, substitutes)
+    longest = proposer.session.size(lambda: verdict.accepted, tree.height)
+    return Verified(tree, features, scores, verdict.cut(longest), lanes.roots, substitutes)
 
 
-def settle(lanes: Lanes, verified: Verified) -> None:
+def settle(lanes: Lanes, proposer: Proposer, verified: Verified) -> None:
     """Move the accepted paths together in the cache, let the drafter learn, and go on to the new roots."""
-    verdict, roots, moves, proposer = verified.verdict, lanes.roots, lanes.moves, lanes.proposer
-    assert proposer is not None
-    if proposer.session.size(verdict.is_scattered, 1):
+    verdict, roots, moves = verified.verdict, lanes.roots, lanes.moves
+    if proposer.session.size(verdict.is_scattered, 1):  # 0 or 1: on a GPU always 1
         starts = lanes.rows.spread(roots.at) + lanes.rows.first_slot
         lanes.cache.compact(starts, lanes.rows.spread(verdict.path))
     proposer.observe(verified)
@@ -150,7 +145,10 @@ def settle(lanes: Lanes, verified: Verified) -> None:
 
 
 def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
-    """An image's share of a round, and its codes. Its position goes on."""
+    """An image's share of a round, and its codes. Its position goes on.
+
+    In the lists of a report number 0 stands for the root, which is no draft.
+    """
     (accepted,), (depth,) = report.accepted, report.depth
     levels = tuple(report.levels[1 : depth + 1])
     share = ImageRound(
@@ -176,7 +174,7 @@ def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageR
 def _within(shape: Shape, room: int) -> Shape:
     """The shape for an image in which ``room`` drafts can follow each other.
 
-    A tree that is cut shorter gets no more branches.
+    A tree that is cut shorter gets no more branches. A published tree loses the levels below, and that is all.
     """
     if room <= 0:
         return NO_DRAFTS
@@ -184,14 +182,12 @@ def _within(shape: Shape, room: int) -> Shape:
     return shape._replace(depth=depth, nodes=shape.nodes if shape.tree else min(shape.nodes, depth + branches))
 
 
-def _drafts(lanes: Lanes, shapes: Sequence[Shape], room: int) -> bool:
+def _drafts(proposer: Proposer, shapes: Sequence[Shape], room: int) -> bool:
     """Is this a round with trees? So it is if an image gets drafts, or if the drafter must read every root.
 
     room: for drafts, in the image that has most.
     """
-    if lanes.proposer is None:
-        return False
-    return any(shape.nodes > 0 for shape in shapes) or (room > 0 and not lanes.proposer.idles)
+    return any(shape.nodes > 0 for shape in shapes) or (room > 0 and not proposer.idles)
 
 
 def _plain_moves(lanes: Lanes) -> list[int]:

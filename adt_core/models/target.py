@@ -50,7 +50,7 @@ class Prompt(list[int]):
 class PublishedSampling(NamedTuple):
     """How the authors of a family draw its images: what holds where the user chose nothing else.
 
-    guidance, temperature, top_k, top_p: as in :class:`..rules.sampling.Sampling`. suffix: put behind every prompt, not
+    guidance, temperature, top_k, top_p: as in :class:`..rules.settings.Sampling`. suffix: put behind every prompt, not
     behind negative ones, by whoever encodes the prompt, with :func:`suffixed`; ``Target.encode_prompt`` does not. On
     the command line ``Job`` does it. source: where the settings are published.
     """

@@ -95,7 +95,8 @@ class Policy:
 
     A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
     needs_drafter: False for plain decoding. needs_network: only a drafter with a network can grow its trees.
-    chooses: it chooses between several ways to draft, by what their rounds cost.
+    chooses: it chooses between the sources of its scene; a network has the window beside it then. Costs are measured
+    after the first image, by :class:`.auto.Auto`'s sizes: so its ``largest`` must be that one's.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,12 +109,15 @@ def rounded(steps: float) -> float:
     return float(f"{steps:.3g}")
 
 
-def built_in(device: str, images: int) -> CostProfile:
-    """What rounds probably cost on this kind of device (``cpu``, ``cuda``), until they are measured."""
+def built_in(device: str, images: int, sources: Iterable[str] = ()) -> CostProfile:
+    """What rounds probably cost on this kind of device (``cpu``, ``cuda``), until they are measured.
+
+    sources: names; those that are not in the table are taken to cost as much as the dearest there.
+    """
     kind = device if device in BUILT_IN else "cuda"
-    sizes = (1, MOST_DRAFTS)
-    costs = {
-        source: ((0, idle), *((size, rounded(idle + once + each * images * size)) for size in sizes))
-        for source, (idle, once, each) in BUILT_IN[kind].items()
-    }
+    known, costs = BUILT_IN[kind], dict[str, Curve]()
+    for source in dict.fromkeys((*known, *sources)):
+        idle, once, each = known.get(source, known["both"])
+        points = ((size, rounded(idle + once + each * images * size)) for size in (1, MOST_DRAFTS))
+        costs[source] = ((0, idle), *points)
     return CostProfile(f"built in for {kind}", images, costs)

@@ -178,7 +178,7 @@ class Recipe(Settings):
     def costs(self) -> tuple[str, str]:
         """What costs of rounds depend on, in words: the numbers, and the way in which tokens are drawn and accepted."""
         numbers = f"{self.loading.dtype}{' exact' if self.loading.tiled else ''}"
-        drawn = "greedy" if self.sampling.temperature == 0 else "drawn"
+        drawn = "greedy" if self.sampling.greedy else "drawn"
         return f"{numbers}, {self.loading.weights or 'plain weights'}", drawn + (", relaxed" if self.lantern else "")
 
 

@@ -25,7 +25,7 @@ def noise_table(
     like: Tensor,
 ) -> Tensor | None:
     """Noise of whole images, [B, length, vocabulary] in ``like``'s dtype and device; None at temperature 0."""
-    if sampling.temperature == 0:
+    if sampling.greedy:
         return None
     keys = [(sampling.seed, index) for index in image_indices]
     noise = Noise(keys, length, vocabulary, ahead=length, like=like)
@@ -38,7 +38,7 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
     logits: [..., V], guidance already applied, float32 or wider. Returns z of the same shape.
     """
-    z = logits / sampling.temperature if sampling.temperature > 0 and sampling.temperature != 1 else logits
+    z = logits if sampling.greedy or sampling.temperature == 1 else logits / sampling.temperature
     if 0 < sampling.top_k < z.shape[-1]:
         z = z.masked_fill(z < z.topk(sampling.top_k, -1).values[..., -1:], -math.inf)
     if sampling.top_p < 1:

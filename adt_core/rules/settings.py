@@ -19,6 +19,7 @@ BUNDLED = "bundled"
 """The name of the target that comes with the pack, and of its drafter."""
 UPSTREAM = "upstream"
 """The noise of the scripts of the models' authors."""
+LARGEST_SEED = 2**64 - 1
 MOST_AT_ONCE = 4096
 """Pictures that are drawn at once, at most."""
 LONGEST_TEXT = 10**6
@@ -165,7 +166,7 @@ class Settings:
 class Sampling(Settings):
     """How tokens are drawn. guidance: ``logits = uncond + guidance * (cond - uncond)``."""
 
-    seed: int = whole(0, "Of the noise; the same seed gives the same image.", 0, 2**64 - 1, stands="N")
+    seed: int = whole(0, "Of the noise; the same seed gives the same image.", 0, LARGEST_SEED, stands="N")
     temperature: float = number(1.0, "0 takes the likeliest token.", 0.0, 100.0, step=0.05, stands="T")
     top_k: int = whole(0, "Draw from the K likeliest tokens only; 0 is off.", 0, 2**31 - 1, stands="K")
     top_p: float = number(
@@ -180,6 +181,11 @@ class Sampling(Settings):
     noise_batch: int | None = whole(
         None, "Pictures that the authors' script draws at once (default: a prompt's).", 1, MOST_AT_ONCE, stands="N"
     )
+
+    @property
+    def greedy(self) -> bool:
+        """Is the likeliest token taken, without noise?"""
+        return self.temperature == 0
 
     def told(self) -> dict[str, Any]:
         """As :meth:`flat`, without noise that is our own, as before there was a choice: names of folders are digests of

@@ -11,10 +11,11 @@ FIGURES = ("acceptance", "depth", "width", "time")
 class ImageRound:
     """One image's share of a round.
 
-    position: raster position of the root. depth_asked, width_asked: what the policy chose. depth: of the verified tree.
-    width: drafts on its widest level. nodes: drafts verified. accepted: drafts accepted. ranks: sibling rank of each of
-    these. substituted: how many of them stand for another token (LANTERN). levels: drafts on each level of the tree,
-    from the root's children on; ``width`` is the largest of them, ``nodes`` their sum.
+    position: raster position of the root. depth_asked, width_asked: what the policy chose, cut to the room that the
+    image has left. depth: of the verified tree. width: drafts on its widest level. nodes: drafts verified. accepted:
+    drafts accepted. ranks: sibling rank of each of these. substituted: how many of them stand for another token
+    (LANTERN). levels: drafts on each level of the tree, from the root's children on; ``width`` is the largest of them,
+    ``nodes`` their sum.
     """
 
     image: int

@@ -156,8 +156,7 @@ def training_loss(drafter: core.EagleDrafter, reading: Reading, roots: Tensor, p
     """Mean loss over roots and passes; pass j weighs ``DECAY ** j``. A small share is the distance between features,
     which keeps their scale."""
     z = reading.z
-    greedy = reading.sampling.temperature == 0
-    p = F.one_hot(z.argmax(-1), z.shape[-1]).to(z) if greedy else z.softmax(-1)
+    p = F.one_hot(z.argmax(-1), z.shape[-1]).to(z) if reading.sampling.greedy else z.softmax(-1)
     total = torch.zeros((), device=p.device)
     for j, out in enumerate(unroll(drafter, reading, roots, passes)):
         true = reading.features[:, reading.first + 1 + j + roots]

@@ -86,6 +86,12 @@ def test_drafts_are_dear_on_a_cpu_and_nearly_free_on_a_gpu(source):
     assert built_in("a device to come", 1) == cuda
 
 
+def test_drafts_of_a_source_that_nobody_knows_have_a_price_before_they_are_measured():
+    """A new drafter is tried in its first image."""
+    guess = built_in("cpu", 1, ["chain", "new"])
+    assert guess.of("new", 8) == guess.of("both", 8) and guess.of("chain", 8) == built_in("cpu", 1).of("chain", 8)
+
+
 # ---- where they are kept -------------------------------------------------------------------------
 
 

@@ -7,19 +7,24 @@ and in the report.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_core import cli
+from adt_core import Drafting, cli, load_drafter
 from adt_core.app.images import read_settings
 from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Session, Shapes, Verified
 from adt_core.models.rows import Roots
-from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Lane, Policy, Shape, options
+from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Lane, Policy, Scene, Shape, options
+from adt_core.policies.auto import Auto, shape_of
 from adt_core.rules.settings import setting
+from adt_core.rules.trace import Round
 from adt_core.rules.tree import DraftTree, chain
+from tests.drafted import run
 
 DEPTH = 3
 
@@ -44,6 +49,46 @@ class ToyPolicy(Policy):
     def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
         shape = self.largest(self.settings)
         return [NO_DRAFTS if lane.position % self.settings.stride else shape for lane in lanes]
+
+
+class Better(Policy):
+    """Of two sources, that of which more drafts were accepted in a round of this decoding, on average."""
+
+    help = "the better of two sources"
+    chooses = True
+    largest = Auto.largest
+
+    def __init__(self, settings: DraftSettings, scene: Scene):
+        super().__init__(settings, scene)
+        self.accepted: dict[str, list[int]] = {source.name: [] for source in scene.sources[:2]}
+        self.chosen = ""
+
+    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+        means = {name: mean(accepted) if accepted else inf for name, accepted in self.accepted.items()}
+        self.chosen = max(means, key=means.__getitem__)
+        source = next(source for source in self.scene.sources if source.name == self.chosen)
+        return [shape_of(source, 8)] * len(lanes)
+
+    def observe(self, round: Round) -> None:
+        self.accepted[self.chosen] += [share.accepted for share in round.images]
+
+
+@pytest.mark.parametrize("drafter", ["network", "jacobi"])
+def test_a_policy_may_choose_between_sources(models, monkeypatch, drafter):
+    """A network has the window beside it then. Both sources are tried, and the picture is that of plain decoding."""
+    monkeypatch.setitem(POLICIES, "better", Better)
+    target, network = models
+    found = run(
+        target, network if drafter == "network" else load_drafter("jacobi", target), drafting=Drafting("better")
+    )
+    assert found.codes.equal(run(target).codes)
+    assert all(found._policy.accepted.values()) and len(found._policy.accepted) == 2
+
+
+@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.chooses])
+def test_what_chooses_may_take_the_largest_trees_that_are_measured(name):
+    """Costs that were measured for one such policy serve the others."""
+    assert Drafting(name).policy.largest(Drafting(name).settings) == Auto.largest(Drafting().settings)
 
 
 # ---- a drafter -----------------------------------------------------------------------------------
