@@ -17,7 +17,7 @@ def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
     task, decoder, rows = lanes.task, lanes.task.target.decoder, lanes.rows
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
-        step = rows.windowed(step, rows.spread(lanes.roots.at) + rows.first_slot, task.near)
+        step = rows.near_apart(step, rows.spread(lanes.roots.at) + rows.first_slot, task.near)
     check = None if task.replayed else task.check  # nothing may be raised in the middle of a capture
     return decoder(ids, step, lanes.cache, lanes.tables.rope, check)
 
@@ -35,7 +35,7 @@ def prefill(lanes: Lanes, step: Step) -> Tensor:
     for start, end in zip(starts, [*starts[1:], rows.length]):
         part = step.part(start, end)
         if start >= exact:
-            part = rows.windowed(part, start, task.near)
+            part = rows.near_apart(part, start, task.near)
         inputs = None if rows.features is None else rows.features[:, start:end]
         features.append(decoder(rows.ids[:, start:end], part, lanes.cache, lanes.tables.rope, task.check, inputs))
     return features[0] if len(features) == 1 else torch.cat(features, 1)

@@ -98,7 +98,7 @@ def filled(x: Tensor, tile: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing)) if missing else x
 
 
-class Window(NamedTuple):
+class NearKeys(NamedTuple):
     """The near keys of a forward's n tokens.
 
     columns: [R, w] columns of the KV cache; None for all that are read. mask: float64 [R, 1, n, w], added to scores;
@@ -108,7 +108,7 @@ class Window(NamedTuple):
     columns: Tensor | None
     mask: Tensor
 
-    def of_layers(self, heads: int, group: int) -> Window:
+    def of_layers(self, heads: int, group: int) -> NearKeys:
         """For layers in which groups of so many heads share their keys. heads: of keys."""
         mask = grouped(self.mask, group).expand(-1, heads, -1, -1)
         return self._replace(mask=mask.flatten(0, 1))  # made once, where every layer would copy it
@@ -121,16 +121,16 @@ class Window(NamedTuple):
         return cache.gather(3, index).double()
 
 
-def near_attention(q: Tensor, near: Tensor, window: Window, far: tuple[Tensor, Tensor] | None) -> Tensor:
+def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, Tensor] | None) -> Tensor:
     """Attention of q [R, heads, m, d] to near keys and values [2, R, heads, w, d], and to what ``far`` says: float64.
 
-    window: of a layer. far: output [R, heads, m, d] and log-sum-exp [R, heads, m] over the far keys; None if there are
-    none.
+    mask: of the near keys, of a layer. far: output [R, heads, m, d] and log-sum-exp [R, heads, m] over the far keys;
+    None if there are none.
     """
     rows, heads, m, dim = q.shape
-    keys, values = near.flatten(1, 2)
+    keys, values = entries.flatten(1, 2)
     queries = q.to(torch.float64, memory_format=torch.contiguous_format).view(rows * heads, m, dim)
-    scores = torch.baddbmm(window.mask, queries, keys.mT, alpha=dim**-0.5)
+    scores = torch.baddbmm(mask, queries, keys.mT, alpha=dim**-0.5)
     if far is None:
         return (scores.softmax(-1) @ values).view(q.shape)
     out, log_sum = far

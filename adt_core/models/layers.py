@@ -16,7 +16,7 @@ from ..rules.sampling import guide
 from .cache import KVCache
 from .config import ACTIVATIONS, DecoderConfig
 from .digits import byte_product, sums_whole_numbers
-from .exact import HALF, Trust, Window, filled, grouped, in_tiles, near_attention, tile_for
+from .exact import HALF, NearKeys, Trust, filled, grouped, in_tiles, near_attention, tile_for
 from .kernels import far_attention, has_half_products, onednn_product
 from .rotary import Rope, Turn, rope_tables
 from .rows import Step
@@ -27,8 +27,7 @@ class Frame(NamedTuple):
 
     rows: R. tile: rows of a product in the exact mode, else 0; with a tile, rows are filled up to a multiple of it.
     turn: rotations. slots: where keys and values go, as in :class:`.rows.Step`. mask: [R, 1, g * n, end], added to
-    attention scores, for each query of a group of g heads that share their keys. window: the near keys, in the exact
-    mode.
+    attention scores, for each query of a group of g heads that share their keys. near_keys: in the exact mode.
     """
 
     rows: int
@@ -36,7 +35,7 @@ class Frame(NamedTuple):
     turn: Turn
     slots: Tensor | slice
     mask: Tensor
-    window: Window | None
+    near_keys: NearKeys | None
 
     @classmethod
     def of(cls, step: Step, rope: Rope, config: DecoderConfig, tile: int = 0) -> Frame:
@@ -45,10 +44,10 @@ class Frame(NamedTuple):
             rope = rope_tables(config, rope[0], step.places.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
         turn = Turn.of(filled(positions, tile), rope, config.num_layers, tile)
-        group, window = config.num_heads // config.num_kv_heads, step.window
-        if window is not None:
-            window = window.of_layers(config.num_kv_heads, group)
-        return cls(len(step.positions), tile, turn, step.slots, grouped(step.mask, group), window)
+        group, near_keys = config.num_heads // config.num_kv_heads, step.near_keys
+        if near_keys is not None:
+            near_keys = near_keys.of_layers(config.num_kv_heads, group)
+        return cls(len(step.positions), tile, turn, step.slots, grouped(step.mask, group), near_keys)
 
 
 @contextmanager
@@ -65,16 +64,16 @@ def without_cudnn() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def attention(q: Tensor, cache: Tensor, mask: Tensor, window: Window | None) -> Tensor:
+def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
     """Queries q [R, heads, m, d] over a layer's cache [2, R, heads, slots, d] -> [R, heads, m, d].
 
-    mask: [R, 1, m, end], of all keys; with a ``window`` of the far ones alone. Then the result is float64.
+    mask: [R, 1, m, end], of all keys; of the far ones where near keys stand apart. Then the result is float64.
     """
     keys, values = cache.narrow(3, 0, mask.shape[-1])
-    if window is None:
+    if near_keys is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
-    far = None if window.columns is None else far_attention(q, keys, values, mask)
-    return near_attention(q, window.take(cache, mask.shape[-1]), window, far)
+    far = None if near_keys.columns is None else far_attention(q, keys, values, mask)
+    return near_attention(q, near_keys.take(cache, mask.shape[-1]), near_keys.mask, far)
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
@@ -222,7 +221,7 @@ class Layer(nn.Module):
         else:
             cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
-        y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.window)
+        y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.near_keys)
         y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, shared, group, d]
         if not frame.tile:
             return y.reshape(tokens, -1)

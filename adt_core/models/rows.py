@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .exact import Window, aligned
+from .exact import NearKeys, aligned
 from .rotary import Places
 
 
@@ -26,14 +26,14 @@ class Step:
 
     positions: [R, n] position ids. slots: [R, n] cache slots, or a slice when all rows agree.
     mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` slots of the cache are read.
-    window: the near keys in the exact mode, and then ``mask`` is that of the far ones (:mod:`.exact`). places: [R, n,
-    3], where a prompt's tokens are in others than those of their position ids.
+    near_keys: in the exact mode (:mod:`.exact`); ``mask`` is that of the far ones then. places: [R, n, 3], where a
+    prompt's tokens are in others than those of their position ids.
     """
 
     positions: Tensor
     slots: Tensor | slice
     mask: Tensor
-    window: Window | None = None
+    near_keys: NearKeys | None = None
     places: Tensor | None = None
 
     @property
@@ -202,14 +202,14 @@ class Rows:
         at = self.columns[:n].expand(len(roots.at), -1)
         return self.step(roots, 0, at, at[..., None] >= at[:, None])
 
-    def windowed(self, step: Step, start: Tensor | int, near: int | None) -> Step:
+    def near_apart(self, step: Step, start: Tensor | int, near: int | None) -> Step:
         """The same forward with near and far keys apart, as the exact mode wants them.
 
         start: slot of the first token that may be in another slot than its position's, [R, 1] or of all rows. near:
         positions before a token whose keys are near; None for all. The prompt is never near then.
         """
         if near is None:
-            return replace(step, window=Window(None, step.mask.double()))
+            return replace(step, near_keys=NearKeys(None, step.mask.double()))
         seen, end = step.mask[:, 0], step.end
         far_until = (step.positions + self._shifts[:, None] - near).clamp_min(self.first_slot)[..., None]  # [R, n, 1]
         columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
@@ -219,7 +219,7 @@ class Rows:
         close = there[:, None] & (columns[:, None] >= far_until)
         mask = torch.where(close, seen.gather(2, columns[:, None].expand_as(close)), self._shut)[:, None]
         far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
-        return replace(step, mask=aligned(far), window=Window(columns, mask.double()))
+        return replace(step, mask=aligned(far), near_keys=NearKeys(columns, mask.double()))
 
     def _ragged_step(self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
         """The same where the device alone knows where its images are, or where these have advanced unequally.

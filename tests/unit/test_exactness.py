@@ -73,9 +73,9 @@ def test_a_product_that_depends_on_a_rows_place_is_found(target, monkeypatch):
 def test_attention_to_which_hidden_keys_show_is_found(target, monkeypatch):
     near_attention = layers.near_attention
 
-    def leaky(q, near, window, far):
-        hidden = window.mask.isinf().double().mean(-1).view(*q.shape[:3], 1)
-        return near_attention(q, near, window, far) * (1 + hidden)
+    def leaky(q, near, mask, far):
+        hidden = mask.isinf().double().mean(-1).view(*q.shape[:3], 1)
+        return near_attention(q, near, mask, far) * (1 + hidden)
 
     monkeypatch.setattr(layers, "near_attention", leaky)
     assert TREE in differences(target)
