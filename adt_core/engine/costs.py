@@ -30,9 +30,8 @@ class Costs:
     def settle(self, at_once: int) -> None:
         """Choose the profile, for so many images at once: the given one, what was measured here, or a guess."""
         if self._wanted:
-            sources = self._task.active_drafter.sources if self._task.active_drafter else ()
             device = self._task.target.decoder.embedding.device.type
-            guess = built_in(device, at_once, [source.name for source in sources])
+            guess = built_in(device, at_once, [source.name for source in self._task.sources])
             self.profile = self._given or profiles.find(name_of(self._task), at_once) or guess
 
     def note(self, steps: float | None, seconds: float) -> None:

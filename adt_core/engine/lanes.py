@@ -109,7 +109,7 @@ class Lanes:
     def order(self, shapes: Sequence[Shape], moves: Sequence[int], allowed: Sequence[int]) -> None:
         """Say what the host has decided, in one copy: shapes of the trees, steps of plain images, LANTERN's limits.
 
-        How many columns of the cache a replayed round reads stands in ``roots.columns``.
+        It sets ``roots.columns``, too: how many columns of the cache a replayed round reads.
         """
         self.roots.columns = self._columns() if self.task.replayed else 0
         orders = [[*shape[:3], move, most] for shape, move, most in zip(shapes, moves, allowed, strict=True)]

@@ -50,7 +50,7 @@ def name_of(task: Task) -> str:
     model = f"{task.target.name} {config.num_layers}x{config.hidden_size}, {task.target.length} tokens"
     network = task.drafter.network if task.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
-    sources = "+".join(source.name for source in (task.active_drafter.sources if task.active_drafter else ()))
+    sources = "+".join(source.name for source in task.sources)
     numbers, drawn = task.recipe.costs()
     rows = f"{task.groups} rows, {drawn}"
     if decoder.tile:
@@ -72,8 +72,8 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     if said := lack_of_room(task, SETS * images) or lack_on_gpu(task, SETS * images):
         raise MemoryError(said)
     pool.release(task.target.decoder)  # or there might be too little memory for more sets of lanes
-    plain, sources = _Rounds(task, None, images), task.active_drafter.sources if task.active_drafter else ()
-    costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in sources}
+    plain = _Rounds(task, None, images)
+    costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in task.sources}
     profile = CostProfile(name_of(task), images, costs)
     took = time.perf_counter() - began
     logging.getLogger(__name__).info("Measured in %.1f s what drafts cost here: profile %s.", took, profile.digest)

@@ -17,7 +17,7 @@ from ..models.digits import is_able
 from ..models.exact import ALIGNED, near_on
 from ..models.rotary import Rope
 from ..models.target import Prompt, Target
-from ..policies import CostProfile, Drafting, Policy, Scene, Shape
+from ..policies import CostProfile, Drafting, Policy, Scene, Shape, Source
 from ..policies.recipe import Loading, Recipe
 from ..rules.noise import NOISE_VERSION, Key, Kind, Noise, Own
 from ..rules.settings import UPSTREAM, Lantern, Sampling
@@ -161,6 +161,11 @@ class Task:
             return None
         return with_window(self.drafter) if policy.chooses else self.drafter
 
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Ways to draft of the active drafter; none without one."""
+        return self.active_drafter.sources if self.active_drafter is not None else ()
+
     def tables(self) -> Tables:
         """Where the weights are now."""
         decoder, target = self.target.decoder, self.target
@@ -227,9 +232,8 @@ class Task:
 
     def policy(self, profile: CostProfile | None) -> Policy:
         """A fresh policy. profile: what rounds cost where the weights are now, for a policy that chooses."""
-        sources = self.active_drafter.sources if self.active_drafter else ()
         length, deepest = self.target.length - self.start, self.largest.depth
-        scene = Scene(self.target.columns, length, self.keys, sources, profile, deepest)
+        scene = Scene(self.target.columns, length, self.keys, self.sources, profile, deepest)
         return self.drafting.policy(self.drafting.settings, scene)
 
     def settings(self) -> dict:

@@ -112,7 +112,7 @@ def rounded(steps: float) -> float:
 def built_in(device: str, images: int, sources: Iterable[str] = ()) -> CostProfile:
     """What rounds probably cost on this kind of device (``cpu``, ``cuda``), until they are measured.
 
-    sources: names; those that are not in the table are taken to cost as much as the dearest there.
+    sources: names; one that is not in the table is taken to cost what ``both`` does.
     """
     kind = device if device in BUILT_IN else "cuda"
     known, costs = BUILT_IN[kind], dict[str, Curve]()
