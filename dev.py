@@ -147,14 +147,14 @@ def requirements() -> list[str]:
 def environment(packages: list[str]) -> None:
     """Make ``.venv`` and install ``packages`` into it, unless all of them are there."""
     wanted = [f"python=={platform.python_version()}", TORCH, *packages]
-    if PYTHON.exists() and READY.exists() and set(wanted) <= set(READY.read_text().splitlines()):
+    if PYTHON.exists() and READY.exists() and set(wanted) <= set(READY.read_text(encoding="utf-8").splitlines()):
         return
     started = time.monotonic()
     if not PYTHON.exists():
         _say("Setting up, once: a virtual environment in .venv")
         _make_venv()
     _pip([TORCH, *packages])
-    READY.write_text("\n".join(wanted))
+    READY.write_text("\n".join(wanted), encoding="utf-8")
     _say(f"The environment is ready after {time.monotonic() - started:.0f} s.")
 
 

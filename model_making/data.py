@@ -43,7 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images = np.lib.format.open_memmap(args.out / "images.npy", "w+", np.uint8, (args.count, SIZE, SIZE, 3))
-    with Pool() as pool, open(args.out / "scenes.jsonl", "w") as scenes:
+    with Pool() as pool, open(args.out / "scenes.jsonl", "w", encoding="utf-8") as scenes:
         jobs = ((args.seed, i) for i in range(args.count))
         for i, (image, scene) in enumerate(pool.imap(_training_example, jobs, chunksize=64)):
             images[i] = image

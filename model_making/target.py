@@ -74,7 +74,7 @@ def make_decoder(vocabulary: dict[str, int]) -> Decoder:
 
 
 def open_sequences(data: Path, tokens: Path) -> Sequences:
-    lines = (data / "scenes.jsonl").read_text().splitlines()
+    lines = (data / "scenes.jsonl").read_text(encoding="utf-8").splitlines()
     return Sequences(
         np.load(tokens / "codes.npy"), [read_scene(line) for line in lines], vocabulary(tokens), CONTENT_IDS
     )
@@ -96,7 +96,7 @@ def begin_with(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
     weights = old.decoder.state_dict()
     del weights["image_ids"]
     rows = weights.pop("embedding")
-    known = json.loads((folder / "config.json").read_text())["vocabulary_map"]
+    known = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]
     decoder.load_state_dict(weights, strict=False)
     for name, row in names.items():
         before = known.get(name, known.get("\u0120" + name))  # byte-level tokens begin with their space

@@ -62,7 +62,8 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
                 "rope_theta": c.rope_theta,
                 "max_position_embeddings": c.max_positions,
             }
-        )
+        ),
+        encoding="utf-8",
     )
     return folder
 

@@ -104,7 +104,7 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
     from safetensors.torch import load_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = json.loads((target / "config.json").read_text())
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     width = hidden or config["hidden_size"]
     generator = torch.Generator().manual_seed(seed)
     embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
@@ -128,7 +128,7 @@ def _save(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> None:
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def chameleon_tensors(config: dict, scale: float, seed: int) -> dict[str, torch.Tensor]:

@@ -70,7 +70,10 @@ def engines(
         yield [engine.facts], lambda numbers: chain.from_iterable(map(engine, numbers))
         return
     workers = min(order.workers, count)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Ray prints pages about what it tries again
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+    ):  # Ray prints pages about what it tries again
         ray = _connect(order, device, workers)
         try:
             needs, threads = _needs(ray, device, workers), int(ray.cluster_resources().get("CPU", 1)) // workers

@@ -42,7 +42,7 @@ class Case:
         self.base, self.folder = base, base / "output"
         base.mkdir(parents=True)
         self.checkpoint = write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0)
-        (base / "prompts.txt").write_text("\n".join(PROMPTS))
+        (base / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
 
     def run(self, seen: Seen, after: float = PATIENCE, fault: tuple[str, int] | None = None) -> bool:
         """Run the command, and kill it after so many seconds, or where ``fault`` says. Was it killed?"""
@@ -147,7 +147,7 @@ class Benchmark(Command):
     def _records(self) -> list[dict]:
         """The whole ones, the first of every prompt."""
         path, found = self.folder / "runs.jsonl", {}
-        for line in path.read_text().splitlines() if path.exists() else ():
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
                 record = json.loads(line)
             except ValueError:  # a kill has cut it

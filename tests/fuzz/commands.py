@@ -47,8 +47,8 @@ def commands(folder: Path) -> Callable:
     target = write_tiny_checkpoint(folder / "target")
     write_tiny_drafter(folder / "drafter", target)
     Image.new("RGB", (40, 30)).save(folder / "photo.jpg")
-    (folder / "list.txt").write_text("a cat\na dog\n")
-    (folder / "captions.json").write_text(json.dumps(["a cat"]))
+    (folder / "list.txt").write_text("a cat\na dog\n", encoding="utf-8")
+    (folder / "captions.json").write_text(json.dumps(["a cat"]), encoding="utf-8")
     files = st.sampled_from(
         ["target", "drafter", "drafter+jacobi", "photo.jpg", "list.txt", "captions.json", "out.png"]
     )

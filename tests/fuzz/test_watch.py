@@ -16,8 +16,8 @@ def watch(tmp_path):
 
 def test_what_is_written_outside_is_seen(tmp_path, watch):
     with watch.on():
-        (tmp_path / "place" / "mine.txt").write_text("a")
-        (tmp_path / "stray.pyc").write_text("a")
+        (tmp_path / "place" / "mine.txt").write_text("a", encoding="utf-8")
+        (tmp_path / "stray.pyc").write_text("a", encoding="utf-8")
     assert watch.seen == {f"open {tmp_path / 'stray.pyc'}"}
 
 
@@ -25,7 +25,7 @@ def test_what_is_written_outside_is_seen(tmp_path, watch):
 def test_the_first_import_of_a_module_writes_nothing(tmp_path, monkeypatch, watch, usual):
     """Whether it was imported before depends on the tests that ran before."""
     name = f"never_imported_{usual}".lower()
-    (tmp_path / f"{name}.py").write_text("VALUE = 3")
+    (tmp_path / f"{name}.py").write_text("VALUE = 3", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", usual)
     with watch.on():

@@ -39,8 +39,10 @@ def write_glm_image(
     config.architectures = ["GlmImageForConditionalGeneration"]
     config.save_pretrained(stage)
     save_shards(stage, model.state_dict(), 2)
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
-    (folder / "transformer" / "config.json").write_text(json.dumps({"_class_name": "GlmImageTransformer2DModel"}))
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}), encoding="utf-8")
+    (folder / "transformer" / "config.json").write_text(
+        json.dumps({"_class_name": "GlmImageTransformer2DModel"}), encoding="utf-8"
+    )
     return folder
 
 

@@ -149,8 +149,10 @@ def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards:
         torch.save({name: tensors[name].clone() for name in names[i::shards]}, folder / file)
     if shards > 1:
         weight_map = {name: file for i, file in enumerate(files) for name in names[i::shards]}
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps(_deepseeks_config(model.config)))
+        (folder / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
+        )
+    (folder / "config.json").write_text(json.dumps(_deepseeks_config(model.config)), encoding="utf-8")
 
 
 def _deepseeks_config(config: JanusConfig) -> dict:

@@ -57,7 +57,7 @@ def write_liquid(
         model.model.embed_tokens.weight.data.normal_(std=scale * hidden**-0.5)
     tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
     save_shards(folder, tensors, 2)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     _tokenizer().save(str(folder / "tokenizer.json"))
     stored = {**codec.state_dict(), "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}
     torch.save({"state_dict": stored}, folder.parent / "vqgan.ckpt")

@@ -196,7 +196,7 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
-    (target / "config.json").write_text(json.dumps(config))
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
     write_t5(folder / "t5" / "flan-t5-xl")
     return target
@@ -247,7 +247,7 @@ def write_drafter(folder: Path, input_type: str = "t2i") -> Path:
         "vocab_size": CODES,
         "input_type": input_type,
     }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

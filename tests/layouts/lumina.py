@@ -23,7 +23,10 @@ SIZE_TOKENS = 25  # reserved08800 ... reserved08824: up to 768 pixels
 def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKENS, **shape) -> Path:
     """A target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it."""
     write_tiny_checkpoint(folder, **{"codes": 40, "resolution": 64, "max_positions": 3000, "downsample": 16, **shape})
-    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    config, tensors = (
+        json.loads((folder / "config.json").read_text(encoding="utf-8")),
+        load_file(folder / "model.safetensors"),
+    )
     vocabulary = config["vocabulary_map"]
     for name in ["<reserved08799>", *(f"<reserved{8800 + n:05}>" for n in range(size_tokens))]:
         vocabulary[name] = len(vocabulary)
@@ -42,7 +45,7 @@ def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKEN
     save_shards(folder, tensors, shards)
     config |= {"architectures": ["ChameleonXLLMXForConditionalGeneration"], "vocab_size": len(vocabulary)}
     config |= {"model_parallel_size": 1, "z_loss_weight": 0.0, "mask_image_logits": False, "dropout": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -56,7 +59,7 @@ def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> 
         files |= dict.fromkeys(part, file)
     total = sum(value.numel() * value.element_size() for value in tensors.values())
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": total}, "weight_map": files})
+        json.dumps({"metadata": {"total_size": total}, "weight_map": files}), encoding="utf-8"
     )
 
 

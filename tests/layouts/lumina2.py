@@ -50,10 +50,10 @@ def write_lumina2(
     tensors["model.vqmodel.quantize.embedding.weight"] = torch.zeros(4, 4)  # Chameleon's codec, which is not used
     shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
     save_shards(folder, tensors | shared, 2)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     _tokenizer().save(str(folder / "tokenizer.json"))
     stated = {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated), encoding="utf-8")
     torch.save({**random_codec(seed).state_dict(), "loss.logvar": torch.zeros(())}, folder.parent / "movqgan_270M.ckpt")
     return folder
 

@@ -15,7 +15,7 @@ def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForCondit
     fields: of the configuration, in place of those of the file. left_out: part of the names of tensors that neither
     takes from the other; no name has a blank.
     """
-    config = ChameleonConfig(**json.loads((folder / "config.json").read_text()) | fields)
+    config = ChameleonConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")) | fields)
     model = ChameleonForConditionalGeneration(config).eval()
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
     tensors = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}

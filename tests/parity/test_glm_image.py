@@ -159,7 +159,7 @@ def test_one_file_is_the_same_model(folder, target, tmp_path, monkeypatch, witho
     stage, tokenizer = folder / "vision_language_encoder", folder / "processor" / "tokenizer.json"
     file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
     if "config_json" in without:
-        stated = json.loads((stage / "config.json").read_text())
+        stated = json.loads((stage / "config.json").read_text(encoding="utf-8"))
         monkeypatch.setattr("adt_core.models.families.glm_image._PUBLISHED", stated)
     if "tokenizer_json" in without:
         shutil.copytree(folder / "processor", tmp_path / "processor")
@@ -204,6 +204,6 @@ def test_the_command_line_draws_a_sketch_says_so_and_draws_it_again(folder, tmp_
     assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
     assert "a sketch of the tokens" in capsys.readouterr().out
     assert cli.main([*common, "--from-png", str(first[0]), "--output", str(again[0]), "--tokens", str(again[1])]) == 0
-    one, other = (json.loads(tokens.read_text())["tokens"] for _, tokens in (first, again))
+    one, other = (json.loads(tokens.read_text(encoding="utf-8"))["tokens"] for _, tokens in (first, again))
     assert one == other and np.shape(one) == (1, HEIGHT // 32, WIDTH // 32)
     assert Image.open(first[0]).size == (WIDTH, HEIGHT)

@@ -77,7 +77,7 @@ class Reading(NamedTuple):
     @classmethod
     def of(cls, pid: int, runs: int) -> Reading:
         process = Path(f"/proc/{pid}")
-        status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+        status = dict(line.split(":", 1) for line in (process / "status").read_text(encoding="utf-8").splitlines())
         resident, files = int(status["VmRSS"].split()[0]) / 1024, []
         for _ in range(LOOKS):
             time.sleep(0.1)

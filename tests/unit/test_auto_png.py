@@ -24,7 +24,7 @@ def generate(tiny, tmp_path, monkeypatch):
     def run(**options):
         named = {"output": "a.png", "trace": "t.json", "device": "cpu", **options, **models}
         assert cli.main(words("generate", **named)) == 0
-        rounds = json.loads(Path("t.json").read_text())["decodings"][0]["rounds"]
+        rounds = json.loads(Path("t.json").read_text(encoding="utf-8"))["decodings"][0]["rounds"]
         return [round["images"] for round in rounds]
 
     return run

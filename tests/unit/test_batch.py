@@ -247,7 +247,7 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
     models = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter")]
     options = ["generate", "--from-png", str(picture.path), "--device", "cpu", *models]
     assert cli.main([*options, "--output", str(tmp_path / "again.png"), "--tokens", str(tmp_path / "again.json")]) == 0
-    assert json.loads((tmp_path / "again.json").read_text())["tokens"] == [picture.codes.tolist()]
+    assert json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["tokens"] == [picture.codes.tolist()]
     with Image.open(picture.path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes() and image.info["workflow"] == '{"nodes": []}'
 
@@ -306,7 +306,7 @@ def test_folders_are_called_by_the_model_and_old_ones_go_on(make, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(AdtError, match="can't be written.*what is finished is kept"):
         run(make, PROMPTS[:1], tmp_path / "file", chunk=1)
 

@@ -23,7 +23,7 @@ METHODS += ["eagle2+lantern", "merged+lantern", "jacobi+lantern"]
 
 @pytest.fixture
 def run(tiny, tmp_path, capsys):
-    (tmp_path / "prompts.txt").write_text("a cat\na dog\na cow\n")
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\na cow\n", encoding="utf-8")
 
     def run(*extra: str, methods: str = ",".join(METHODS), prompts: str = "prompts.txt"):
         files = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": tmp_path / prompts}
@@ -36,7 +36,7 @@ def run(tiny, tmp_path, capsys):
 def test_every_method_and_every_column(run, tmp_path):
     code, out, _ = run()
     assert code == 0 and all(name in out for name in METHODS)
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in results["summary"]] == ["autoregressive", *METHODS]
     assert all(set(row) == set(COLUMNS) for row in results["summary"])
     assert {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"} <= set(
@@ -48,9 +48,9 @@ def test_every_method_and_every_column(run, tmp_path):
             assert row["identical"] == 3 and row["agreement"] == 1 and row["substitution_rate"] == 0
     plain, relaxed = results["summary"][0], results["summary"][-1]
     assert plain["speedup"] == 1 and plain["tau"] == 1 and relaxed["substitution_rate"] > 0 and relaxed["agreement"] < 1
-    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+    with (tmp_path / "out" / "results.csv").open(newline="", encoding="utf-8") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["autoregressive", *METHODS]
-    assert (tmp_path / "out" / "results.md").read_text() in out
+    assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") in out
 
 
 def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
@@ -66,16 +66,19 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
     monkeypatch.setattr(jobs, "Decoding", interrupted)
     code, _, err = run(methods="eagle2")  # two to warm up, two a prompt
     assert code == 130 and "Interrupted" in err
-    lines = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
+    lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
-    with (tmp_path / "out" / "runs.jsonl").open("a") as file:
+    with (tmp_path / "out" / "runs.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"prompt": 1, "te')  # the power went while the next was being written
     monkeypatch.setattr(jobs, "Decoding", finish)
     assert run(methods="eagle2")[0] == 0
-    after = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
+    after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "what was finished is not touched"
     assert [json.loads(line)["text"] for line in [after[1], *after[3:]]] == ["a cat", "a dog", "a cow"]
-    assert run(methods="eagle2")[0] == 0 and (tmp_path / "out" / "runs.jsonl").read_text().splitlines() == after
+    assert (
+        run(methods="eagle2")[0] == 0
+        and (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines() == after
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_runs_of_other_settings_are_never_mixed(run, first, then):
 
 def test_a_sample_of_the_prompts(run, tmp_path):
     assert run("--count", "2", "--sample-seed", "1", methods="jacobi-chain")[0] == 0
-    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["records"]) == 2
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["records"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, 
 
 def test_a_folder_that_cannot_be_is_named_before_anything_is_loaded(run, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "load", mock.Mock(side_effect=AssertionError("the model was loaded")))
-    (tmp_path / "out").write_text("a file where the folder would be")
+    (tmp_path / "out").write_text("a file where the folder would be", encoding="utf-8")
     code, _, err = run(methods="eagle2")
     assert code == 1 and "--output" in err and "not a folder that you may write to" in err
 

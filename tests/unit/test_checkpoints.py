@@ -159,7 +159,7 @@ WRONG = {
     "lumina": {"no shard": (without(SECOND), SECOND)},
     "lumina-mgpt-2": {
         "no first token": (
-            lambda path: (path / "tokenizer_config.json").write_text("{}"),
+            lambda path: (path / "tokenizer_config.json").write_text("{}", encoding="utf-8"),
             "tokenizer_config.json names no bos_token or eos_token",
         ),
         "too small a vocabulary": (

@@ -246,7 +246,7 @@ def test_no_cuda(generate):
 
 
 def test_blank_prompts_of_a_list_are_named(generate):
-    Path("list.txt").write_text("a red house\n\na blue sky\n")
+    Path("list.txt").write_text("a red house\n\na blue sky\n", encoding="utf-8")
     code, out, err = generate(prompt=None, prompts="list.txt", output="x.png")
     assert code == 0 and len(list(Path().glob("x-*.png"))) == 2, err
     assert "1 of 3 prompts are blank and were left out: '2'." in out
@@ -254,7 +254,7 @@ def test_blank_prompts_of_a_list_are_named(generate):
 
 @pytest.mark.parametrize("model, told", [("bundled", True), (None, False)])
 def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(generate, model, told):
-    Path("list.txt").write_text("a red house\na cat\n")
+    Path("list.txt").write_text("a red house\na cat\n", encoding="utf-8")
     models = {"model": model, "drafter": model} if model else {}
     begun = {"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.75}
     code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models, **begun)
@@ -263,14 +263,14 @@ def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(gen
 
 
 def test_a_prompt_of_a_list_that_is_too_long_is_named(generate):
-    Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500)
+    Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
     refused = generate(prompt=None, prompts="list.txt", output="x.png")
     assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "tokens long")
     assert not list(Path().glob("x*"))
 
 
 def test_empty_list_of_prompts(generate):
-    Path("list.txt").write_text("\n \n")
+    Path("list.txt").write_text("\n \n", encoding="utf-8")
     assert_refused(generate(prompt=None, prompts="list.txt"), "--prompts", "list.txt", "empty", code=2)
 
 
@@ -339,7 +339,9 @@ def test_a_pickle_that_would_run_code(generate, models, tmp_path, role, torch_fi
 
 def test_unknown_architecture(generate, models, tmp_path, capsys):
     folder = write_tiny_checkpoint(tmp_path / "llama")
-    (folder / "config.json").write_text(json.dumps({**load(folder / "config.json"), "model_type": "llama"}))
+    (folder / "config.json").write_text(
+        json.dumps({**load(folder / "config.json"), "model_type": "llama"}), encoding="utf-8"
+    )
     assert_refused(generate(model=folder), "llama", "Anole", "Lumina-mGPT")
     assert cli.main(["inspect", str(folder)]) == 1
     assert "llama" in capsys.readouterr().err
@@ -348,7 +350,7 @@ def test_unknown_architecture(generate, models, tmp_path, capsys):
 @pytest.mark.parametrize("config", ["", "{}", "[]", "null", '{"model_type": "chameleon"}', "\x00"])
 def test_damaged_configuration(generate, models, tmp_path, config, capsys):
     folder = write_tiny_checkpoint(tmp_path / "damaged")
-    (folder / "config.json").write_text(config)
+    (folder / "config.json").write_text(config, encoding="utf-8")
     assert_refused(generate(model=folder), "damaged")
     assert cli.main(["inspect", str(folder)]) == 1
     assert "damaged" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_a_standard_error_that_cannot_be_written_costs_no_picture(tiny, tmp_path
     subprocess.run(["bash", "-c", f"({line}) {stderr}; exit ${{PIPESTATUS[0]}}"], cwd=ROOT, check=True)
     with Image.open(tmp_path / "a.png") as image:
         image.load()
-    assert json.loads((tmp_path / "r.json").read_text())["images"] == 1
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["images"] == 1
 
 
 TALKATIVE = """
@@ -90,7 +90,7 @@ def test_an_interrupt_while_modules_are_imported(tmp_path, module):
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_interrupt(tiny, tmp_path):
-    (tmp_path / "list.txt").write_text("a red house\n" * 500)
+    (tmp_path / "list.txt").write_text("a red house\n" * 500, encoding="utf-8")
     # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to work here.
     line = words("generate", model=tiny / "target", drafter=tiny / "drafter", prompts=tmp_path / "list.txt")
     files = ["--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json", "--device", "cpu"]

@@ -84,10 +84,10 @@ def test_a_report_is_replaced_by_its_own_list_alone(tmp_path):
     assert (tmp_path / "report.json").read_bytes() == first
     assert write([*rows, row("3", "d.png", 1.0)]) == "report", "the same list, grown"
     assert write([row("1", "c.png", 9.0)]) == "report-2", "made again, with other figures"
-    (tmp_path / "report.json").write_text("[")
+    (tmp_path / "report.json").write_text("[", encoding="utf-8")
     assert write([*rows, row("9", "e.png", 1.0)]) == "report-3" and write([row("5", "f.png", 1.0)]) == "report-4"
-    (tmp_path / "sums.csv").write_text("of somebody else")
-    assert write(rows, "sums") == "sums-2" and (tmp_path / "sums.csv").read_text() == "of somebody else"
+    (tmp_path / "sums.csv").write_text("of somebody else", encoding="utf-8")
+    assert write(rows, "sums") == "sums-2" and (tmp_path / "sums.csv").read_text(encoding="utf-8") == "of somebody else"
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_files_that_are_damaged_or_foreign_count_for_nothing(cache, content):
 
 
 def test_where_the_folder_cannot_be_written_a_profile_lives_as_long_as_the_process(cache):
-    cache.write_text("a file where the folder should be")
+    cache.write_text("a file where the folder should be", encoding="utf-8")
     profiles.save(PROFILE)
     assert profiles.find(PROFILE.name, 2) == PROFILE
     assert [profiles.doubted(PROFILE, NO_DRAFTS) for _ in range(2)] == [False, True]
@@ -197,7 +197,7 @@ def test_a_machine_that_is_slower_as_a_whole_raises_no_doubt(cache):
 def test_damaged_counts_make_a_stranger_of_a_profile(cache, field, value):
     profiles.save(MEASURED)
     (path,) = cache.iterdir()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {field: value}), encoding="utf-8")
     assert profiles.find(MEASURED.name, 1) is None and doubts(NO_DRAFTS, 5) == [False] * 5
 
 

@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    Path("list.txt").write_text("\n".join(PROMPTS))
+    Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     yield tmp_path
     torch.set_num_threads(threads)
 
@@ -79,7 +79,7 @@ def fragile(module, maker, folder):
         class Fragile(type(engine)):
             def __call__(self, number):
                 found = list(super().__call__(number))
-                with (folder / "begun").open("a") as file:
+                with (folder / "begun").open("a", encoding="utf-8") as file:
                     file.write(f"{number} {os.getpid()}\n")
                 if number == LOST and not (folder / "killed").exists():
                     (folder / "killed").touch()
@@ -94,12 +94,12 @@ def fragile(module, maker, folder):
 
 def tries(folder):
     """How often each prompt was drawn, and by how many processes in all."""
-    lines = [line.split() for line in (folder / "begun").read_text().splitlines()]
+    lines = [line.split() for line in (folder / "begun").read_text(encoding="utf-8").splitlines()]
     return Counter(int(number) for number, _ in lines), len({process for _, process in lines})
 
 
 def load(path):
-    return json.loads(Path(path).read_text())
+    return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def without_times(decodings):
@@ -155,7 +155,7 @@ def assert_same_results(prompts):
 
 
 def test_a_benchmark_of_two_workers_of_which_one_is_killed_finds_the_same(run, cluster, folder, monkeypatch):
-    Path("list.txt").write_text("\n".join(PROMPTS[:2]))
+    Path("list.txt").write_text("\n".join(PROMPTS[:2]), encoding="utf-8")
     assert run("benchmark", "alone", methods="jacobi")[0] == 0
     monkeypatch.setattr(benchmark, "load", fragile(benchmark, "load", folder))
     code, _, err = run("benchmark", "spread", methods="jacobi", workers=2, ray_address=cluster.address)
@@ -182,11 +182,11 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
     on_ray = {**options, "workers": 2, "ray_address": cluster.address}
     code, _, err = run("benchmark", "spread", **on_ray)
     assert code == 130 and "Interrupted" in err
-    before = Path("spread/runs.jsonl").read_text()
+    before = Path("spread/runs.jsonl").read_text(encoding="utf-8")
     assert before.count("\n") == 6 and (folder / "killed").exists()
     code, _, err = run("benchmark", "spread", **on_ray)
     assert code == 0, err
-    assert Path("spread/runs.jsonl").read_text().startswith(before)
+    assert Path("spread/runs.jsonl").read_text(encoding="utf-8").startswith(before)
 
     assert_same_results(PROMPTS)
 

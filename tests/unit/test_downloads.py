@@ -124,7 +124,7 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
     for name, hidden in (("one", 32), ("two", 64)):
         write_tiny_checkpoint(cache / "snapshots" / name, hidden=hidden)
     (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text("one")
+    (cache / "refs" / "main").write_text("one", encoding="utf-8")
     assert load_target(cache).decoder.config.hidden_size == 32
     shutil.rmtree(cache / "snapshots")
     (cache / "snapshots").mkdir()
@@ -138,7 +138,7 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
 def test_git_lfs_pointers(tmp_path, name):
     """In a clone, git fetches the file. Elsewhere it can't, even if ComfyUI around it is a clone."""
     folder = write_tiny_checkpoint(tmp_path / "target")
-    (folder / name).write_text(POINTER)
+    (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
     with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*download the file itself, such as with hf"):
         load_target(folder)
@@ -159,7 +159,9 @@ def test_a_bin_that_was_cut_short(tmp_path):
 
 def test_emu3_in_its_authors_layout(tmp_path):
     folder = write_emu3(tmp_path / "Emu3-Gen")
-    (folder / "config.json").write_text(json.dumps({"model_type": "Emu3", "architectures": ["Emu3ForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "Emu3", "architectures": ["Emu3ForCausalLM"]}), encoding="utf-8"
+    )
     command = f"hf download BAAI/Emu3-Gen-hf --local-dir {(tmp_path / 'Emu3-Gen-hf').as_posix()}"
     assert "own layout" in said(folder) and command in said(folder)
 
@@ -207,10 +209,10 @@ def said_of_a_drafter(path) -> str:
 
 
 def test_folders_of_diffusers(tmp_path):
-    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}', encoding="utf-8")
     assert "is a folder of diffusers" in said(tmp_path)
     part = write_tiny_checkpoint(tmp_path / "transformer")
-    (part / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}')
+    (part / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}', encoding="utf-8")
     assert "is a part of a diffusers model ('FluxTransformer2DModel')" in said(part)
 
 
@@ -251,7 +253,7 @@ def test_a_published_drafter_is_found_by_itself(tmp_path, place):
     drafter = tmp_path / "models" / place / "LANTERN-Lumina-mGPT-7B-768"
     assert default_drafter(str(model)) == "jacobi"
     drafter.mkdir(parents=True)
-    (drafter / "config.json").write_text("{}")
+    (drafter / "config.json").write_text("{}", encoding="utf-8")
     assert default_drafter(str(model)) == str(drafter)
     cached = model.parent / "models--Alpha-VLLM--Lumina-mGPT-7B-768" / "snapshots" / "abc"
     assert default_drafter(str(cached)) == str(drafter)

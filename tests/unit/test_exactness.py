@@ -221,9 +221,9 @@ def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by
 
     assert settled() == settled() == found and len(tries) == 1
     (file,) = tmp_path.glob("exact-*.json")
-    kept = json.loads(file.read_text())
+    kept = json.loads(file.read_text(encoding="utf-8"))
     kept["verdict"]["trust"] = [99, True]
-    file.write_text(json.dumps(kept))
+    file.write_text(json.dumps(kept), encoding="utf-8")
     assert settled() == found and len(tries) == 2
     with monkeypatch.context() as patch:
         patch.setattr(exactness, "said_of_products", lambda: ["TF32"])

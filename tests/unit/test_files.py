@@ -114,10 +114,10 @@ def test_a_folder_that_is_removed_meanwhile_is_named(file, monkeypatch):
 @pytest.mark.parametrize("before", ["", "one\n", "one\nha", "half"])
 def test_a_line_is_whole_whatever_stands_before_it(tmp_path, before):
     path = tmp_path / "lines"
-    path.write_text(before)
+    path.write_text(before, encoding="utf-8")
     add_line(path, "two")
     add_line(path, "three")
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert text.startswith(before) and text.endswith("\n") and text.split("\n")[-3:-1] == ["two", "three"]
     assert text.count("two") == 1 + bool(before and not before.endswith("\n")), "twice behind half a line alone"
 
@@ -125,11 +125,11 @@ def test_a_line_is_whole_whatever_stands_before_it(tmp_path, before):
 def test_lines_are_added_to_no_file_of_another_folder(tmp_path):
     """A hard link can't be told from the file. What is not added to is replaced, and needs no check."""
     (tmp_path / "ours").mkdir()
-    (tmp_path / "theirs").write_text("theirs\n")
+    (tmp_path / "theirs").write_text("theirs\n", encoding="utf-8")
     (tmp_path / "ours" / "a.jsonl").hardlink_to(tmp_path / "theirs")
     with pytest.raises(AdtError, match=r"a.jsonl' is in another folder as well \(a hard link\); put a copy"):
         add_line(tmp_path / "ours" / "a.jsonl", "{}")
-    assert (tmp_path / "theirs").read_text() == "theirs\n"
+    assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs\n"
 
 
 def test_a_line_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
@@ -139,6 +139,6 @@ def test_a_line_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
         patch.setattr(*at("write", 1, full_disk))
         with pytest.raises(AdtError, match="runs.jsonl' can't be written .the disk is full.*what is finished is kept"):
             add_line(path, "two")
-    assert path.read_text() == "one\ntw"
+    assert path.read_text(encoding="utf-8") == "one\ntw"
     add_line(path, "three")
-    assert path.read_text().splitlines() == ["one", "twthree", "three"]
+    assert path.read_text(encoding="utf-8").splitlines() == ["one", "twthree", "three"]

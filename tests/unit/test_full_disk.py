@@ -38,7 +38,7 @@ WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 
 def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
     """Run a command with the tiny target; returns its exit code and what it said of an error."""
     monkeypatch.chdir(tmp_path)
-    Path("p.txt").write_text("a cat\na dog\n")
+    Path("p.txt").write_text("a cat\na dog\n", encoding="utf-8")
 
     def run(name: str, output: str) -> tuple[int, str]:
         options = [
@@ -108,7 +108,7 @@ def test_the_report_of_a_batch(tmp_path, monkeypatch, number):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_full_disk_in_the_place_of_the_terminal():
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(INSPECT, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "what it says can't be written (No space left on device)" in done.stderr

@@ -25,9 +25,9 @@ def add_to(file: Path, **tensors: torch.Tensor) -> None:
 
 
 def say_in(folder: Path, part: str | None = None, **fields: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (config if part is None else config[part]).update(fields)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def parts(tmp_path, monkeypatch):
 
     def run(minutes: float, **bodies: str) -> dict:
         for name, body in bodies.items():
-            (tmp_path / f"part_{name}.py").write_text(BAD + body + LATER + CASES)
+            (tmp_path / f"part_{name}.py").write_text(BAD + body + LATER + CASES, encoding="utf-8")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(command, "PARTS", {name: (f"part_{name}", 1) for name in bodies})
         return command.measure(minutes, tmp_path / "out", True)["parts"]

@@ -22,7 +22,9 @@ def bundled():
 
 def test_the_file_has_the_words_that_the_model_is_taught(tmp_path):
     write_words(tmp_path / "words.json")
-    assert (tmp_path / "words.json").read_text() == WORDS.read_text(), "write it anew: model_making.export.write_words"
+    assert (tmp_path / "words.json").read_text(encoding="utf-8") == WORDS.read_text(encoding="utf-8"), (
+        "write it anew: model_making.export.write_words"
+    )
     assert bundled_words() == {*wording.naming_words()} < {*wording.vocabulary()}
     assert bundled_words().isdisjoint("a an the on of with left right middle background".split())
 

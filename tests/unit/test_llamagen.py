@@ -127,5 +127,5 @@ def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
 def test_a_drafter_whose_configuration_says_little(folder, target, tmp_path):
     """What is left out is as in the target."""
     shutil.copytree(folder / "network", tmp_path / "terse")
-    (tmp_path / "terse" / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-6}))
+    (tmp_path / "terse" / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-6}), encoding="utf-8")
     assert load_drafter(tmp_path / "terse", target).config == load_drafter(folder / "network", target).config

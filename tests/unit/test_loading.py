@@ -46,7 +46,7 @@ def write_hollow(folder: Path, shape: dict, shards: int) -> int:
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
     }
-    (folder / "config.json").write_text(json.dumps(shape | others))
+    (folder / "config.json").write_text(json.dumps(shape | others), encoding="utf-8")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     sizes = anoles_tensors(shape)
     names, total, files = list(sizes), 0, {}
@@ -54,7 +54,7 @@ def write_hollow(folder: Path, shape: dict, shards: int) -> int:
         file, own = f"model-{shard + 1:05}-of-{shards:05}.safetensors", names[shard::shards]
         total += write_holes(folder / file, {name: sizes[name] for name in own})
         files |= dict.fromkeys(own, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}), encoding="utf-8")
     return total
 
 

@@ -32,7 +32,7 @@ def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
     assert target.name == "Lumina-mGPT-7B-768" == name_of(folder / file) and home_of(folder / file) == folder.parent
     drafter = tmp_path / "models" / "LANTERN-Lumina-mGPT-7B-768"
     drafter.mkdir()
-    (drafter / "config.json").write_text("{}")
+    (drafter / "config.json").write_text("{}", encoding="utf-8")
     assert default_drafter(str(folder / file)) == str(drafter)
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "lacks model-00002-of-00002.safetensors, named in its index" in said(folder / "config.json")
@@ -41,7 +41,7 @@ def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
 def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
     names = {f"tensor {i}": f"model-{i:05}-of-09999.safetensors" for i in range(9999)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
     message = said(folder)
     assert "model-00003-of-09999.safetensors and 9995 more, named in its index; download the missing files" in message
     assert message.endswith(
@@ -65,7 +65,7 @@ def test_a_picture(tmp_path, name):
 @pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
 def test_a_text_of_a_models_folder(tmp_path, name):
     """It was called a damaged file of weights, to be downloaded again."""
-    (tmp_path / name).write_text("{}")
+    (tmp_path / name).write_text("{}", encoding="utf-8")
     assert "is a text and no model; give the model's folder" in said(tmp_path / name)
 
 
@@ -74,7 +74,7 @@ def test_a_part_of_a_diffusers_model(tmp_path, around, remedy):
     """Of GLM-Image, the folder around it is the model."""
     part = tmp_path / around / "transformer"
     part.mkdir(parents=True)
-    (part / "config.json").write_text('{"_class_name": "ATransformer2DModel"}')
+    (part / "config.json").write_text('{"_class_name": "ATransformer2DModel"}', encoding="utf-8")
     save_file({"a": torch.ones(1)}, part / "model.safetensors")
     if around == "GLM-Image":
         (part.parent / "vision_language_encoder").mkdir()

@@ -62,7 +62,7 @@ def test_a_benchmark_goes_on(work, monkeypatch):
     shutil.copytree(OLD / "benchmark", "benchmark")
     then = PRESETS["merged"].drafting.replace(depth=16, width=3)
     monkeypatch.setitem(PRESETS, "merged", PRESETS["merged"]._replace(drafting=then))
-    before = json.loads((work / "benchmark" / RUNS).read_text().splitlines()[0])["settings"]
+    before = json.loads((work / "benchmark" / RUNS).read_text(encoding="utf-8").splitlines()[0])["settings"]
     target = load_target("target")
     sampling = Sampling(**before["sampling"])
     recipe = Recipe(sampling, lantern=Lantern(delta=0.2), drafter="drafter")
@@ -76,16 +76,18 @@ def test_a_benchmark_goes_on(work, monkeypatch):
 
 def test_a_training_goes_on(work):
     """The settings of a run are those that it was begun with."""
-    Path("captions.txt").write_text("a cat\na dog\na cow\nan owl\n")
+    Path("captions.txt").write_text("a cat\na dog\na cow\nan owl\n", encoding="utf-8")
     options = "--model target --prompts captions.txt --held-out 2 --batch 2 --steps 1 --device cpu --output trained"
     assert cli.main(["train-drafter", *options.split()]) == 0
     settings = Path("trained/training/settings.json")
-    assert json.loads(settings.read_text()) == json.loads((OLD / "training.json").read_text())
+    assert json.loads(settings.read_text(encoding="utf-8")) == json.loads(
+        (OLD / "training.json").read_text(encoding="utf-8")
+    )
 
 
 @pytest.mark.parametrize("path", sorted(OLD.glob("costs-*.json")), ids=lambda path: path.stem)
 def test_a_profile_of_costs_is_found_by_its_name(work, path):
-    profile = CostProfile.from_json(json.loads(path.read_text()))
+    profile = CostProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
     Path("cache").mkdir()
     shutil.copy(path, Path("cache") / path.name)
     assert profiles.find(profile.name, profile.images) == profile
@@ -93,12 +95,17 @@ def test_a_profile_of_costs_is_found_by_its_name(work, path):
 
 def test_a_task_has_the_name_that_its_profile_had(work):
     """All but the machine's part, and torch's. Exact products are others now, which their tiles say."""
-    names = {json.loads(path.read_text())["name"].split("; ", 1)[1] for path in OLD.glob("costs-*.json")}
+    names = {
+        json.loads(path.read_text(encoding="utf-8"))["name"].split("; ", 1)[1] for path in OLD.glob("costs-*.json")
+    }
     names = {re.sub(r"(exact, .*? weights);", rf"\1, tiles of {TILE['cpu']};", name) for name in names}
     for dtype, path in (("float32", "again.png"), ("bfloat16", "half.png")):
         line = f"--model target --drafter drafter+jacobi --prompt cat --dtype {dtype} --device cpu --output {path}"
         assert cli.main(["generate", *line.split()]) == 0
     line = "--model target --drafter jacobi --prompt cat --lantern-delta 0.2 --device cpu --output relaxed.png"
     assert cli.main(["generate", *line.split()]) == 0
-    now = {json.loads(path.read_text())["name"].split("; ", 1)[1] for path in Path("cache").glob("costs-*.json")}
+    now = {
+        json.loads(path.read_text(encoding="utf-8"))["name"].split("; ", 1)[1]
+        for path in Path("cache").glob("costs-*.json")
+    }
     assert now == names

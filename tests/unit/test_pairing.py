@@ -29,7 +29,7 @@ def silenced(tensors):
 
 def codes_in(folder):
     """Where the codes stand in a vocabulary."""
-    first = json.loads((folder / "config.json").read_text())["vocabulary_map"]["IMGIMGAZ"]
+    first = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]["IMGIMGAZ"]
     return slice(first, first + CODES)
 
 
@@ -69,7 +69,7 @@ def plant(counter, folder, pairing):
 
 
 def record(drafter, pairing):
-    (drafter / "pairing.json").write_text(json.dumps({"late": pairing.late, "codes": pairing.codes}))
+    (drafter / "pairing.json").write_text(json.dumps({"late": pairing.late, "codes": pairing.codes}), encoding="utf-8")
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
@@ -81,7 +81,7 @@ def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, cap
     (best,) = [line for line in lines if line.endswith("<- best")]
     assert ("own token" in best) == planted.late and ("by code" in best) == planted.codes
     assert ("0.933" if planted.late else "1.000") in best  # a late one cannot know what follows the first code
-    recorded = json.loads((drafter / "pairing.json").read_text())
+    recorded = json.loads((drafter / "pairing.json").read_text(encoding="utf-8"))
     assert Pairing(recorded["late"], recorded["codes"]) == planted and len(recorded["measured"]) == 4
     target = load_target(counter, dtype=torch.float64)
     loaded = load_drafter(drafter, target)
@@ -118,7 +118,7 @@ def test_a_drafter_is_compared_as_it_was_trained(counter, tmp_path, capsys, plan
     """``train-drafter --compare`` feeds it by its record, as drafting does."""
     drafter, prompts = plant(counter, tmp_path / "drafter", planted), tmp_path / "prompts.txt"
     record(drafter, planted)
-    prompts.write_text("one\ntwo\nthree")
+    prompts.write_text("one\ntwo\nthree", encoding="utf-8")
     files = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter}
     training = {"steps": 1, "held_out": 2, "batch": 1, "passes": 1, "temperature": 0, "cfg": 1, "device": "cpu"}
     assert cli.main(words("train-drafter", **files, **training)) == 0

@@ -32,7 +32,9 @@ def test_coco_captions_one_per_image(tmp_path, caption, expected):
         {"image_id": 3, "id": 7, "caption": "a cat on a mat"},
         {"image_id": 3, "id": 2, "caption": "a cat\n"},
     ]
-    (tmp_path / "captions_val2017.json").write_text(json.dumps({"images": [], "annotations": annotations}))
+    (tmp_path / "captions_val2017.json").write_text(
+        json.dumps({"images": [], "annotations": annotations}), encoding="utf-8"
+    )
     assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
     assert [prompt.id for prompt in read_all(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
     everything = read_all(tmp_path / "captions_val2017.json", "all")
@@ -41,15 +43,18 @@ def test_coco_captions_one_per_image(tmp_path, caption, expected):
 
 def test_parti_prompts(tmp_path):
     (tmp_path / "PartiPrompts.tsv").write_text(
-        'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\na sign that says "Hi"\tWorld\tWriting\tx\n'
+        'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\na sign that says "Hi"\tWorld\tWriting\tx\n',
+        encoding="utf-8",
     )
     assert read_prompts(tmp_path / "PartiPrompts.tsv") == ["bond", 'a sign that says "Hi"']
 
 
 def test_json_lines_and_lists(tmp_path):
-    (tmp_path / "p.jsonl").write_text('"a cat"\n\n{"prompt": "a dog", "id": 1}\n{"caption": "a cow"}\n')
+    (tmp_path / "p.jsonl").write_text(
+        '"a cat"\n\n{"prompt": "a dog", "id": 1}\n{"caption": "a cow"}\n', encoding="utf-8"
+    )
     assert read_prompts(tmp_path / "p.jsonl") == ["a cat", "a dog", "a cow"]
-    (tmp_path / "p.json").write_text('["a cat", "a dog"]')
+    (tmp_path / "p.json").write_text('["a cat", "a dog"]', encoding="utf-8")
     assert read_prompts(tmp_path / "p.json") == ["a cat", "a dog"]
 
 
@@ -84,7 +89,7 @@ def test_only_ends_of_lines_end_lines(tmp_path, inside, end):
     ],
 )
 def test_what_is_not_a_prompt_file_is_named(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(AdtError, match=f"prompts: .*{name}"):
         read_prompts(tmp_path / name)
 
@@ -104,7 +109,7 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
     }
     found = {}
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
         found[name] = present(read_all(tmp_path / name))
     assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(
         files, ["a cat", "a dog"]
@@ -134,7 +139,7 @@ def test_blank_prompts_are_counted_and_named(tmp_path):
         "p.tsv": ("Prompt\tNote\na cat\t\n\t1\n", ["2"]),
     }
     for name, (text, blank) in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
         found = read_all(tmp_path / name)
         names = ", ".join(map(repr, blank))
         assert blank_note(found) == f"{len(blank)} of {len(found)} prompts are blank and were left out: {names}."
@@ -145,20 +150,22 @@ def test_blank_prompts_are_counted_and_named(tmp_path):
 
 def test_the_first_caption_that_says_something_is_taken(tmp_path):
     annotations = [{"image_id": 3, "id": id, "caption": said} for id, said in enumerate([" ", "a cat", "a dog"])]
-    (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}))
+    (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
     assert read_prompts(tmp_path / "coco.json") == ["a cat"]
 
 
 def test_seeds_of_a_list(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a cat", "seed": 7}\n"a dog"\n{"prompt": "a cow", "seed": "9"}\n')
-    (tmp_path / "p.tsv").write_text(f"Prompt\tSeed\na cat\t{2**64 - 1}\na dog\t\n")
+    (tmp_path / "p.jsonl").write_text(
+        '{"prompt": "a cat", "seed": 7}\n"a dog"\n{"prompt": "a cow", "seed": "9"}\n', encoding="utf-8"
+    )
+    (tmp_path / "p.tsv").write_text(f"Prompt\tSeed\na cat\t{2**64 - 1}\na dog\t\n", encoding="utf-8")
     assert [prompt.seed for prompt in read_all(tmp_path / "p.jsonl")] == [7, None, 9]
     assert [prompt.seed for prompt in read_all(tmp_path / "p.tsv")] == [2**64 - 1, None]
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
 def test_a_seed_that_is_none_is_named(tmp_path, seed):
-    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n')
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n', encoding="utf-8")
     with pytest.raises(AdtError, match="prompts: .*p.jsonl"):
         read_all(tmp_path / "p.jsonl")
 

@@ -92,7 +92,12 @@ def test_an_image_is_made_again_with_what_it_was_made_with(draw, monkeypatch):
 def test_the_suffix_is_put_behind_the_prompt_and_recorded(emu3, draw, tmp_path):
     def tokens(*options):
         saved, path = draw("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
-        return figures(saved), saved["prompt"], json.loads((tmp_path / "t.json").read_text())["tokens"], path
+        return (
+            figures(saved),
+            saved["prompt"],
+            json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["tokens"],
+            path,
+        )
 
     usual = tokens()
     assert usual[:2] == ((3.0, 1.0, 2048, 1.0, SUFFIX), "a cat")
@@ -130,7 +135,7 @@ def test_a_negative_prompt_gets_no_suffix(emu3):
 
 
 def test_a_benchmark_takes_them(tiny, tmp_path):
-    (tmp_path / "p.txt").write_text("a cat\n")
+    (tmp_path / "p.txt").write_text("a cat\n", encoding="utf-8")
     given = ["--model", tiny / "target", "--drafter", "jacobi", "--prompts", tmp_path / "p.txt", "--methods", "jacobi"]
     _, options = cli.parse(["benchmark", *map(str, given), "--output", str(tmp_path), "--top-k", "7"])
     given = {name: options[name] for name in ("model", "drafter", "top_k")}
@@ -142,7 +147,7 @@ def test_a_benchmark_takes_them(tiny, tmp_path):
 
 def test_a_drafter_is_trained_on_them(emu3, tmp_path):
     """The same settings and prompts that it will draft for."""
-    (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)))
+    (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)), encoding="utf-8")
     given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out", "held-out": 2, "batch": 2}
     _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
     given = {"model": options["model"]}

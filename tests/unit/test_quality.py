@@ -37,8 +37,10 @@ def clip(tmp_path_factory):
         torch.manual_seed(0)
         CLIPModel(config).save_pretrained(folder)
     tokens = ["<|startoftext|>", "<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "vocab.json").write_text(
+        json.dumps({token: number for number, token in enumerate(tokens)}), encoding="utf-8"
+    )
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
     CLIPProcessor(
         CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}), tokenizer
@@ -110,14 +112,14 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
 
     monkeypatch.setattr(quality, "clip_metric", counted)
     monkeypatch.setattr(quality, "inception_metric", lambda *args: readable)
-    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n", encoding="utf-8")
     options = {"model": tiny / "target", "drafter": tiny / "drafter", "dtype": "float64"}
     options |= {"prompts": tmp_path / "prompts.txt", "methods": "jacobi,jacobi+lantern", "lantern_delta": 1}
     options |= {"output": tmp_path / "out", "inception": "weights", "clip": clip, "aesthetic": predictor}
     command = words("benchmark", **options)
     assert cli.main(command) == 0
     table = capsys.readouterr().out
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     plain, exact, relaxed = results["summary"]
     assert len(calls) == 4, "jacobi has plain decoding's pictures"
     assert all(plain[column] == exact[column] for column in ("CLIP score", "aesthetic", "IS"))
@@ -177,7 +179,7 @@ def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said)
 
 
 def test_a_damaged_clip(clip, tmp_path):
-    (tmp_path / "config.json").write_text((clip / "config.json").read_text())
+    (tmp_path / "config.json").write_text((clip / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(AdtError, match="clip: .* is not a whole CLIP model"):
         quality.clip_metric(tmp_path, "clip", "CLIP score", CPU)
 

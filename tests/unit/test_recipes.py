@@ -158,14 +158,14 @@ def generate(tiny, tmp_path, monkeypatch):
         command = ["generate", "--model", str(tiny / "target"), "--prompt", "a cat", "--batch-size", "2", "--seed", "3"]
         command += ["--output", f"{name}.png", "--tokens", "tokens.json", "--report", "report.json", "--device", "cpu"]
         assert cli.main([*command, "--trace", "trace.json", *given]) == 0
-        return tuple(json.loads(Path(f"{file}.json").read_text()) for file in ("tokens", "report"))
+        return tuple(json.loads(Path(f"{file}.json").read_text(encoding="utf-8")) for file in ("tokens", "report"))
 
     return run
 
 
 def drafted_positions() -> list[int]:
     """Of all roots that had drafts, by the trace of the last run."""
-    (decoding,) = json.loads(Path("trace.json").read_text())["decodings"]
+    (decoding,) = json.loads(Path("trace.json").read_text(encoding="utf-8"))["decodings"]
     return [share["position"] for round in decoding["rounds"] for share in round["images"] if share["depth"]]
 
 

@@ -51,7 +51,7 @@ def test_a_record_whose_picture_is_gone_is_left_out(folder):
 
 
 def test_half_a_record_is_passed_over(folder):
-    with (folder / RUNS).open("a") as file:
+    with (folder / RUNS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(record(2))[:-9])
     before = (folder / RUNS).read_bytes()
     assert open_records(folder, SETTINGS) == [record(0), record(1)]

@@ -215,7 +215,7 @@ def test_codes_of_pictures_are_written_through_no_link(ours, secret):
 
 def test_a_drafters_output_has_no_linked_folders(ours, secret, tmp_path, capsys):
     (ours / "training").symlink_to(secret.parent)
-    (tmp_path / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)))
+    (tmp_path / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)), encoding="utf-8")
     given = ["--held-out", "1", "--batch", "1", "--steps", "1", "--output", str(ours)]
     assert cli.main(["train-drafter", "--prompts", str(tmp_path / "list.txt"), *given]) == 2
     assert "training' is a link" in capsys.readouterr().err and list(secret.parent.iterdir()) == [secret]
@@ -258,14 +258,14 @@ def test_pictures_to_learn_from_are_files(ours, kind):
     with pytest.raises(AdtError, match="2.jpg' has no caption"):
         find_captioned(ours)
     (ours / "2.txt").unlink() if kind != "folder" else (ours / "2.txt").rmdir()
-    (ours / "2.txt").write_text("a cat")
+    (ours / "2.txt").write_text("a cat", encoding="utf-8")
     assert find_captioned(ours) == ([ours / "2.jpg"], ["a cat"])
 
 
 def test_weights_that_measure_quality_are_files(ours, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=None))
     os.mkfifo(ours / "pytorch_model.bin")
-    (ours / "config.json").write_text("{}")
+    (ours / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(AdtError, match="pytorch_model.bin' is no regular file"):
         quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
     (ours / "deeper").mkdir()
@@ -327,7 +327,7 @@ def model(tmp_path, monkeypatch):
     (tmp_path / "target" / "model.safetensors").unlink()
     (tmp_path / "target" / "model.safetensors").symlink_to("blob")  # as in Hugging Face's cache
     for name in ("list.txt", "list.jsonl"):
-        (tmp_path / name).write_text('"a cat"\n"a dog"\n"a cow"\n')
+        (tmp_path / name).write_text('"a cat"\n"a dog"\n"a cow"\n', encoding="utf-8")
     return tmp_path
 
 
@@ -361,14 +361,16 @@ def test_no_result_replaces_what_was_read(model, capsys, monkeypatch, line, word
     for folder in ("out", "photos", "runs"):
         (model / folder).mkdir()
     (model / "hard.json").hardlink_to(model / "target" / "config.json")
-    (model / "out" / "log.csv").write_text("a cat\na dog\na cow\n")
+    (model / "out" / "log.csv").write_text("a cat\na dog\na cow\n", encoding="utf-8")
     (model / "drafter" / "training").mkdir()
-    (model / "drafter" / "training" / "settings.json").write_text("{}")  # of a run that can be resumed
-    (model / "drafter" / "pairing.json").write_text('["a cat"]')
+    (model / "drafter" / "training" / "settings.json").write_text(
+        "{}", encoding="utf-8"
+    )  # of a run that can be resumed
+    (model / "drafter" / "pairing.json").write_text('["a cat"]', encoding="utf-8")
     (model / "runs" / "runs.jsonl").symlink_to("../list.jsonl")
     for number in range(3):
         Image.new("RGB", (8, 8)).save(model / "photos" / f"{number}.png")
-        (model / "photos" / f"{number}.txt").write_text("a cat")
+        (model / "photos" / f"{number}.txt").write_text("a cat", encoding="utf-8")
     before = contents(model)
     monkeypatch.setattr("adt_core.models.load.fill", lambda *_: pytest.fail("weights were read"))
     assert cli.main(line.split()) != 0

@@ -130,7 +130,7 @@ def test_what_could_end_the_process_never_reaches_the_library(tmp_path, monkeypa
     content = json.loads(byte_tokenizer().to_str())
     for part, value in HOSTILE[name].items():
         content[part] = {**content[part], **value} if part == "model" and value else value
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setattr(ours, "Tokenizer", None)
     with pytest.raises(AdtError, match="tokenizer.json can't be used, .*; take the tokenizer.json of the model's page"):
         load_tokenizer(tmp_path)
@@ -143,7 +143,7 @@ def test_padding_and_templates_are_left_out(tmp_path):
     tokenizer["padding"] = {**padding, "strategy": {"Fixed": 2**40}, "pad_to_multiple_of": 2**62}
     tokenizer["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 2**40}
     tokenizer["post_processor"]["single"] *= 999
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     assert encode(load_tokenizer(tmp_path), "It", "T5").tokens == ["▁", "I", "t"]
 
 

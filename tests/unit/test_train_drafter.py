@@ -38,7 +38,7 @@ QUICK = {"steps": 6, "batch": 3, "held_out": 2, "every": 3, "draw_batch": 8}
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
-    path.write_text("\n".join(PROMPTS))
+    path.write_text("\n".join(PROMPTS), encoding="utf-8")
     return path
 
 
@@ -54,7 +54,7 @@ def train(tiny, prompts, tmp_path, capsys):
 
 
 def table(folder):
-    with open(folder / "log.csv", newline="") as file:
+    with open(folder / "log.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -136,9 +136,9 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
     for i, prompt in enumerate(PROMPTS[:6]):
         picture = Image.fromarray(rng.integers(0, 256, (48, 32 + i, 3), np.uint8))
         picture.save(folder / f"{i}.{'jpg' if i % 2 else 'png'}")
-        (folder / f"{i}.txt").write_text(prompt)
+        (folder / f"{i}.txt").write_text(prompt, encoding="utf-8")
     assert train(prompts=None, images=folder)[0] == 0
-    settings = json.loads((tmp_path / "out" / "training" / "settings.json").read_text())
+    settings = json.loads((tmp_path / "out" / "training" / "settings.json").read_text(encoding="utf-8"))
     codes = np.load(tmp_path / "out" / "training" / "codes.npy")
     assert sorted(settings["captions"]) == sorted(PROMPTS[:6])
     at = settings["captions"].index(PROMPTS[0])
@@ -197,7 +197,7 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
     """Picture i is image i of the seed's noise under the settings that were asked for."""
     assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
-    prompt = json.loads((folder / "settings.json").read_text())["captions"][4]
+    prompt = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["captions"][4]
     sampling = Sampling(seed=9, guidance=2, top_k=10)
     decoding = run(load_target(tiny / "target"), prompts=(prompt,), sampling=sampling, image_indices=[4])
     assert decoding.codes[0].tolist() == np.load(folder / "codes.npy")[4].tolist()
@@ -264,8 +264,10 @@ def test_a_run_that_an_earlier_version_began_goes_on(train, tmp_path):
     """It did not write down all that is now."""
     assert train()[0] == 0
     path = tmp_path / "out" / "training" / "settings.json"
-    before = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}))
+    before = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(
+        json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}), encoding="utf-8"
+    )
     assert train()[0] == 0
 
 
@@ -335,7 +337,7 @@ def test_bad_pictures(train, tmp_path):
         (folder / f"{i}.png").write_bytes(b"no picture")
     assert "has no caption; write what it shows into 0.txt beside it." in train(prompts=None, images=folder)[2]
     for i in range(6):
-        (folder / f"{i}.txt").write_text("a house")
+        (folder / f"{i}.txt").write_text("a house", encoding="utf-8")
     code, _, err = train(prompts=None, images=folder)
     assert code == 1 and "can't be read as a picture" in err and "take it out or save it anew." in err
 

@@ -48,7 +48,7 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
     for process in processes.values():
         assert len(process.communicate()[0].splitlines()) == 200 and process.returncode == 0
     lines = set()
-    for line in (tmp_path / "lines").read_text().splitlines():
+    for line in (tmp_path / "lines").read_text(encoding="utf-8").splitlines():
         try:
             name, number, _ = json.loads(line)
         except ValueError:  # cut by the kill

@@ -66,7 +66,7 @@ def test_a_configuration_of_t5_that_makes_no_sense(llamagen, told, field, value)
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000], ids=["lists", "objects"])
 def test_json_that_is_nested_too_deeply(tmp_path, told, text):
     for name, make in (("config.json", read_json), ("prompts.json", read_all), ("prompts.jsonl", read_all)):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
         assert "nested too deeply" in told(make, tmp_path / name)
 
 
@@ -126,7 +126,7 @@ def test_absurd_sizes_are_refused_before_anything_is_built(told, name, value):
 def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, given, words):
     """It is found before a model is loaded: there is none here."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.txt").write_text("a cat\na dog\n")
+    (tmp_path / "p.txt").write_text("a cat\na dog\n", encoding="utf-8")
     (tmp_path / "link.json").symlink_to("p.txt")
     for name in ("folder", "a"):
         (tmp_path / name).mkdir()
@@ -134,7 +134,7 @@ def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, g
     code = cli.main(["generate", *(word for pair in (usual | given).items() for word in pair)])
     said = capsys.readouterr().err
     assert code != 0 and words in said and len(said.splitlines()) == 1
-    assert (tmp_path / "p.txt").read_text() == "a cat\na dog\n" and not (tmp_path / "o.png").exists()
+    assert (tmp_path / "p.txt").read_text(encoding="utf-8") == "a cat\na dog\n" and not (tmp_path / "o.png").exists()
 
 
 @pytest.mark.parametrize("name", ["model", "drafter"])

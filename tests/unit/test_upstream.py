@@ -183,7 +183,7 @@ def test_each_picture_of_a_batch_says_whose_noise_it_has_and_is_made_again_from_
     assert generate("--from-png", "x-0003.png", "--output", "again.png")[0] == 0
     with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("alone.png") as alone:
         assert one.tobytes() == two.tobytes() != alone.tobytes() and one.text == two.text
-    trace = json.loads(Path("t.json").read_text())["decodings"][0]["report"]
+    trace = json.loads(Path("t.json").read_text(encoding="utf-8"))["decodings"][0]["report"]
     assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
 
 

@@ -72,7 +72,7 @@ def _one_at_a_time(install: Callable) -> Callable:
     @functools.wraps(install)
     def wrapped(*args):
         CACHE.mkdir(parents=True, exist_ok=True)
-        (CACHE / ".gitignore").write_text("*\n")
+        (CACHE / ".gitignore").write_text("*\n", encoding="utf-8")
         with FileLock(CACHE / f"{install.__name__}.lock"):
             return install(*args)
 
@@ -114,7 +114,7 @@ def _download(requirement: str, sha256: str, options: list[str]) -> Path:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     wanted = part / "requirements.txt"
-    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", *options]
     _run([*pip, "-r", wanted, "-d", part])
     return part
@@ -132,26 +132,26 @@ def environment() -> Path:
     """The Python that runs every release; its packages are installed on first use, in about two minutes."""
     home = CACHE / "env"
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    required = (source(NEWEST) / "requirements.txt").read_text()
+    required = (source(NEWEST) / "requirements.txt").read_text(encoding="utf-8")
     # glfw is what the floor asks for and the newest no longer does.
     required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
     parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # the same packages, whatever link leads to them
     recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, parent, sys.version]).encode()).hexdigest()
     done = home / "complete"
-    if done.exists() and done.read_text() == recipe:
+    if done.exists() and done.read_text(encoding="utf-8") == recipe:
         return python
     shutil.rmtree(home, ignore_errors=True)
     _run([sys.executable, "-m", "venv", "--without-pip", home])
     (site,) = {*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages")}
-    (site / "tests.pth").write_text(parent)
-    (home / "requirements.txt").write_text(required)
+    (site / "tests.pth").write_text(parent, encoding="utf-8")
+    (home / "requirements.txt").write_text(required, encoding="utf-8")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile"]
     _run([*install, TORCH, "-r", home / "requirements.txt"])
     _run([*install, "--no-deps", *APART])
     _run([*install, "--no-deps", "--target", site, *TORCHVISION])
     for library in site.glob("torchaudio/lib/*.so"):  # they need CUDA; without them it is pure Python and imports
         library.unlink()
-    done.write_text(recipe)
+    done.write_text(recipe, encoding="utf-8")
     return python
 
 
@@ -240,7 +240,7 @@ class Comfy:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         host, port = self.address.split(":")
-        with self.log.open("w") as log:
+        with self.log.open("w", encoding="utf-8") as log:
             command = [*self.command(), "--listen", host, "--port", port]
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_clean_environment())
         deadline = time.monotonic() + 300
@@ -254,7 +254,7 @@ class Comfy:
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
                     raise RuntimeError(
-                        f"ComfyUI {self.release.version} did not start:\n{self.log.read_text()[-6000:]}"
+                        f"ComfyUI {self.release.version} did not start:\n{self.log.read_text(encoding='utf-8')[-6000:]}"
                     ) from None
                 time.sleep(0.2)
 
@@ -307,9 +307,9 @@ class Comfy:
         deadline = time.monotonic() + timeout
         while not (entry := self.get(f"/history/{prompt_id}").get(prompt_id)):
             assert time.monotonic() < deadline, (
-                f"prompt still running after {timeout} s:\n{self.log.read_text()[-4000:]}"
+                f"prompt still running after {timeout} s:\n{self.log.read_text(encoding='utf-8')[-4000:]}"
             )
-            assert self.process.poll() is None, self.log.read_text()[-6000:]
+            assert self.process.poll() is None, self.log.read_text(encoding="utf-8")[-6000:]
             time.sleep(0.02)
         if entry["status"]["status_str"] != "success":
             kind, data = next(

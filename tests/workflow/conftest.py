@@ -68,11 +68,11 @@ def stocked(release, tmp_path_factory):
     write_upscaler(models / "upscale_models")
     shutil.copytree(bundled / "target", models / "ar_image" / "someone" / "copy")
     (models / "LLM" / "llama").mkdir(parents=True)
-    (models / "LLM" / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    (models / "LLM" / "llama" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     shutil.copytree(bundled / "drafter", extra / "drafters" / "mine")
     shutil.copytree(bundled / "target", extra / "targets" / "deep" / "er" / "elsewhere")
     listed = f"tests:\n  ar_image_models: {extra / 'targets'}\n  ar_image_drafters: {extra / 'drafters'}\n"
-    (extra / "paths.yaml").write_text(listed)
+    (extra / "paths.yaml").write_text(listed, encoding="utf-8")
     options = "--preview-method", "auto", "--disable-metadata", "--extra-model-paths-config", str(extra / "paths.yaml")
     with Comfy(release, base, {**PACKS, "moving": HERE / "moving_nodes"}, options) as server:
         yield server

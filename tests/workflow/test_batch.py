@@ -177,7 +177,7 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
 def test_halves_of_characters_in_a_list_cost_no_batch(comfy, batch):
     """They have no UTF-8, so no line on the page and no table can hold them as they are."""
     lines = [{"prompt": "a fox", "id": "\ud83d"}, {"prompt": "a \ud83d", "id": "b\ud800"}]
-    (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     name = uuid.uuid4().hex[:8]
     batch.set("ADTTreeBatchSampler", folder=f"My {name}", unfit_prompts="skip").set(
         "ADTTreePrompts", file="halves.jsonl"

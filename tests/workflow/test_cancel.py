@@ -94,10 +94,10 @@ def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
         browser.wait_for(lambda m: m.type == "progress" and m.data["value"] == 1)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
     (runs,) = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl")) - others
-    before = runs.read_text().splitlines()
+    before = runs.read_text(encoding="utf-8").splitlines()
     assert len(before) == 2
     comfy.run(prompt)
-    after = runs.read_text().splitlines()
+    after = runs.read_text(encoding="utf-8").splitlines()
     assert after[:2] == before and len(after) == 3
     works(comfy, graph)
 

@@ -139,7 +139,7 @@ def test_an_image_is_not_lost_for_its_previews_and_thumbnails(comfy, traced):
     assert len(comfy.files({0: outputs[traced.id("SaveImage")]})) == 1
     (kept,) = outputs[sampler]["adt_tree_map"]
     assert kept["pictures"] == kept["thumbnails"] == [] and unpack(kept)
-    assert comfy.log.read_text().count("is left out, since it could not be made") >= 2
+    assert comfy.log.read_text(encoding="utf-8").count("is left out, since it could not be made") >= 2
 
 
 def test_images_of_a_list_bring_no_map_rather_than_that_of_the_last(comfy, traced):

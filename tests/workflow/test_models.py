@@ -156,11 +156,11 @@ def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
 def test_prompts_that_are_cut_are_said(stocked, stocked_template):
     graph = stocked_template(LLAMAGEN).set("CLIPTextEncode", text="fox " * 40)
     stocked.run(graph.prompt)
-    assert "The prompt is 160 tokens long, and LlamaGen-T2I-2 reads 120" in stocked.log.read_text()
+    assert "The prompt is 160 tokens long, and LlamaGen-T2I-2 reads 120" in stocked.log.read_text(encoding="utf-8")
     batch = stocked_template(BATCH).set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}")
     stocked.run(batch.set("ADTTreeModelLoader", model=TO_INSTALL[LLAMAGEN][2]).prompt)
     said = "1 of 2 prompts are not read to their ends. The first, '2': The prompt is 200 tokens long"
-    assert said in stocked.log.read_text()
+    assert said in stocked.log.read_text(encoding="utf-8")
 
 
 def test_the_published_drafter_is_taken_where_it_is_installed(stocked, stocked_template):
@@ -171,13 +171,15 @@ def test_the_published_drafter_is_taken_where_it_is_installed(stocked, stocked_t
     alone.add("PreviewAny", source=alone.add("ADTTreeDrafterLoader", model=["1", 0], drafter="auto"))
     stocked.run(alone.prompt)
     said = f"'{drafter.name}' is damaged or was made for another model, so 'jacobi' drafts"
-    assert said not in stocked.log.read_text()
+    assert said not in stocked.log.read_text(encoding="utf-8")
     (drafter / "model.safetensors").write_bytes(b"nothing")
     stocked.run(alone.prompt)
-    assert f"'{drafter.name}' is damaged" in stocked.log.read_text(), "the loader does not keep what it had"
+    assert f"'{drafter.name}' is damaged" in stocked.log.read_text(encoding="utf-8"), (
+        "the loader does not keep what it had"
+    )
     graph.set("ADTTreeSampler", seed=4)
     assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="damaged").prompt))
-    assert said in stocked.log.read_text()
+    assert said in stocked.log.read_text(encoding="utf-8")
     shutil.rmtree(drafter)
     assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="jacobi").prompt))
 

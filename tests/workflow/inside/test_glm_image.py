@@ -119,13 +119,15 @@ def test_single_files_give_the_same_pixels(pack, folder, stage, decode, monkeypa
     module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
     for (part, place), known in zip(files.items(), ("_TRANSFORMER", "_BYT5", "_VAE")):
-        fields = json.loads((folder / part / "config.json").read_text())
+        fields = json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
         sizes = {name: value for name, value in fields.items() if part != "text_encoder" or name in module._BYT5}
         monkeypatch.setattr(module, known, sizes)
         (weights,) = (folder / part).glob("*.safetensors")
         (pack.base / "models" / place).mkdir(exist_ok=True)
         shutil.copy(weights, pack.base / "models" / place / f"glm_{part}.safetensors")
-    monkeypatch.setattr(module, "_SCHEDULER", json.loads((folder / "scheduler" / "scheduler_config.json").read_text()))
+    monkeypatch.setattr(
+        module, "_SCHEDULER", json.loads((folder / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
+    )
     chosen = {part: f"glm_{part}.safetensors" for part in files}
     folder_decoder, _ = stage
     (decoder,) = pack.run("ADTTreeGLMDecoderLoader", **chosen, dtype=str(folder_decoder.pipeline.dtype).split(".")[1])

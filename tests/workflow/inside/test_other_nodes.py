@@ -72,7 +72,9 @@ def listed(pack):
     """A function: the ids and prompts that the Prompts node gives of ten captions in MS-COCO's layout."""
     whole = json.loads((pack.bundled / "captions.json").read_text(encoding="utf-8"))
     captions = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(whole["annotations"][:10])]
-    (pack.base / "input" / "captions_test2017.json").write_text(json.dumps({"images": [], "annotations": captions}))
+    (pack.base / "input" / "captions_test2017.json").write_text(
+        json.dumps({"images": [], "annotations": captions}), encoding="utf-8"
+    )
 
     def run(**values) -> list[tuple[str, str]]:
         prompts, ids, *_ = pack.run("ADTTreePrompts", **{"file": "captions_test2017.json", **values})
@@ -98,7 +100,7 @@ def test_prompt_lists(pack, listed):
     assert listed(**typed, **choices) == [("1.1", "a red cow"), ("1.2", "a blue cow"), ("2.2", "a dog")]
     file = pack.base / "input" / "captions_test2017.json"
     before = pack.nodes["ADTTreePrompts"].fingerprint_inputs(file=file.name)
-    file.write_text('["a cat"]')
+    file.write_text('["a cat"]', encoding="utf-8")
     assert pack.nodes["ADTTreePrompts"].fingerprint_inputs(file=file.name) != before
     assert listed() == [("1", "a cat")]
 

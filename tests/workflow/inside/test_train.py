@@ -74,7 +74,7 @@ def test_it_is_cancelled_and_goes_on(pack, train, monkeypatch):
 
 def test_prompts_come_typed_or_from_a_file(pack, train):
     """A list, lines and a file of the same prompts train the same drafter."""
-    (pack.base / "input" / "lessons.txt").write_text("\n".join(PROMPTS))
+    (pack.base / "input" / "lessons.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     train("list")
     for name, prompts in (("lines", ["\n".join(PROMPTS)]), ("file", ["lessons.txt"])):
         train(name, prompts)
