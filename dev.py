@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""The two commands of the README, with all their own set-up; needs Python 3.10 or newer and nothing else.
+"""Run the demo or the tests; sets up its own environment and needs Python 3.10 or newer, nothing else.
 
-    python3 dev.py demo               generate a picture with the bundled model and measure the speed-up
-    python3 dev.py test               check the format, the style and the types, and run the tests
-    python3 dev.py test --all         the same with all tests: also those that take long and prove little more
-    python3 dev.py test [options]     only run pytest, with these options
+    python3 dev.py demo               generate an image with the bundled model and measure the speed-up
+    python3 dev.py test               check format, style and types, and run the tests of the default tier
+    python3 dev.py test --all         the same with all tests, which takes over an hour; for a release
+    python3 dev.py test tests/unit    only run pytest, with these arguments
 
-The first run makes a virtual environment in ``.venv``; later runs start at once.
+The first run creates a virtual environment in ``.venv``; later runs start at once.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -19,9 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -30,35 +29,24 @@ READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
-TESTS = [
-    "ruff==0.17.*",
-    "mypy==2.4.*",
-    "pytest",
-    "pytest-xdist",
-    "pytest-timeout",
-    "pytest-rerunfailures",
-    "hypothesis",
-    "scipy",
-    "playwright",
-    "ftfy",
-    "beautifulsoup4",
-    "ray",
-    "diffusers>=0.37",
-]  # the extra "test" of pyproject.toml
+REQUIREMENTS = ROOT / "requirements.txt"
+TEST_REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 
 ALL = "--all"
-NORMAL = "not long"  # marks of the tests that run while somebody waits
-AGAIN = ["--reruns", "1"]  # for timed tests: a shared machine may stall for a second, but not each time
+BUDGET = {"first run": 480, "default": 300, ALL: 5100}
+"""Seconds that ``dev.py test`` may take on two cores, set-up included."""
+SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2))), "--dist", "loadgroup"]
+ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # for timed tests: a shared machine may stall once, but not every time
 
 CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."
-SEED = "3"  # a picture that shows all of it; not every seed does
-PICTURE = Path("output") / "demo.png"
+SEED = "3"  # its image shows everything in the caption; not every seed's does
+IMAGE = Path("output") / "demo.png"
 
 
 def main(arguments: list[str]) -> int:
     """Run the command named on the command line and return its exit code."""
     if sys.version_info < (3, 10):  # noqa: UP036
-        return _fail(f"Python 3.10 or newer is needed, and this is {sys.version.split()[0]}.")
+        return _fail(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}.")
     command, rest = (arguments or [""])[0], arguments[1:]
     try:
         if command == "demo" and not rest:
@@ -74,52 +62,71 @@ def main(arguments: list[str]) -> int:
 
 
 def demo() -> int:
-    """Generate one picture with the bundled model, with and without speculation, and print the speed-up."""
-    environment(requirements())
-    _say(f'Generating "{CAPTION}", once with drafts and once plainly.')
-    return _run(
-        "-m", "adt_core", "generate", "--compare", "--prompt", CAPTION, "--seed", SEED, "--output", str(PICTURE)
-    )
+    """Generate one image with the bundled model, with and without speculation, and print the speed-up."""
+    environment(REQUIREMENTS)
+    _say(f'Generating "{CAPTION}", with drafts and without.')
+    return _run("-m", "adt_core", "generate", "--compare", "--prompt", CAPTION, "--seed", SEED, "--output", str(IMAGE))
 
 
 def test(options: list[str]) -> int:
-    """Run every check and the tests, whatever fails on the way; with ``--all``, those that are marked ``long``, too.
+    """Run every check and the tests, even if one of them fails; the last line says how many tests ran and did not.
 
-    With other ``options``, only run pytest with them.
+    Args:
+        options: Nothing, ``--all``, or arguments for pytest, which then runs without the other checks.
     """
-    environment([*requirements(), *TESTS])
+    started = time.monotonic()
+    installed = environment(REQUIREMENTS, TEST_REQUIREMENTS)
+    if installed:
+        _run("-c", "import torch, transformers")  # compiles them, which otherwise every process of the tests would do
+    counts: Counter[str] = Counter()
     if options not in ([], [ALL]):
-        return _run("-m", "pytest", *options)
-    workers = str(max(2, min(3, os.cpu_count() or 2)))
-    kind = "" if options else f" and {NORMAL}"
-    side_by_side: dict[str, Callable[[], int]] = {
+        code = _pytest(counts, *options)
+        _say(summary(counts))
+        return code
+    steps: dict[str, Callable[[], int]] = {
         "format (repaired by 'ruff format')": lambda: _run("-m", "ruff", "format", "--check"),
         "style (ruff)": lambda: _run("-m", "ruff", "check"),
+        "tests": lambda: _pytest(counts, *options, *(["-m", "not alone"] if options else []), *SIDE_BY_SIDE),
+        **({"timed tests": lambda: _pytest(counts, ALL, *ONE_BY_ONE)} if options else {}),
         "types (mypy)": types,
-        "tests": lambda: compiled() or _pytest(f"not alone{kind}", "-n", workers, OMP_NUM_THREADS="1"),
     }
-    with ThreadPoolExecutor() as pool:
-        failed = sum(pool.map(_step, side_by_side, side_by_side.values()), start=[])
-    timed = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.alone" in path.read_text("utf-8")]
-    failed += _step("tests that are timed, one at a time", lambda: _pytest(f"alone{kind}", *AGAIN, *sorted(timed)))
-    return _fail(f"Failed: {'; '.join(failed)}.") if failed else 0
+    failed = [name for name, step in steps.items() if not _passes(name, step)]
+    _say(total(time.monotonic() - started, ALL if options else "first run" if installed else "default"))
+    if failed:
+        _fail(f"Failed: {'; '.join(failed)}.")
+    _say(summary(counts))
+    return 1 if failed else 0
 
 
-def _step(name: str, step: Callable[[], int]) -> list[str]:
-    """Run a step and say what came of it; its name if it failed."""
-    started, failed = time.monotonic(), step() != 0
-    _say(f"{'FAILED' if failed else 'passed'}: {name}, {time.monotonic() - started:.0f} s")
-    return [name] if failed else []
+def _passes(name: str, step: Callable[[], int]) -> bool:
+    """Run a step, print its result and its seconds, and return whether it passed."""
+    started = time.monotonic()
+    passed = step() == 0
+    _say(f"{'passed' if passed else 'FAILED'}: {name}, {time.monotonic() - started:.0f} s")
+    return passed
 
 
-def _pytest(marks: str, *options: str, **variables: str) -> int:
-    """Run the tests whose marks fit the expression, and say which were the slowest."""
-    return _run("-m", "pytest", "-m", marks, "--durations=50", *options, cwd=ROOT, **variables)
+def total(seconds: float, run: str) -> str:
+    """Return the line that compares the seconds of a run with its budget, a key of ``BUDGET``."""
+    line = f"{seconds:.0f} s in total; the budget of {run} on two cores is {BUDGET[run]} s"
+    return f"WARNING: {line}" if seconds > BUDGET[run] else line
 
 
-def compiled() -> int:
-    """Have Python compile the largest packages; otherwise every process of the tests would do so at the same time."""
-    return _run("-c", "import torch, transformers")
+def summary(counts: Counter[str]) -> str:
+    """Return the closing line: what passed, what failed, and what did not run and why."""
+    parts = [f"{counts['passed']:,} passed"] + [f"{counts['failed']:,} FAILED"] * bool(counts["failed"])
+    left_out = [f"{number:,} {reason}" for reason, number in counts.items() if reason not in ("passed", "failed")]
+    return "; ".join(parts + left_out)
+
+
+def _pytest(counts: Counter[str], *options: str) -> int:
+    """Run pytest, and add what it counted to ``counts``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "counts.json"
+        # One thread for each process: the processes share the cores.
+        code = _run("-m", "pytest", "--counts", str(file), *options, OMP_NUM_THREADS="1")
+        counts.update(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {})
+    return code
 
 
 def types() -> int:
@@ -134,69 +141,40 @@ def types() -> int:
 
 
 class SetUpError(Exception):
-    """The environment could not be made; the message says what to do."""
+    """The environment could not be created; the message says what to do."""
 
 
-def requirements() -> list[str]:
-    """The packages of requirements.txt."""
-    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
+def environment(*requirements: Path) -> bool:
+    """Create ``.venv`` and install PyTorch and the packages of these files, unless all of them are installed.
+
+    Returns:
+        Whether something was installed.
+    """
+    listed = {line for file in requirements for line in file.read_text(encoding="utf-8").splitlines()}
+    python = f"python=={platform.python_version()}"
+    wanted = listed | {python, TORCH}
+    complete = PYTHON.exists() and READY.exists()
+    installed = set(READY.read_text(encoding="utf-8").splitlines()) if complete else set()
+    if wanted <= installed:
+        return False
+    _say("Setting up the environment in .venv; PyTorch is a large download.")
+    if python not in installed:
+        _install(sys.executable, "-m", "venv", "--clear", str(VENV))
+    options = [option for file in requirements for option in ("-r", str(file))]
+    # Python compiles each file when it is first imported, and most never are.
+    _install(str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", TORCH, *options)
+    READY.write_text("\n".join(sorted(wanted)), encoding="utf-8")
+    return True
 
 
-def environment(packages: list[str]) -> None:
-    """Make ``.venv`` and install ``packages`` into it, unless all of them are there."""
-    wanted = [f"python=={platform.python_version()}", TORCH, *packages]
-    if PYTHON.exists() and READY.exists() and set(wanted) <= set(READY.read_text(encoding="utf-8").splitlines()):
-        return
-    started = time.monotonic()
-    if not PYTHON.exists():
-        _say("Setting up, once: a virtual environment in .venv")
-        _make_venv()
-    _pip([TORCH, *packages])
-    READY.write_text("\n".join(wanted), encoding="utf-8")
-    _say(f"The environment is ready after {time.monotonic() - started:.0f} s.")
+def _install(*command: str) -> None:
+    """Run a command of the set-up.
 
-
-def _make_venv() -> None:
-    """Make the virtual environment with a pip in it, also where Debian has taken ``ensurepip`` out of Python."""
-    shutil.rmtree(VENV, ignore_errors=True)
-    bundled_pip = importlib.util.find_spec("ensurepip") is not None
-    try:
-        _quietly("-m", "venv", *([] if bundled_pip else ["--without-pip"]), str(VENV))
-        if not bundled_pip:
-            _quietly("-m", "pip", "--python", str(PYTHON), "install", "pip")
-    except SetUpError as error:
-        shutil.rmtree(VENV, ignore_errors=True)
-        hint = "Python's venv module does not work here; on Debian or Ubuntu, 'apt install python3-venv' brings it."
-        raise SetUpError(f"{hint} {error}") from None
-
-
-def _pip(packages: list[str]) -> None:
-    """Install packages. Python compiles each file when it is first imported, and most never are."""
-    _say(f"Installing PyTorch, which is large, and what else is needed: {', '.join(packages)} ...")
-    _quietly("-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *packages, python=str(PYTHON))
-
-
-def _quietly(*arguments: str, python: str = sys.executable) -> None:
-    """Run Python: on a terminal its output passes by in one line, and the end of it is shown if it fails."""
-    command = [python, *arguments]
-    said: deque[str] = deque(maxlen=12)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        for line in process.stdout or ():
-            said.append(line.rstrip())
-            _passing(said[-1])
-    _passing("")
-    if process.returncode:
-        raise SetUpError("\n".join([f"'python {' '.join(arguments)}' failed:", *said]))
-
-
-def _passing(line: str) -> None:
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        print(f"\r{line[:width]:{width}}\r", end="", flush=True)
+    Raises:
+        SetUpError: If it fails; it has printed why.
+    """
+    if subprocess.run(command).returncode:
+        raise SetUpError(f"The set-up failed: {' '.join(command)}")
 
 
 def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
@@ -209,7 +187,7 @@ def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the child gets it too, and says what it has to say
+        except KeyboardInterrupt:  # the child gets it too, and reports it
             continue
 
 

@@ -8,16 +8,16 @@ A few modules of our ``nodes/`` need no ComfyUI. Tests import them as ``adt_tree
 the pack's root is a package, named after its folder. The ``__init__.py`` of the two folders are not run.
 """
 
-import re
 import sys
+from contextlib import ExitStack
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FIRST = "the longest tests that need no ComfyUI"
-"""One process begins with them, while another may be installing it: that takes two minutes."""
+pytest_plugins = ["tests.tiers"]
 
 
 class _Ours:
@@ -35,26 +35,42 @@ class _Ours:
         return PathFinder.find_spec(name, [str(ROOT)]) if name in cls.NAMES else None
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """When the suite runs in several processes, tests that share a server, a browser or a cluster stay in one; all
-    others go wherever there is time."""
-    from xdist.scheduler import LoadScopeScheduling
+@pytest.fixture(scope="session")
+def meter(request):
+    """The processor time of this session; see :class:`tests.tiers.Meter`."""
+    from tests.tiers import METER
 
-    class BySharing(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            if re.search(r"/unit/test_(distributed|lossless)", nodeid):
-                return FIRST
-            shared = re.search(r"/(browser/|workflow/)", nodeid)
-            release = re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
-            return f"{shared[1]} {release[1] if release else ''}" if shared else nodeid
+    return request.config.stash[METER]
 
-        def _assign_work_unit(self, node):
-            if FIRST in self.workqueue:
-                self.workqueue.move_to_end(FIRST, last=False)
-            super()._assign_work_unit(node)
 
-    return BySharing(config, log)
+@pytest.fixture(scope="session")
+def served(tmp_path_factory, meter):
+    """A function that returns a running ComfyUI of a release that serves the page of a frontend (None: its own).
+
+    Each is started once and stopped at the end. Beside the bundled model it has small random ones: ``small``, and
+    ``tiny`` of 12 x 12 tokens.
+    """
+    from comfy_server import PACKS, Comfy, page
+    from small import write_picture, write_small, write_upscaler
+
+    from tests.tiny import write_tiny_checkpoint
+
+    with ExitStack() as stack:
+
+        @cache
+        def start(release, frontend) -> Comfy:
+            base = tmp_path_factory.mktemp(f"comfyui-{release.version}")
+            write_picture(base)
+            write_small(base / "models")
+            write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
+            write_upscaler(base / "models" / "upscale_models")
+            with meter.uncounted():
+                served = ("--front-end-root", str(page(frontend))) if frontend else ()
+                server = stack.enter_context(Comfy(release, base, PACKS, ("--preview-method", "auto", *served)))
+            server.post("/settings/Comfy.TutorialCompleted", True)
+            return server
+
+        yield start
 
 
 @pytest.fixture(scope="session", autouse=True)

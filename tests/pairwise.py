@@ -39,3 +39,12 @@ def pairwise(
         for pair in combinations(rows[-1].items(), 2):
             missing.pop(pair, None)
     return rows
+
+
+def each_once(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return few of the rows, in which every choice of all rows occurs. Greedy, and always the same."""
+    missing, chosen = {choice for row in rows for choice in row.items()}, []
+    while missing:
+        chosen.append(max(rows, key=lambda row: len(missing & row.items())))
+        missing -= chosen[-1].items()
+    return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -103,7 +104,7 @@ def is_target_file(name: str) -> bool:
 
 def find_drafter(model: str | Path) -> Path | None:
     """The published drafter of a target, where its folder lies beside the target or in ``ar_image_drafters``."""
-    path = Path(model).expanduser().absolute()
+    path = Path(os.path.expanduser(model)).absolute()
     row, home = find_published(name_of(path)), home_of(path)
     if row is None or row.drafter is None:
         return None

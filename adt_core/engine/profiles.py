@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -53,9 +54,17 @@ def folder() -> Path:
     """Where profiles are kept. It may not exist yet."""
     if chosen := os.environ.get(FOLDER):
         return Path(chosen)
-    usual = Path.home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    usual = _home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
     variable = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
     return Path(os.environ.get(variable) or usual) / "adt-tree"
+
+
+def _home() -> Path:
+    """Return the user's home, or the temporary folder for an account that has none (a container's numeric user)."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir())
 
 
 def find(name: str, images: int) -> CostProfile | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass, replace
@@ -43,11 +44,11 @@ _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scrip
 
 def resolve(path: str | Path, role: str) -> Path:
     """The folder or file a user means by ``path``; ``role`` is "target" or "drafter"."""
-    place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(path).expanduser()
+    place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
     if not place.exists():
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
-        if bare and Path(bare).expanduser().exists():
+        if bare and os.path.exists(os.path.expanduser(bare)):
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
     place = _whole(place)

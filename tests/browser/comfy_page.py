@@ -66,8 +66,7 @@ def launch(playwright: Playwright) -> Browser:
     system = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     own = Path(playwright.chromium.executable_path)
     if system is None and not own.exists():
-        reason = "there is no browser: install chromium, or run 'python -m playwright install --with-deps chromium'"
-        (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(reason)
+        (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)("no Chromium (apt install chromium)")
     return playwright.chromium.launch(executable_path=system or str(own), args=_FLAGS)
 
 

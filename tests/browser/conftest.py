@@ -1,10 +1,10 @@
 """One ComfyUI and one browser for all tests of this folder.
 
-Each test runs in canvas mode, which is the page's default. Those marked ``both_modes``, about what looks or behaves
-otherwise there, run in Nodes 2.0 as well, and the others with ``dev.py test --all``.
+The default tier runs the tests marked ``smoke``, in canvas mode, which is the page's default. With ``--all`` all tests
+run there and in Nodes 2.0.
 
 The page is the newest frontend's, which users get with their next update. What a frontend could break by itself, the
-tests marked ``every_frontend``, runs on the page of the newest release as well, in its default mode.
+tests marked ``every_frontend``, runs with ``--all`` on the page of the newest release as well, in its default mode.
 """
 
 import sys
@@ -16,33 +16,41 @@ from playwright.sync_api import sync_playwright
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "workflow")]
 
 from comfy_page import ComfyPage, launch  # noqa: E402
-from comfy_server import NEWEST, NEWEST_FRONTEND, PACKS, Comfy, page  # noqa: E402
-from small import write_picture  # noqa: E402
+from comfy_server import NEWEST, NEWEST_FRONTEND  # noqa: E402
 from tiny_workflow import Workflow  # noqa: E402
 
-from tests.tiny import write_tiny_checkpoint  # noqa: E402
+from tests.tiers import SMOKE  # noqa: E402
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_frontend: runs on the page of the newest release, too")
-    config.addinivalue_line("markers", "both_modes: is about what differs between canvas mode and Nodes 2.0")
-
-
-def pytest_itemcollected(item):
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    both = item.get_closest_marker("both_modes") and params.get("frontend") == NEWEST_FRONTEND
-    if params.get("tab") and not both:
-        item.add_marker("long")
 
 
 def pytest_generate_tests(metafunc):
-    if "frontend" in metafunc.fixturenames:
-        own = [None] if metafunc.definition.get_closest_marker("every_frontend") else []
-        metafunc.parametrize("frontend", [NEWEST_FRONTEND, *own], ids=_name, indirect=True, scope="session")
+    """A page of a frontend, None for ComfyUI's own, in one of its modes; False is canvas mode."""
+    if "tab" in metafunc.fixturenames:
+        pages = [(NEWEST_FRONTEND, False), (NEWEST_FRONTEND, True)]
+        if metafunc.definition.get_closest_marker("every_frontend"):
+            pages.append((None, False))
+        names = [f"{_name(frontend)}-{'nodes2' if nodes2 else 'canvas'}" for frontend, nodes2 in pages]
+        metafunc.parametrize("frontend, tab", pages, ids=names, indirect=True, scope="session")
+    elif "frontend" in metafunc.fixturenames:
+        metafunc.parametrize("frontend", [NEWEST_FRONTEND], ids=_name, indirect=True, scope="session")
 
 
 def _name(frontend) -> str:
     return f"frontend-{frontend.version}" if frontend else f"frontend-of-{NEWEST.version}"
+
+
+def pytest_itemcollected(item):
+    """Tests that share a server run in one process, and only those marked ``smoke`` are in the default tier."""
+    if "browser" not in item.fixturenames:
+        return
+    params = item.callspec.params
+    smoke = item.get_closest_marker("smoke") and params["frontend"] and not params.get("tab")
+    item.add_marker("smoke" if smoke else "long")
+    everything = item.config.getoption("--all")
+    item.add_marker(pytest.mark.xdist_group(_name(params["frontend"]) if everything else SMOKE))
 
 
 @pytest.fixture(scope="session")
@@ -52,29 +60,25 @@ def frontend(request):
 
 
 @pytest.fixture(scope="session")
-def browser():
+def browser(meter):
     with sync_playwright() as playwright:
-        browser = launch(playwright)
+        with meter.uncounted():
+            browser = launch(playwright)
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="session")
-def comfy(browser, frontend, tmp_path_factory):
-    """A server with previews. Beside the bundled model it has a tiny random one: 12 by 12 tokens in about a second."""
-    base = tmp_path_factory.mktemp("comfyui")
-    write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
-    write_picture(base)
-    options = ("--front-end-root", str(page(frontend))) if frontend else ()
-    with Comfy(NEWEST, base, PACKS, ("--preview-method", "auto", *options)) as server:
-        server.post("/settings/Comfy.TutorialCompleted", True)
-        yield server
+def comfy(browser, frontend, served):
+    """A server with previews."""
+    return served(NEWEST, frontend)
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["canvas", "nodes2"])
-def tab(request, browser, comfy, tmp_path_factory):
+@pytest.fixture(scope="session")
+def tab(request, browser, comfy, tmp_path_factory, meter):
     """ComfyUI's page, loaded once for each mode."""
-    tab = ComfyPage(browser, comfy.address, tmp_path_factory.getbasetemp() / "screenshots", vue=request.param)
+    with meter.uncounted():
+        tab = ComfyPage(browser, comfy.address, tmp_path_factory.getbasetemp() / "screenshots", vue=request.param)
     yield tab
     tab.context.close()
 

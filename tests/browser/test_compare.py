@@ -1,6 +1,5 @@
 """Two runs on one map: side by side, or in one place behind a line that is dragged."""
 
-import pytest
 from map_reading import done, expected, new_seed, painted, point, run_again, same_colours, settled, values
 
 IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].x"
@@ -104,7 +103,6 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "of runs at other times"
 
 
-@pytest.mark.both_modes
 def test_both_pictures_in_one_place(tab, workflow):
     """A line parts them. Keys and the mouse move it, and it stays on the picture."""
     sampler = done(tab, workflow)

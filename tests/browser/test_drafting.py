@@ -11,7 +11,7 @@ def settings(tab, expression: str):
     return tab.page.evaluate(f"(() => {{ {found} return {expression}; }})()")
 
 
-@pytest.mark.both_modes
+@pytest.mark.smoke
 def test_a_preset_is_chosen_by_its_name_and_saved_by_its_method(tab, workflow):
     tab.load(workflow.method("auto").data)
     visible = "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)"

@@ -99,7 +99,6 @@ def test_the_copies_that_a_loop_makes_of_a_sampler_are_shown_on_it(tab, small):
     tab.wait(small.sampler, "run?.state === 'done' && run.seed === '4242'")
 
 
-@pytest.mark.both_modes
 def test_a_run_is_nothing_to_undo(tab, small):
     tracker = f"{WORKFLOWS}.activeWorkflow.changeTracker"
     tab.load(small.data)
@@ -120,7 +119,6 @@ def test_a_run_is_nothing_to_undo(tab, small):
         tab.wait(small.sampler, f"{width} === {expected}")
 
 
-@pytest.mark.both_modes
 def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
     known = "import('/extensions/ADT-Tree/node_map.js').then(({ maps }) => maps.size)"
     sampler = done(tab, small)

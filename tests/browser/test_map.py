@@ -99,7 +99,6 @@ def test_the_canvas_shows_what_is_chosen(tab, workflow):
     assert same_colours(painted(tab, sampler), mixed)
 
 
-@pytest.mark.both_modes
 def test_hovering_tells_about_the_round(tab, comfy, workflow):
     sampler = done(tab, workflow.reading_the_trace())
     trace = trace_of(comfy)
@@ -155,7 +154,6 @@ def tip_is_beside(tab, node, cell: int) -> bool:
     )
 
 
-@pytest.mark.both_modes
 def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     sampler = done(tab, workflow)
     before = tab.map(sampler, "Array.from(map.node.pos)")
@@ -173,7 +171,6 @@ def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     assert tab.map(sampler, f"{controls}.filter((e) => !(e.textContent || e.ariaLabel) || e.tabIndex < 0).length") == 0
 
 
-@pytest.mark.both_modes
 def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
     sampler = done(tab, workflow)
     height = tab.map(sampler, "panel.stage.clientHeight")
@@ -197,6 +194,7 @@ def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
         )
 
 
+@pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     sampler = done(tab, workflow)
@@ -237,7 +235,7 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     assert values(tab, sampler) != before and values(tab, copy) == before
 
 
-@pytest.mark.both_modes
+@pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     sampler = workflow.sampler

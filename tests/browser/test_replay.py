@@ -92,7 +92,6 @@ def test_play_lets_the_image_grow_to_its_end(tab, workflow):
     assert tab.map(sampler, "panel.replay.round") == stopped is not None
 
 
-@pytest.mark.both_modes
 def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     sampler = done(tab, workflow)
     tab.map(sampler, "panel.draw()")
@@ -120,7 +119,6 @@ def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     )
 
 
-@pytest.mark.both_modes
 def test_the_map_can_be_enlarged_and_moved(tab, workflow):
     sampler = done(tab, workflow)
     tab.widget(sampler).get_by_label("Opacity").fill("100")
@@ -151,7 +149,6 @@ def test_the_map_can_be_enlarged_and_moved(tab, workflow):
     tab.wait(sampler, f"Math.abs({size} - {before}) < 0.1")
 
 
-@pytest.mark.both_modes
 def test_the_map_is_saved_as_an_image(tab, workflow):
     """From the menu that a right click on the node opens."""
     sampler = done(tab, workflow)
@@ -173,6 +170,7 @@ def test_the_map_is_saved_as_an_image(tab, workflow):
     assert scale == sorted(scale) and scale[-1] > scale[0] + 200, "from dark to light between the words"
 
 
+@pytest.mark.smoke
 def test_plain_decoding_shows_when_each_token_came(tab, workflow):
     sampler = done(tab, workflow.method("autoregressive"))
     tab.widget(sampler).get_by_label("Opacity").fill("100")

@@ -47,7 +47,7 @@ def own(workflow):
     return copy.deepcopy(workflow.data)
 
 
-@pytest.mark.both_modes
+@pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_numbers_are_shown_where_they_count(tab, own):
     tab.load(own)
@@ -77,6 +77,7 @@ def test_shares_are_shown_with_an_image_to_start_from(tab, own):
     assert shown(tab) == SHOWN and sent(tab) == before
 
 
+@pytest.mark.smoke
 def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
     sampler = next(node for node in own["nodes"] if node["type"] == "ADTTreeSampler")
     sampler["widgets_values"] = sampler["widgets_values"][:-2]
@@ -124,6 +125,7 @@ def assert_looked_at(tab, *kinds: str) -> None:
     )
 
 
+@pytest.mark.smoke
 def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
     tab.load(own)
     choose(tab, "speed", "Relaxed (LANTERN)")
@@ -167,7 +169,6 @@ def test_open_as_a_batch_takes_over_both_prompts(tab, own):
     assert sent(tab, "ADTTreePrompts")["text"] == sent(tab, "CLIPTextEncode")["text"]
 
 
-@pytest.mark.both_modes
 def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, prefer):
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
@@ -180,7 +181,7 @@ def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, pr
     tab.page.evaluate("app.api.interrupt()")
 
 
-@pytest.mark.both_modes
+@pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_preferences(tab, own, prefer):
     """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""

@@ -204,6 +204,7 @@ def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflo
     assert widget(tab, sampler, "seed") == seed
 
 
+@pytest.mark.smoke
 def test_the_map_says_that_the_prompt_is_another_now_and_gives_it_back(tab, workflow):
     sampler = done(tab, workflow)
     says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")

@@ -122,7 +122,6 @@ def nodes_of(name: str) -> list[dict]:
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
 
 
-@pytest.mark.both_modes
 def test_the_first_workflow_fits_the_screen(tab):
     """As ComfyUI opens it, and as it fits it. At a zoom below 0.57 its canvas draws no text."""
     for width, height in ((1920, 1080), (1280, 800)):
@@ -136,7 +135,7 @@ def test_the_first_workflow_fits_the_screen(tab):
         assert tab.page.evaluate("app.canvas.ds.scale") > 0.75
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.both_modes) for name in RUNNABLE), *MISSING])
+@pytest.mark.parametrize("name", [pytest.param(RUNNABLE[0], marks=pytest.mark.smoke), *RUNNABLE[1:], *MISSING])
 def test_a_template_opens_with_every_node_in_sight(tab, name):
     tab.open_template(name)
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
@@ -144,9 +143,7 @@ def test_a_template_opens_with_every_node_in_sight(tab, name):
     tab.screenshot(f"template_{name}")
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.both_modes) for name in RUNNABLE[:2]), *RUNNABLE[2:]]
-)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_a_template_runs(tab, name):
     """Every node that shows pictures has some; every map is finished and painted; all nodes stay in sight as maps grow,
     for which other nodes make room in Nodes 2.0."""

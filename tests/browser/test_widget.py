@@ -3,7 +3,7 @@
 import pytest
 from map_reading import done
 
-pytestmark = [pytest.mark.every_frontend, pytest.mark.both_modes]
+pytestmark = pytest.mark.every_frontend
 PANEL = "[data-testid=properties-panel]"
 OWN_PREVIEW = "map.node.imgs?.length > 0 && map.node.widgets.some(({ name }) => name.startsWith('$$'))"
 TITLE = """(({ pos }, { ds, canvas }) => {

@@ -12,14 +12,8 @@ from tests.crash.kills import RANDOM, Kills
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
 
-@pytest.mark.parametrize(
-    "name, moments",
-    [
-        ("benchmark", MOMENTS[:1]),
-        pytest.param("generate", [RANDOM] * 3, marks=pytest.mark.long),
-        pytest.param("benchmark", MOMENTS, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name, moments", [("generate", [RANDOM] * 3), ("benchmark", MOMENTS)])
 def test_killed_commands_lose_nothing(tmp_path, name, moments):
     """Each kill strikes the run that goes on after the one before."""
     kills = Kills(CASES[name](tmp_path / name), Random(4))

@@ -136,7 +136,9 @@ def test_codes_of_source_pictures(target, theirs, processor):
     assert len(set(torch.cat(expected).tolist())) > CODES // 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [name if name == "adt-tree" else pytest.param(name, marks=pytest.mark.long) for name in METHODS]
+)
 @pytest.mark.parametrize("sources", [0, 1])
 def test_every_method_draws_the_same_image(target, tmp_path, method, sources):
     """From a text, where two pictures are one sequence, and from a source picture."""

@@ -27,7 +27,7 @@ from tests.layouts.families import WRITERS, load_small, write_both
 from tests.layouts.glm_image import their_logits
 from tests.layouts.janus import BEGIN_IMAGE, BOS, PAD
 from tests.layouts.reference import reference
-from tests.pairwise import pairwise
+from tests.pairwise import each_once, pairwise
 from tests.parity import test_janus, test_llamagen
 
 PROMPT = "a cat"
@@ -283,16 +283,22 @@ def compare(models, case, seeds, methods):
 
 AXES = {"family": SCRIPTS, "drawn": DRAWN, "guidance": GUIDANCE, "images": IMAGES, "kept": KEPT}
 CASES = [dict(zip(AXES, values)) for values in product(*AXES.values())]
+ROWS = pairwise({**AXES, "method": list(METHODS), "seed": list(SEEDS)})
+QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["images"] == "one"])
+"""Rows in which every value of every axis occurs: the default tier's. Liquid's large vocabulary is slow otherwise."""
 
 
 @pytest.mark.parametrize(
-    "row", pairwise({**AXES, "method": list(METHODS), "seed": list(SEEDS)}), ids=lambda row: ", ".join(row.values())
+    "row",
+    [pytest.param(row, id=", ".join(row.values()), marks=[] if row in QUICK else pytest.mark.long) for row in ROWS],
 )
 def test_a_seeds_picture_is_the_scripts(row, loaded):
     compare(loaded(row["family"]), row, [SEEDS[row["seed"]]], [row["method"]])
 
 
-@pytest.mark.parametrize("family", SCRIPTS)
+@pytest.mark.parametrize(
+    "family", [name if name == "chameleon" else pytest.param(name, marks=pytest.mark.long) for name in SCRIPTS]
+)
 def test_in_half_precision_drafts_change_nothing(family, tmp_path):
     """There a script rounds in other places, so its picture may be another one."""
     path, network = write_both(family, tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import load_target
@@ -65,7 +65,6 @@ def random_parents(draw, n):
 
 @pytest.mark.parametrize("near", [None, NEAR], ids=["all keys near", "far keys"])
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "fp8", "grouped heads"])
-@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 @torch.inference_mode()
 def test_a_node_is_the_token_decoded_alone(kind, near, data):

@@ -2,7 +2,7 @@
 alone."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import Drafting, Sampling
@@ -43,7 +43,6 @@ def test_every_drafter_is_among_these():
     assert {source for source, _ in ALONE + TOGETHER} == set(models()[1])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),
     prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=6),

@@ -4,7 +4,7 @@ was asked for, and the tokens are those of plain decoding."""
 from unittest.mock import patch
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import Drafting, Sampling
@@ -43,7 +43,6 @@ def shares(decoding):
     return [share for round in decoding.trace.rounds for share in round.images]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shapes=st.lists(SHAPE, min_size=1, max_size=5),
     drafter=st.sampled_from([*models()[1]]),
@@ -66,7 +65,6 @@ def test_every_image_gets_at_most_the_drafts_that_it_asks_for(shapes, drafter, p
         assert share.width <= max(asked.nodes - share.depth + 1, 0), (share, asked)
 
 
-@settings(max_examples=15, deadline=None)
 @given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), at_once=st.integers(1, 3))
 def test_a_published_tree_is_whole_as_far_as_there_is_room(method, seed, at_once):
     """Also while another image of the batch has no room for drafts any more."""

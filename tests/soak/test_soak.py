@@ -24,6 +24,7 @@ def engine(tmp_path_factory):
     return Engine(folder)
 
 
+@pytest.mark.long
 def test_a_short_soak_ends_well(engine):
     report = soak(engine, RUNS, warm_up=4, seed=SEED)
     assert report.runs == RUNS and report.kinds.keys() == KINDS.keys()

@@ -26,7 +26,7 @@ def trees(decoding, image=None):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("lantern", [None, Lantern(8, 0.3)], ids=["exact", "lantern"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.long), torch.bfloat16])
 def test_the_same_profile_leads_to_the_same_trees(tiny, source, lantern, dtype):
     target = load_target(tiny / "target", dtype=dtype)
     network = load_drafter(tiny / "drafter", target)

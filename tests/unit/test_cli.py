@@ -107,34 +107,32 @@ def test_the_png_of_a_relaxed_image_says_how_much_was_replaced_and_makes_it_agai
 
 def test_prompts_of_a_list_may_be_decoded_together(generate):
     """The same files, tokens and figures, whoever keeps them company."""
-    Path("list.txt").write_text(
-        "\n".join(["a red house", "a blue sky", "x", "a boat at night", "no"]), encoding="utf-8"
-    )
+    Path("list.txt").write_text("\n".join(["a red house", "x", "a boat at night"]), encoding="utf-8")
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
-    for at_once in (None, 5, 1):
+    for at_once in (None, 3, 1):
         files = {"output": f"{at_once}/x.png", "tokens": f"{at_once}.json"}
         files |= {"report": f"r{at_once}.json", "trace": f"t{at_once}.json"}
         code, out, err = generate("--compare", **shared, **files, at_once=at_once)
         assert code == 0 and "tokens identical" in out, err
-    assert load("None.json") == load("1.json") == load("5.json") and len(load("5.json")["tokens"]) == 10
-    for folder in ("5", "1"):
-        assert sorted(path.name for path in Path(folder).iterdir()) == [f"x-{i:04}.png" for i in range(1, 11)]
-    for number in range(1, 11):
-        with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"5/x-{number:04}.png") as two:
+    assert load("None.json") == load("1.json") == load("3.json") and len(load("3.json")["tokens"]) == 6
+    for folder in ("3", "1"):
+        assert sorted(path.name for path in Path(folder).iterdir()) == [f"x-{i:04}.png" for i in range(1, 7)]
+    for number in range(1, 7):
+        with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"3/x-{number:04}.png") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
-        assert load("r1.json")[figure] == pytest.approx(load("r5.json")[figure]), figure
-    forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, None, 5)]
+        assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
+    forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, None, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward that images share counts once"
-    assert forwards[0] * load("r1.json")["tau"] == pytest.approx(10 * 15)
+    assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
     accepted = [
         [
             [share["accepted"] for one in decoding["rounds"] for share in one["images"] if share["image"] == 1]
             for decoding in load(f"t{at_once}.json")["decodings"]
         ]
-        for at_once in ("None", 5)
+        for at_once in ("None", 3)
     ]
-    assert accepted[0] == accepted[1] and len(accepted[0]) == 5
+    assert accepted[0] == accepted[1] and len(accepted[0]) == 3
 
 
 def test_a_png_names_everything_that_made_it(generate):
@@ -252,7 +250,7 @@ def test_blank_prompts_of_a_list_are_named(generate):
     assert "1 of 3 prompts are blank and were left out: '2'." in out
 
 
-@pytest.mark.parametrize("model, told", [("bundled", True), (None, False)])
+@pytest.mark.parametrize("model, told", [pytest.param("bundled", True, marks=pytest.mark.long), (None, False)])
 def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(generate, model, told):
     Path("list.txt").write_text("a red house\na cat\n", encoding="utf-8")
     models = {"model": model, "drafter": model} if model else {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def command(*arguments, **settings):
     )
 
 
+@pytest.mark.long
 def test_a_process_refuses_in_one_line(tmp_path):
     process = command(
         "generate", "--prompt", "a house", "--model", tmp_path / "nowhere", "--output", tmp_path / "a.png"
@@ -36,13 +38,15 @@ def test_a_process_refuses_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
 def test_a_standard_error_that_cannot_be_written_costs_no_picture(tiny, tmp_path, stderr):
     """Nor does anything that libraries say there get into a file that is open."""
-    given = f"--model {tiny / 'target'} --drafter {tiny / 'drafter'} --device cpu --seed 1"
-    given += f" --output {tmp_path / 'a.png'} --report {tmp_path / 'r.json'}"
-    line = f"exec {sys.executable} -c '{TALKATIVE}' generate --prompt house {given}"
+    files = {"model": tiny / "target", "drafter": tiny / "drafter"}
+    files |= {"output": tmp_path / "a.png", "report": tmp_path / "r.json"}
+    given = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items()) + " --device cpu --seed 1"
+    line = f"exec {shlex.quote(sys.executable)} -c '{TALKATIVE}' generate --prompt house {given}"
     subprocess.run(["bash", "-c", f"({line}) {stderr}; exit ${{PIPESTATUS[0]}}"], cwd=ROOT, check=True)
     with Image.open(tmp_path / "a.png") as image:
         image.load()
@@ -88,6 +92,7 @@ def test_an_interrupt_while_modules_are_imported(tmp_path, module):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_interrupt(tiny, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500, encoding="utf-8")

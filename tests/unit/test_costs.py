@@ -170,6 +170,7 @@ def test_a_profile_by_which_nothing_is_drafted_is_doubted(cache):
     assert doubts(NO_DRAFTS, 2) == [False, True]
 
 
+@pytest.mark.long
 def test_doubts_outlive_the_process(cache):
     """The command line draws each image in a process of its own."""
     profiles.save(MEASURED)

@@ -154,6 +154,7 @@ def assert_same_results(prompts):
             assert next(pictures) == next(pictures)
 
 
+@pytest.mark.long
 def test_a_benchmark_of_two_workers_of_which_one_is_killed_finds_the_same(run, cluster, folder, monkeypatch):
     Path("list.txt").write_text("\n".join(PROMPTS[:2]), encoding="utf-8")
     assert run("benchmark", "alone", methods="jacobi")[0] == 0
@@ -236,15 +237,18 @@ def test_one_prompt_is_not_spread(run, option):
     assert_refused(run("generate", "a.png", prompts=None, prompt="a cat", **option), "--workers", "--prompts", code=2)
 
 
+@pytest.mark.long
 def test_an_address_where_nothing_answers(ray, run):
     for address in ("127.0.0.1:9", "nonsense"):
         assert_refused(run("generate", "a.png", ray_address=address), "--ray-address", address, "ray start")
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_too_small(run, cluster):
     assert_refused(run("generate", "a.png", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "finds 2")
     assert_refused(run("generate", "a.png", ray_address=cluster.address, device="cuda"), "GPU", "--device cpu")
 
 
+@pytest.mark.long
 def test_what_a_worker_finds_wrong_is_said_here(run, cluster):
     assert_refused(run("generate", "a.png", ray_address=cluster.address, model="nowhere"), "nowhere", "machine")

@@ -16,7 +16,7 @@ from adt_core.models.rows import Rows
 from adt_core.policies import PLAIN
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("int8", marks=pytest.mark.long)])
 def target(request):
     weights = None if request.param == "bfloat16" else request.param
     return load_target(dtype=torch.bfloat16, weights=weights)
@@ -35,11 +35,11 @@ def nothing_known(monkeypatch, tmp_path):
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
-    """The last 40 tokens of a picture."""
+    """The last 24 tokens of an image."""
     drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
-    kept = torch.randint(target.num_codes, (1, target.length - 40), generator=torch.Generator().manual_seed(1))
+    kept = torch.randint(target.num_codes, (1, target.length - 24), generator=torch.Generator().manual_seed(1))
     return Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, prefix=kept)
 
 

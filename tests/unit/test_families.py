@@ -110,7 +110,9 @@ def test_emu3_draws_a_wide_picture_of_as_many_pixels(models):
 
 
 @pytest.mark.parametrize("drafter", [None, "network", "jacobi", "network+jacobi"])
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize(
+    "family", [name if name == "lumina" else pytest.param(name, marks=pytest.mark.long) for name in WRITERS]
+)
 def test_rows_end_where_they_must_also_under_relaxed_acceptance(models, family, drafter):
     target, network = models(family)
     how = {"lantern": Lantern(neighbours=39, delta=1.0), "drafting": Drafting("adt-tree")} if drafter else {}

@@ -22,6 +22,8 @@ from adt_core.policies.recipe import Recipe
 from tests.crash.cases import check_whole
 from tests.crash.faults import at, full_disk
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 INSPECT = [sys.executable, "-m", "adt_core", "inspect", "bundled"]
 PICTURES = "--prompts p.txt --drafter jacobi"

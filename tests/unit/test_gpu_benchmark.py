@@ -89,6 +89,7 @@ def parts(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
     found = parts(5, crash="os._exit(3)", error="raise ValueError('odd')")
     assert [part["status"] for part in found.values()] == [command.FAILED, command.ENDED]
@@ -109,6 +110,7 @@ def test_a_worker_that_takes_too_long_is_ended(tmp_path, seconds, silence):
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.long
 def test_what_a_part_has_found_is_written_while_it_runs(parts, tmp_path, monkeypatch):
     """A machine that is lent may be taken back at any moment."""
     seen = []
@@ -136,6 +138,7 @@ def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
     assert [row["figure"] for row in found["rows"]] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_part_that_can_not_be_loaded_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "PARTS", {"missing": ("no_such_part", 1)})
     part = command.measure(1, tmp_path, True)["parts"]["missing"]

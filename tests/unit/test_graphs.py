@@ -66,7 +66,7 @@ def tape(as_on_a_gpu):
 # ---- the same images ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("images", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_path, monkeypatch, images):
     """Each size of each source is captured once, however often the images are begun anew."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
@@ -95,7 +95,11 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     assert not expected.codes.equal(run(target, prompts=PROMPTS[:1], sampling=settings["sampling"]).codes)
 
 
-@pytest.mark.parametrize("name", ["eagle2", "adt-tree", "static", "jacobi", "merged", "repeat"])
+@pytest.mark.parametrize(
+    "name",
+    ["adt-tree", "merged"]
+    + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi", "repeat")],
+)
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
     """But at an image's end: positions behind it are cut away, or stay in the tree and are not valid."""
     source, options = METHODS[name]
@@ -136,7 +140,12 @@ def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on
 
 
 @pytest.mark.parametrize(
-    "name, images", [*((name, 3) for name in (None, *METHODS)), (None, 1), ("adt-tree", 1), ("merged", 1)]
+    "name, images",
+    [
+        *((None, 3), ("merged", 3), ("adt-tree", 1)),
+        *(pytest.param(name, 3, marks=pytest.mark.long) for name in METHODS if name != "merged"),
+        *(pytest.param(name, 1, marks=pytest.mark.long) for name in (None, "merged")),
+    ],
 )
 def test_a_steady_round_is_one_launch_and_one_wait(target, drafters, tape, monkeypatch, name, images):
     """Beside the replay: what the host has decided goes up in one copy, and at times new noise does."""
@@ -179,9 +188,9 @@ def test_rounds_are_kept_for_the_next_decoding(target, drafters, tape):
     [
         lambda how: how | {"sampling": Sampling(temperature=0.5)},
         lambda how: how | {"drafting": Drafting("eagle2", depth=2, width=2, nodes=4)},
-        lambda how: how | {"prompts": PROMPTS[:2]},
+        pytest.param(lambda how: how | {"prompts": PROMPTS[:2]}, marks=pytest.mark.long),
         lambda how: how | {"prompts": ("a very long description of a cat " * 3,)},
-        lambda how: how | {"lantern": Lantern()},
+        pytest.param(lambda how: how | {"lantern": Lantern()}, marks=pytest.mark.long),
         lambda how: how | {"prefix": torch.zeros(1, 3, dtype=torch.long)},
     ],
     ids=["sampling", "drafting", "images", "length", "lantern", "prefix"],

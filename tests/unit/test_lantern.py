@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import Drafting, Lantern, load_drafter
@@ -46,7 +46,6 @@ def random_case(seed: int, codes: int, width: int, k: int):
     return p, torch.randperm(codes, generator=generator)[:width].tolist(), neighbours
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 9999),
     codes=st.integers(3, 9),
@@ -60,7 +59,6 @@ def test_no_more_than_delta_moves_whatever_the_number_of_siblings(seed, codes, w
     assert (law - p).clamp_min(0).sum() <= delta + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
 def test_a_single_child_passes_with_the_published_probability(seed, codes, k, delta):
     """p(x) + p(A(x)): A(x) is the longest prefix of x's neighbours whose mass is within delta.
@@ -73,7 +71,6 @@ def test_a_single_child_passes_with_the_published_probability(seed, codes, k, de
     assert law[x].item() == pytest.approx(p[x].item() + (prefix[-1] if prefix else 0.0), abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), width=st.integers(1, 4), factor=st.floats(1, 20))
 def test_lantern_plus_plus_bounds_each_child_by_its_own_probability(seed, codes, width, factor):
     p, children, neighbours = random_case(seed, codes, min(width, codes), codes)

@@ -140,7 +140,7 @@ def move_as_comfyui_does(module):
     module.to(torch.float64)
 
 
-@pytest.mark.parametrize("family", ["chameleon", "llamagen"])
+@pytest.mark.parametrize("family", ["chameleon", pytest.param("llamagen", marks=pytest.mark.long)])
 def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_path, family):
     """Transformer, codec, text encoder (LlamaGen's), and drafter."""
     with torch.inference_mode():
@@ -161,6 +161,7 @@ def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_p
 LOADED = "import sys, adt_core; adt_core.load_target(sys.argv[1]); print('torch._dynamo' in sys.modules)"
 
 
+@pytest.mark.long
 def test_loading_does_not_wait_for_the_compiler(tmp_path):
     """It takes two seconds to import, and nothing here uses it."""
     command = [sys.executable, "-c", LOADED, str(write_tiny_checkpoint(tmp_path / "target"))]
@@ -183,6 +184,7 @@ print(sum(part.numel() * part.element_size() for part in parts), taken("VmRSS") 
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux's accounting")
 @pytest.mark.parametrize("weights", ["", "int8"], ids=["as stored", "int8"])
 def test_loading_takes_no_more_than_the_largest_file_above_the_weights(tmp_path, weights):

@@ -17,7 +17,7 @@ from adt_core.rules.verify import longest_path
 from adt_lab.benchmark import sources
 from tests.drafted import costs, run
 from tests.layouts.families import DEVICE, WRITERS, load_small, write_both
-from tests.pairwise import all_pairs, pairwise
+from tests.pairwise import all_pairs, each_once, pairwise
 from tests.tape import Tape
 
 AXES = {
@@ -73,6 +73,8 @@ def meets(one, other):
 
 EXCLUDED = [pair for pair in all_pairs(NAMES) if not meets(*pair)]
 ROWS = pairwise(NAMES, EXCLUDED)
+QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["numbers"] == "float64"])
+"""Rows in which every value of every axis occurs: the default tier's. Liquid's large vocabulary is slow otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,13 @@ def drawn(row, loaded, launched):
     return expected, drafted
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(filter(None, row.values())))
+def name_of(row: dict[str, str]) -> str:
+    return "-".join(filter(None, row.values()))
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=name_of(row), marks=[] if row in QUICK else pytest.mark.long) for row in ROWS]
+)
 def test_an_image_is_the_one_that_plain_decoding_draws_of_it_alone(row, loaded, launched):
     expected, drafted = drawn(row, loaded, launched)
     assert drafted.codes.equal(expected)
@@ -185,3 +193,8 @@ def test_every_two_values_of_two_axes_meet():
     met = {pair for row in ROWS for pair in all_pairs({axis: [value] for axis, value in row.items()})}
     assert met == set(all_pairs(NAMES)) - set(EXCLUDED)
     assert len(ROWS) < 110, "of millions of combinations"
+
+
+def test_the_quick_rows_have_every_value():
+    assert {choice for row in QUICK for choice in row.items()} == {(axis, n) for axis in NAMES for n in NAMES[axis]}
+    assert len(QUICK) < 20

@@ -35,6 +35,7 @@ def bundled():
     return codes, teacher_forced(full, codes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_stay_close_on_the_bundled_model(kind, bundled):
     """Root mean square error, relative to the spread of the logits. With bfloat16 it is 0.014; int8 is nearer."""

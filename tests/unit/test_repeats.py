@@ -99,8 +99,14 @@ def decoded(models, case: str, images: int) -> tuple[Tensor, list]:
     return decoding.codes, [round.images for round in decoding.trace.rounds]
 
 
-@pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+QUICK = "adt-tree", "window", "both", "lantern"
+"""The default tier's cases."""
+
+
+@pytest.mark.parametrize("images", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_no_order_of_threads_decides_a_token_or_a_tree(models, case, images):
     codes, trees = decoded(models, case, images)
     with OtherOrder() as watched:

@@ -29,6 +29,7 @@ def target():
     return load_target()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, least",
     [pytest.param("bundled", 0.75, marks=pytest.mark.long), ("bundled+jacobi", 0.75), ("jacobi", 0.4)],

@@ -37,7 +37,10 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["scale_weight", "weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize(
+    "name",
+    ["weight_scale", *(pytest.param(name, marks=pytest.mark.long) for name in ("scale_weight", "weight_scale_inv"))],
+)
 def test_what_is_loaded_is_the_product(model, tmp_path, name, shape):
     tensors, generator = load_file(model / "model.safetensors"), torch.Generator().manual_seed(1)
     true, scaled = dict(tensors), dict(tensors)

@@ -19,6 +19,7 @@ from model_making.render import render
 from model_making.scenes import COLOURS, PLACES, PLANTS, SKIES, THINGS, Item, Scene
 from model_making.surroundings import degrade
 
+pytestmark = pytest.mark.long
 KINDS = (*THINGS, *PLANTS)
 SEED = 4
 
@@ -40,7 +41,6 @@ def test_every_kind_is_told_from_all_others(kind):
         assert looks(picture(Item(kind, colour, "right"), **around)) == [(kind, colour, "right")]
 
 
-@pytest.mark.long
 def test_what_is_in_a_scene_is_seen_with_and_without_the_codec():
     table = measure(load_target().codec, count=14, seed=6)
     for kind in ("thing", "sky", "ground"):

@@ -70,6 +70,7 @@ def test_what_pages_of_the_archive_link_to_is_in_it(archive):
     assert not missing, "\n".join(missing)
 
 
+@pytest.mark.long
 def test_the_archive_works_without_the_rest_of_the_repository(archive, tmp_path):
     for name in archive:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

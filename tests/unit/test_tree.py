@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core.policies.fixed import STATIC_TREES
@@ -33,7 +33,6 @@ def test_flat_drafts_make_wide_trees_shallow():
         assert int(tree.realised_depth()) == depth, width
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     depth=st.integers(1, 5),
     width=st.integers(1, 5),

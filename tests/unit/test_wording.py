@@ -97,6 +97,7 @@ def test_wide_scenes_hold_no_kind_twice_and_up_to_three_things():
     assert {len(group) for group in kinds} == {0, 1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_picture_of_the_scene_shows_what_its_captions_ask_for():
     found = []
     for seed in range(40):

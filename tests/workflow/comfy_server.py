@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock  # torch and transformers bring it
-from websocket_client import Message, WebSocket
+from messages import Listener, Message
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_TEST_CACHE") or ROOT / ".cache") / "comfyui"
@@ -284,10 +284,10 @@ class Comfy:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def socket(self) -> WebSocket:
-        """A client as the browser is one; pass its ``id`` to :meth:`queue` to be told what happens."""
+    def socket(self) -> Listener:
+        """Connect as a browser does; pass the listener's ``id`` to :meth:`queue` to receive the messages of a run."""
         client = uuid.uuid4().hex
-        return WebSocket(self.address, f"/ws?clientId={client}", client)
+        return Listener(f"ws://{self.address}/ws?clientId={client}", client)
 
     def queue(self, prompt: dict, client: str | None = None, **extra) -> str:
         """Queue a prompt in API format and return its id; raises :class:`Refused` if it does not validate.
@@ -330,7 +330,9 @@ class Comfy:
 
     def free(self) -> None:
         """Have it unload all models and forget all results, and wait until it has."""
-        gone = self.free_until(lambda: "Decoder" not in self.get("/probe/memory")["classes"], free_memory=True)
+        gone = self.free_until(
+            lambda: "Decoder" not in self.get("/probe/memory", collect=1)["classes"], free_memory=True
+        )
         assert gone, "our models are still there"
 
     def free_until(self, freed: Callable[[], bool], seconds: float = 60, **more: bool) -> bool:
@@ -343,9 +345,9 @@ class Comfy:
             self.post("/free", {"unload_models": True, **more})
             again = min(end, time.monotonic() + 10)
             while time.monotonic() < again:
+                time.sleep(0.3)  # the probe that most callers ask looks at every object of the server
                 if freed():
                     return True
-                time.sleep(0.1)
         return False
 
     def files(self, outputs: dict, key: str = "images") -> list[bytes]:

@@ -1,12 +1,13 @@
 """One running ComfyUI per supported end of the version range, shared by all tests of this folder, and for the tests
 that ask for it one with every model that templates name.
 
-The newest runs every test. The oldest runs those marked ``contract``: what touches what differs between versions of
-ComfyUI. The others run there with ``dev.py test --all``.
+Of the tests that need a server, the default tier runs those marked ``smoke``, on the newest ComfyUI. With ``--all``
+both run every test.
 """
 
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,27 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from comfy_server import FLOOR, NEWEST, PACKS, ROOT, Comfy  # noqa: E402
+from comfy_server import FLOOR, NEWEST, NEWEST_FRONTEND, PACKS, ROOT, Comfy  # noqa: E402
 from convert import text_to_image  # noqa: E402
 from small import with_small_models, write_picture, write_small, write_upscaler  # noqa: E402
+
+from tests.tiers import SMOKE  # noqa: E402
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "small_models: the graph is of the small models, see small.py")
-    config.addinivalue_line("markers", "contract: rests on what differs between versions of ComfyUI")
 
 
 def pytest_itemcollected(item):
+    """Tests that share a server run in one process, and only those marked ``smoke`` are in the default tier."""
     release = item.callspec.params.get("release") if hasattr(item, "callspec") else None
-    if release == FLOOR and not item.get_closest_marker("contract"):
-        item.add_marker("long")
+    if release is None:
+        return
+    smoke = release == NEWEST and item.get_closest_marker("smoke")
+    item.add_marker("smoke" if smoke else "long")
+    everything, runner = item.config.getoption("--all"), item.get_closest_marker("runner")
+    group = f"inside-{release.version}" if runner else f"comfyui-{release.version}" if everything else SMOKE
+    item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", params=[NEWEST, FLOOR], ids=lambda release: f"comfyui-{release.version}")
@@ -36,18 +44,13 @@ def release(request):
 
 
 @pytest.fixture(scope="session")
-def comfy(release, tmp_path_factory):
+def comfy(release, served):
     """A server that sends previews. The test fails, and is not skipped, if there cannot be one."""
-    base = tmp_path_factory.mktemp(f"comfyui-{release.version}")
-    write_picture(base)
-    write_small(base / "models")
-    write_upscaler(base / "models" / "upscale_models")
-    with Comfy(release, base, PACKS, ("--preview-method", "auto")) as server:
-        yield server
+    return served(release, NEWEST_FRONTEND if release == NEWEST else None)
 
 
 @pytest.fixture(scope="session")
-def stocked(release, tmp_path_factory):
+def stocked(release, tmp_path_factory, meter):
     """A server with a model and a drafter wherever users have them: small random ones of every published model, under
     its name, and the bundled one in the user's own folders.
 
@@ -74,7 +77,9 @@ def stocked(release, tmp_path_factory):
     listed = f"tests:\n  ar_image_models: {extra / 'targets'}\n  ar_image_drafters: {extra / 'drafters'}\n"
     (extra / "paths.yaml").write_text(listed, encoding="utf-8")
     options = "--preview-method", "auto", "--disable-metadata", "--extra-model-paths-config", str(extra / "paths.yaml")
-    with Comfy(release, base, {**PACKS, "moving": HERE / "moving_nodes"}, options) as server:
+    with ExitStack() as stack:
+        with meter.uncounted():
+            server = stack.enter_context(Comfy(release, base, {**PACKS, "moving": HERE / "moving_nodes"}, options))
         yield server
 
 

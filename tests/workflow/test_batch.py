@@ -11,12 +11,14 @@ import pytest
 from adt_tree_pack.nodes.contact_sheet import COLUMNS
 from comfy_server import ROOT
 from images import images
+from messages import PREVIEWS, TEXT, Message, lines_under
 from PIL import Image
 from small import SMALL, with_small_models
 from test_cancel import interrupt_and_time
-from websocket_client import PREVIEWS, TEXT, Message, lines_under
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
+TEXT_BELOW = "(the text below)"
+"""The choice of *file* for prompts that are typed."""
 COUNT = 10
 """Captions of the batch."""
 SHEET = 4
@@ -44,7 +46,26 @@ def batch(template, coco):
     return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
+def test_a_cancelled_batch_goes_on_and_loses_no_image(comfy, batch):
+    """The same in small: finished images are kept, the others follow, and the table has them all."""
+    captions = [f"{colour} fox" for colour in ("a red", "a blue", "a green", "a grey", "a brown")]
+    name = uuid.uuid4().hex[:8]
+    batch.set("ADTTreeModelLoader", model="tiny").set(
+        "ADTTreePrompts", file=TEXT_BELOW, text="\n".join(captions), count=0
+    )
+    batch.set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, chunk_size=2)
+    cancelled(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
+    (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
+    assert 2 <= len(kept) < len(captions)
+    comfy.run(batch.prompt)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
+    rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
+    assert [row["prompt"] for row in rows] == captions
+    assert {row["file"] for row in rows} == {path.name for path in folder.glob("*.png")} - {"report.png"}
+
+
 @pytest.mark.small_models
 def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     """No image is lost or made twice; they are the sampler's own; table, figures and sheet are complete."""
@@ -147,7 +168,7 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     """In a folder that the user has named; of the same settings, so that both lists share it."""
     name, long = uuid.uuid4().hex[:8], "a red house " * 500
     batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="cut", chunk_size=3)
-    batch.set("ADTTreePrompts", file="(the text below)", text=f"a fox\n\n{long}\na hen", count=0)
+    batch.set("ADTTreePrompts", file=TEXT_BELOW, text=f"a fox\n\n{long}\na hen", count=0)
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
     said = told(comfy, batch, extra_pnginfo={"workflow": workflow})
     assert "1 of 4 prompts are blank and were left out: '2'." in said

@@ -36,7 +36,7 @@ def traced(graph):
     return graph.set("ADTTreeSettings", method="adt-tree")
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
 def test_increments_and_history_tell_the_whole_trace(comfy, traced):
     """Every round once and in order, at most ten messages a second; all of it again in the history, with a picture."""
     traced.set("ADTTreeSampler", seed=601)
@@ -73,7 +73,6 @@ def test_increments_and_history_tell_the_whole_trace(comfy, traced):
     assert picture.shape == saved.shape and np.abs(picture.astype(int) - saved).max() <= 1
 
 
-@pytest.mark.contract
 def test_without_a_tab_nothing_is_sent_and_no_picture_is_kept(comfy, graph):
     graph.set("ADTTreeSampler", seed=602)
     with comfy.socket() as bystander:
@@ -104,7 +103,6 @@ def test_a_saved_image_brings_its_own_map(comfy, traced, seed, stale):
     assert own["thumbnails"][0].startswith("data:image/jpeg;base64,") and len(json.dumps(own)) < 20_000
 
 
-@pytest.mark.contract
 def test_an_image_of_a_cached_result_brings_the_map_of_that_result(comfy, traced):
     """The sampler does not run again. What feeds it is the same, and that makes the map its own."""
     traced.set("ADTTreeSampler", seed=612)

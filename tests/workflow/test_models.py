@@ -8,11 +8,11 @@ import pytest
 import torch
 from convert import Graph, text_to_image
 from images import images
+from messages import PREVIEWS
 from safetensors.torch import load
 from small import with_small_models
 from test_cancel import LIMIT, interrupt_and_time
 from test_workflows import NAMES, TO_INSTALL, prompt_of
-from websocket_client import PREVIEWS
 
 from adt_core import load_target
 from tests.layouts.glm_pixels import finer, published_pipeline
@@ -211,8 +211,7 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(BATCH, marks=pytest.mark.contract),
-        *sorted(FIRST - {BATCH}),
+        *sorted(FIRST),
         *(pytest.param(name, marks=pytest.mark.long) for name in NAMES if name not in FIRST),
     ],
 )

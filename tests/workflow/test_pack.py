@@ -4,7 +4,6 @@ import pytest
 from comfy_server import PACKS, Comfy
 
 
-@pytest.mark.contract
 def test_loads_without_a_word(release, tmp_path):
     """Starting with the pack says nothing at the level of warnings that starting without it does not say."""
     together = Comfy(release, tmp_path / "together", {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
@@ -12,7 +11,7 @@ def test_loads_without_a_word(release, tmp_path):
     assert [line for line in together if line not in alone] == []
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
 def test_comfyui_keeps_its_own_nodes(object_info):
     assert object_info["KSampler"]["python_module"] == "nodes"
     ours = [node["python_module"] for name, node in object_info.items() if name.startswith("ADTTree")]

@@ -73,7 +73,6 @@ def second_branch(graph: Graph, model: str, seed: int) -> str:
     return graph.add("SaveImage", images=decoded, filename_prefix="second")[0]
 
 
-@pytest.mark.contract
 def test_memory_that_runs_out_while_sampling(comfy, plain):
     comfy.get("/probe/exhaust", on=1)
     try:
@@ -86,7 +85,6 @@ def test_memory_that_runs_out_while_sampling(comfy, plain):
     assert comfy.files(comfy.run(plain.prompt)), "and the next run has what that one had"
 
 
-@pytest.mark.contract
 @pytest.mark.small_models
 def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
     """It stays from run to run, and counts as room that is there; Unload Models and pressure free it first."""

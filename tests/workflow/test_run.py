@@ -6,16 +6,28 @@ import json
 import numpy as np
 import pytest
 from images import images
+from messages import PREVIEWS, lines_under
 from PIL import Image
 from reference import draw
-from websocket_client import PREVIEWS, lines_under
+from small import SMALL
 
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
+@pytest.mark.small_models
+def test_the_image_of_a_small_model_is_the_engines(comfy, graph):
+    """Drafted by ComfyUI's sampler with its default settings, and plain by the engine."""
+    (image,) = images(comfy, comfy.run(graph.set("ADTTreeSampler", seed=5).prompt))
+    numbers = {name: graph.inputs("ADTTreeSampler")[name] for name in ("seed", "guidance", "temperature")}
+    folders = {"model": "ar_image", "network": "ar_image_drafters"}
+    places = {name: str(comfy.base / "models" / folder / SMALL) for name, folder in folders.items()}
+    expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling=numbers, **places)["images"]
+    np.testing.assert_array_equal(image, expected[0])
+
+
 def test_the_image_is_the_engines(comfy, graph):
     """By the model's own numbers, which nobody has to say: a prompt needs no more than links."""
     links = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
@@ -27,7 +39,7 @@ def test_the_image_is_the_engines(comfy, graph):
     assert image.std() > 20, "that is not a picture"
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
 @pytest.mark.small_models
 def test_saved_png_brings_its_workflow_along(comfy, graph):
     (data,) = comfy.files(comfy.run(graph.prompt, extra_pnginfo={"workflow": {"nodes": []}}))
@@ -40,7 +52,6 @@ def test_saved_png_brings_its_workflow_along(comfy, graph):
     assert prompt == graph.prompt
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize("text, lines", [("a cat in 2024", [f"{UNKNOWN}'a cat in 2024'."]), ("a red house", [])])
 def test_a_prompt_of_unknown_words_is_told_under_its_sampler(comfy, graph, text, lines):
     """After the run, and of the positive prompt alone."""
@@ -50,7 +61,6 @@ def test_a_prompt_of_unknown_words_is_told_under_its_sampler(comfy, graph, text,
     assert lines_under(messages, graph.id("ADTTreeSampler")) == lines
 
 
-@pytest.mark.contract
 @pytest.mark.small_models
 def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     graph.set("ADTTreeSampler", seed=11)
@@ -62,7 +72,6 @@ def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     np.testing.assert_array_equal(before, images(comfy, outputs)[0])
 
 
-@pytest.mark.contract
 def test_people_can_watch(comfy, graph):
     """The bar counts all tokens, and the image is seen forming. Figures stand once, on the map."""
     graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="autoregressive")
@@ -77,7 +86,6 @@ def test_people_can_watch(comfy, graph):
     assert Image.open(io.BytesIO(previews[0][4:])).format == "JPEG"  # after the number of the image format
 
 
-@pytest.mark.contract
 @pytest.mark.small_models
 def test_preview_method_none_is_respected(comfy, graph):
     _, messages = comfy.watch(graph.set("ADTTreeSampler", seed=78, batch_size=2).prompt, preview_method="none")

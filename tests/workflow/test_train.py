@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from images import images
+from messages import lines_under
 from small import QUICK
 from test_cancel import interrupt_and_time
-from websocket_client import lines_under
 
 
 @pytest.mark.small_models

@@ -71,7 +71,7 @@ def prompt_of(name: str, object_info: dict) -> Graph:
     return graph
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_fits_the_nodes(name, object_info):
     """Those that everybody begins with have the nodes' defaults, but for the seed, which is the thumbnail's."""
@@ -211,7 +211,7 @@ def test_is_legible_as_a_whole_on_a_small_screen(name):
             assert not block.strip() or zoom * HEADINGS[level] >= 10, block
 
 
-@pytest.mark.contract
+@pytest.mark.smoke
 def test_comfyui_serves_templates_pages_and_translations(comfy):
     assert set(comfy.get("/workflow_templates")["ADT-Tree"]) == set(NAMES)
     for name in NAMES:
@@ -258,7 +258,7 @@ def test_lantern(comfy, template):
 @pytest.mark.parametrize(
     "name, side",
     [
-        pytest.param(FIRST, 256, id="as large as its map: ComfyUI's canvas enlarges no image"),
+        pytest.param(FIRST, 256, id="as large as its map: ComfyUI's canvas enlarges no image", marks=pytest.mark.smoke),
         pytest.param("ADT-Tree text to image and upscale with a model", 512, id="by stock nodes and a small upscaler"),
     ],
 )

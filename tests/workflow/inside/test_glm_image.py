@@ -13,6 +13,8 @@ from PIL import Image
 from tests.layouts.glm_image import CODES, write_glm_image
 from tests.layouts.glm_pixels import finer, published_pipeline, write_pixels
 
+pytestmark = pytest.mark.long
+
 PROMPT = 'A shop sign that says "Bread".'
 NUMBERS = {"seed": 7, "steps": 3, "guidance": 1.5}
 

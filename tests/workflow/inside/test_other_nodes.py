@@ -142,6 +142,7 @@ def test_what_an_image_has_to_do_without_on_this_device_is_told(pack, small, mon
     assert "This device can't multiply." in caplog.messages[-1]
 
 
+@pytest.mark.long
 def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_counts(pack, small):
     """With no more than links every node runs."""
     bare = {"model": small.model, "positive": small.text(small.PROMPT)}
@@ -177,6 +178,7 @@ def test_the_benchmark_compares_and_writes_its_results(pack, small):
     assert len(list(folder.glob("images/autoregressive/*.png"))) == 2
 
 
+@pytest.mark.long
 def test_the_check_says_on_one_page_what_the_machine_makes_of_a_model(pack, small):
     (page,) = pack.run("ADTTreeCheck", model=small.model)
     for line in ("## Plain decoding", "| autoregressive |", "| auto |", "draws the tokens of plain decoding."):

@@ -77,6 +77,7 @@ def test_relaxed_is_lantern_with_its_usual_bounds(pack, small):
     assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("Plain", "autoregressive")]
 )
@@ -157,6 +158,7 @@ def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
     assert pack.run("VAEDecode", samples=cropped, vae=small.vae)[0].shape == (2, 48, 72, 3)
 
 
+@pytest.mark.long
 def test_a_picture_is_continued_through_vae_encode(pack, loaded, encoded):
     """The kept half is the picture, as close as its tokens come to it; drafting does not change the other half."""
     model, _, vae = loaded

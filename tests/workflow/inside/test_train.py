@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
 PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "tent", "car")]
 QUICK = {"pictures": 4, "minutes": 60.0, "steps": 4, "held_out": 2, "batch": 2, "draw_batch": 3}
 

@@ -18,6 +18,7 @@ from comfy_execution.graph_utils import GraphBuilder
 from server import PromptServer
 
 from . import costs, device  # noqa: F401
+from .costs import pack
 
 
 class DiffusionModel:
@@ -163,10 +164,15 @@ class Loop:
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    """What is left of what was watched, and instances of the pack's classes by name."""
-    gc.collect()
-    kinds = [type(thing) for thing in gc.get_objects()]
-    ours = {kind.__name__ for kind in kinds if "ADT-Tree" in str(getattr(kind, "__module__", ""))}
+    """What is left of what was watched, and instances of the pack's classes by name.
+
+    ``collect=1`` collects garbage first, which takes half a second.
+    """
+    if request.query.get("collect") == "1":
+        gc.collect()
+    kinds = {type(thing) for thing in gc.get_objects()}
+    prefix = f"{pack()}."
+    ours = {kind.__name__ for kind in kinds if str(getattr(kind, "__module__", "")).startswith(prefix)}
     alive = [name for name, reference in _watched if reference() is not None]
     return web.json_response({"alive": alive, "classes": sorted(ours)})
 
@@ -189,8 +195,7 @@ async def trim(request):
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
     """From now on the pack can't make the pictures of previews and of maps, or can again."""
-    sampling = sys.modules[next(name for name in sys.modules if name.endswith("ADT-Tree.nodes.sampling"))]
-    stock = sys.modules[sampling.__name__.replace("sampling", "stock")]
+    sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "stock"))
 
     def fail(_):
         raise MemoryError("no room for a picture")

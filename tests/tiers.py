@@ -1,0 +1,180 @@
+"""pytest plugin: the two tiers of the suite, the processor time of a test, and the count of what did not run.
+
+* Default tier: every test that is marked neither ``long`` nor ``alone``. Each may take ``LIMIT`` seconds of processor
+  time, so that the tier stays short enough to run before every commit.
+* ``--all``: every test, and hypothesis at full size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import settings
+
+LIMIT = 3.0
+"""Seconds of processor time that a test of the default tier may take: set-up and call, with all child processes.
+
+Wall-clock time would depend on what else the machine does.
+"""
+EXAMPLES = {"default": 10, "all": 60}
+"""Examples of each hypothesis property, by tier."""
+OTHERS = "long tests not run: python3 dev.py test --all"
+WITH_CHILDREN = ("workflow", "browser")
+"""Folders whose tests use processes that outlive the test: a server, a browser."""
+
+SMOKE = "smoke"
+"""The group of all smoke tests: one process runs them, with one server."""
+
+SPENT = pytest.StashKey[float]()
+LEFT_OUT = pytest.StashKey[int]()
+METER = pytest.StashKey["Meter"]()
+
+
+class Meter:
+    """Processor time of this process and its descendants, without what shared servers need to start."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._uncounted = 0.0
+
+    def seconds(self, children: bool) -> float:
+        """Return the seconds used so far. Children that have ended always count.
+
+        Args:
+            children: Whether to look for children that still run, which takes a few milliseconds.
+        """
+        running = self._process.children(recursive=True) if children else []
+        return sum(map(_total, [self._process, *running])) - self._uncounted
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave out what happens inside: the start of a server that many tests share."""
+        before = self.seconds(True)
+        yield
+        self._uncounted += self.seconds(True) - before
+
+
+def _total(process: psutil.Process) -> float:
+    """User and system seconds of a process and of its children that have ended (where the platform counts them)."""
+    try:
+        return sum(process.cpu_times()[:4])
+    except psutil.Error:
+        return 0.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ADT-Tree")
+    group.addoption("--all", action="store_true", help="also run the long tests, and hypothesis at full size")
+    group.addoption("--counts", type=Path, metavar="FILE", help="write how many tests passed and did not run, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[METER] = Meter()
+    config.stash[LEFT_OUT] = 0
+    for name, examples in EXAMPLES.items():
+        settings.register_profile(name, max_examples=examples, deadline=None)
+    settings.load_profile("all" if config.getoption("--all") else "default")
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether a test belongs to ``--all`` only. Timed tests do, because nothing may run beside them."""
+    return any(map(item.get_closest_marker, ("long", "alone")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    left_out = list(filter(is_long, items))
+    items[:] = [item for item in items if not is_long(item)]
+    config.stash[LEFT_OUT] = len(left_out)
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
+    item.stash[SPENT] = 0.0
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item):
+    with _metered(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item):
+    with _metered(item):
+        return (yield)
+
+
+@contextmanager
+def _metered(item: pytest.Item) -> Iterator[None]:
+    """Add the processor time of a phase to the test's."""
+    meter, children = item.config.stash[METER], item.path.parent.name in WITH_CHILDREN
+    before = meter.seconds(children)
+    try:
+        yield
+    finally:
+        item.stash[SPENT] += meter.seconds(children) - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Fail a test of the default tier that takes too much processor time."""
+    report = yield
+    if report.when == "call":
+        spent = item.stash[SPENT]
+        report.user_properties.append(("processor_seconds", round(spent, 2)))
+        limited = not item.config.getoption("--all") and not item.get_closest_marker("runner")
+        if report.passed and spent > LIMIT and limited:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {spent:.1f} s of processor time; the default tier allows {LIMIT:g} s for each "
+                "test. Make it smaller, or mark it 'long', so that it runs with 'dev.py test --all' only."
+            )
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the controlling process of pytest-xdist how many tests this worker left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Every worker collects the same tests, so any worker's count will do."""
+    stash = node.config.stash
+    stash[LEFT_OUT] = max(stash[LEFT_OUT], getattr(node, "workeroutput", {}).get("left_out", 0))
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
+    """List the ten tests that took most processor time, and write the counts."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    spent = [(dict(getattr(report, "user_properties", ())).get("processor_seconds"), report) for report in reports]
+    spent = sorted(((seconds, report.nodeid) for seconds, report in spent if seconds is not None), reverse=True)
+    terminalreporter.section("most processor time")
+    for seconds, name in spent[:10]:
+        terminalreporter.write_line(f"{seconds:6.2f} s {name}")
+    if file := config.getoption("--counts"):
+        file.write_text(json.dumps(_counts(terminalreporter.stats, config.stash[LEFT_OUT])), encoding="utf-8")
+
+
+def _counts(stats: dict[str, list], left_out: int) -> dict[str, int]:
+    """Return how many tests ``passed`` and ``failed``, and for each reason how many did not run."""
+    reasons: Counter[str] = Counter()
+    for report in stats.get("skipped", ()):
+        folder = Path(report.nodeid.split("::")[0]).parent.name
+        reasons[f"{folder} tests not run: {report.longrepr[2].removeprefix('Skipped: ')}"] += 1
+    if left_out:
+        reasons[OTHERS] = left_out
+    failed = len(stats.get("failed", ())) + len(stats.get("error", ()))
+    return {"passed": len(stats.get("passed", ())), "failed": failed, **reasons}
