@@ -51,9 +51,7 @@ def served(tmp_path_factory, meter):
     ``tiny`` of 12 x 12 tokens.
     """
     from comfy_server import PACKS, Comfy, page
-    from small import write_picture, write_small, write_upscaler
-
-    from tests.tiny import write_tiny_checkpoint
+    from small import write_picture, write_small, write_tiny, write_upscaler
 
     with ExitStack() as stack:
 
@@ -62,7 +60,7 @@ def served(tmp_path_factory, meter):
             base = tmp_path_factory.mktemp(f"comfyui-{release.version}")
             write_picture(base)
             write_small(base / "models")
-            write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
+            write_tiny(base / "models")
             write_upscaler(base / "models" / "upscale_models")
             with meter.uncounted():
                 served = ("--front-end-root", str(page(frontend))) if frontend else ()

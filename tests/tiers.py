@@ -22,6 +22,8 @@ LIMIT = 3.0
 
 Wall-clock time would depend on what else the machine does.
 """
+TOO_LONG = "s of processor time"
+"""A failure with these words is tried once more: on a shared machine, processor time varies by half."""
 EXAMPLES = {"default": 10, "all": 60}
 """Examples of each hypothesis property, by tier."""
 OTHERS = "long tests not run: python3 dev.py test --all"
@@ -71,14 +73,22 @@ def _total(process: psutil.Process) -> float:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ADT-Tree")
     group.addoption("--all", action="store_true", help="also run the long tests, and hypothesis at full size")
+    group.addoption("--limit", type=float, default=LIMIT, metavar="SECONDS", help="processor time of each other test")
     group.addoption("--counts", type=Path, metavar="FILE", help="write how many tests passed and did not run, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[METER] = Meter()
+    if not config.getoption("--reruns"):
+        config.option.reruns, config.option.only_rerun = 1, [TOO_LONG]
     config.stash[LEFT_OUT] = 0
     for name, examples in EXAMPLES.items():
         settings.register_profile(name, max_examples=examples, deadline=None)
+    load_profile(config)
+
+
+def load_profile(config: pytest.Config) -> None:
+    """Have hypothesis try as many examples as the tier asks for."""
     settings.load_profile("all" if config.getoption("--all") else "default")
 
 
@@ -98,21 +108,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
-    item.stash[SPENT] = 0.0
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item):
+    item.stash[SPENT] = 0.0
     with _metered(item):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item):
+    """Fail a test of the default tier that takes too much processor time."""
     with _metered(item):
-        return (yield)
+        result = yield
+    spent, limit = item.stash[SPENT], item.config.getoption("--limit")
+    limited = not item.config.getoption("--all") and not item.get_closest_marker("runner")
+    if spent > limit and limited:
+        pytest.fail(
+            f"The test took {spent:.1f} {TOO_LONG}; the default tier allows {limit:g} s. Make it smaller, or mark it "
+            "'long', so that it runs with 'dev.py test --all' only.",
+            pytrace=False,
+        )
+    return result
 
 
 @contextmanager
@@ -128,18 +143,10 @@ def _metered(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Fail a test of the default tier that takes too much processor time."""
+    """Note the processor time in the report, which pytest-xdist sends to the controlling process."""
     report = yield
     if report.when == "call":
-        spent = item.stash[SPENT]
-        report.user_properties.append(("processor_seconds", round(spent, 2)))
-        limited = not item.config.getoption("--all") and not item.get_closest_marker("runner")
-        if report.passed and spent > LIMIT and limited:
-            report.outcome = "failed"
-            report.longrepr = (
-                f"{item.nodeid} took {spent:.1f} s of processor time; the default tier allows {LIMIT:g} s for each "
-                "test. Make it smaller, or mark it 'long', so that it runs with 'dev.py test --all' only."
-            )
+        report.user_properties.append((TOO_LONG, item.stash[SPENT]))
     return report
 
 
@@ -159,7 +166,7 @@ def pytest_testnodedown(node, error) -> None:
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
     """List the ten tests that took most processor time, and write the counts."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    spent = [(dict(getattr(report, "user_properties", ())).get("processor_seconds"), report) for report in reports]
+    spent = [(dict(getattr(report, "user_properties", ())).get(TOO_LONG), report) for report in reports]
     spent = sorted(((seconds, report.nodeid) for seconds, report in spent if seconds is not None), reverse=True)
     terminalreporter.section("most processor time")
     for seconds, name in spent[:10]:

@@ -194,7 +194,6 @@ def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
         )
 
 
-@pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     sampler = done(tab, workflow)
@@ -235,7 +234,6 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
     assert values(tab, sampler) != before and values(tab, copy) == before
 
 
-@pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     sampler = workflow.sampler

@@ -140,6 +140,7 @@ def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
     tab.screenshot("compare_added")
 
 
+@pytest.mark.smoke
 def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
     tab.load(own)
     menu(tab, "open as a batch")
@@ -206,6 +207,7 @@ def test_preferences(tab, own, prefer):
     assert sent(tab)["speed"] == "Auto", "what is there stays"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_sockets_of_our_types_have_colours(tab, theme):
     tab.page.evaluate("(theme) => app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)

@@ -54,13 +54,8 @@ def test_the_command_says_everything_of_the_bundled_model(capsys):
     assert str(Path.cwd()) not in page and str(Path.home()) not in page
 
 
-QUICK = "lumina-mgpt-2"
-"""A family unlike the others: it has a guidance for every token."""
-
-
-@pytest.mark.parametrize(
-    "family", [family if family == QUICK else pytest.param(family, marks=pytest.mark.long) for family in WRITERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("family", WRITERS)
 def test_every_family_has_a_page(family, tmp_path):
     page = page_of(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16))
     assert part(page, "The same image") == "Every method draws the tokens of plain decoding."

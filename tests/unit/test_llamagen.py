@@ -44,6 +44,7 @@ def test_stage_2_draws_32_rows(tmp_path):
     assert target.grid == (32, 32) and target.length == 1024 and target.decoder.config.grid_rope == (120, 32)
 
 
+@pytest.mark.long
 def test_generate_says_which_captions_are_cut(folder, tmp_path, capsys):
     models = {"model": folder / "hugging-face" / "LlamaGen-T2I", "drafter": folder / "network", "device": "cpu"}
     for prompt, cut in (("a fox", False), ("fox " * 40, True)):

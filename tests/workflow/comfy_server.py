@@ -345,7 +345,7 @@ class Comfy:
             self.post("/free", {"unload_models": True, **more})
             again = min(end, time.monotonic() + 10)
             while time.monotonic() < again:
-                time.sleep(0.3)  # the probe that most callers ask looks at every object of the server
+                time.sleep(1.0)  # the probe that most callers ask looks at every object of the server
                 if freed():
                     return True
         return False

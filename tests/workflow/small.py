@@ -9,6 +9,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 SMALL = "small"
+TINY = "tiny"
+"""The same model with images of 12 x 12 tokens; the small network fits it, too."""
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
 QUICK = {"prompts": LESSONS, "pictures": 4, "held_out": 2, "batch": 2, "draw_batch": 3, "minutes": 60.0, "steps": 10}
@@ -21,6 +23,13 @@ def write_small(models: Path, side: int = 128) -> None:
 
     target = write_tiny_checkpoint(models / "ar_image" / SMALL, scale=3.0, resolution=side, max_positions=512)
     write_tiny_drafter(models / "ar_image_drafters" / SMALL, target)
+
+
+def write_tiny(models: Path) -> None:
+    """The tiny model into the ``models`` of a server."""
+    from tests.tiny import write_tiny_checkpoint
+
+    write_tiny_checkpoint(models / "ar_image" / TINY, scale=3.0, resolution=96, max_positions=512)
 
 
 def with_small_models(graph: Graph) -> Graph:

@@ -9,7 +9,7 @@ from images import images
 from messages import PREVIEWS, lines_under
 from PIL import Image
 from reference import draw
-from small import SMALL
+from small import SMALL, TINY
 
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 
@@ -20,10 +20,11 @@ UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, an
 @pytest.mark.small_models
 def test_the_image_of_a_small_model_is_the_engines(comfy, graph):
     """Drafted by ComfyUI's sampler with its default settings, and plain by the engine."""
-    (image,) = images(comfy, comfy.run(graph.set("ADTTreeSampler", seed=5).prompt))
+    graph.set("ADTTreeModelLoader", model=TINY).set("ADTTreeSampler", seed=5)
+    (image,) = images(comfy, comfy.run(graph.prompt))
     numbers = {name: graph.inputs("ADTTreeSampler")[name] for name in ("seed", "guidance", "temperature")}
-    folders = {"model": "ar_image", "network": "ar_image_drafters"}
-    places = {name: str(comfy.base / "models" / folder / SMALL) for name, folder in folders.items()}
+    folders = {"model": ("ar_image", TINY), "network": ("ar_image_drafters", SMALL)}
+    places = {name: str(comfy.base.joinpath("models", *place)) for name, place in folders.items()}
     expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling=numbers, **places)["images"]
     np.testing.assert_array_equal(image, expected[0])
 

@@ -120,9 +120,14 @@ class Watch:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {name: (kind,) for name, kind in cls.SOCKETS.items()}}
+        optional = "results", "sheet"
+        sockets = {name: (kind,) for name, kind in cls.SOCKETS.items()}
+        return {
+            "required": {name: kind for name, kind in sockets.items() if name not in optional},
+            "optional": {name: sockets[name] for name in optional},
+        }
 
-    def watch(self, model, drafter, positive, samples, results, **others):
+    def watch(self, model, drafter, positive, samples, results=None, **others):
         parts = {
             "target": model.target,
             "decoder": model.target.decoder,
@@ -134,9 +139,10 @@ class Watch:
             "ids": positive[0][0],
             "prompt": positive[0][1]["adt_tree_prompt"],
             "vectors": samples["samples"],
-            "batch": results.images,
         }
-        found = {"model": model, "drafter": drafter, "results": results, **others, **parts}
+        if results is not None:
+            parts |= {"results": results, "batch": results.images}
+        found = {"model": model, "drafter": drafter, **others, **parts}
         _watched[:] = [(name, weakref.ref(value)) for name, value in found.items()]
         return {}
 

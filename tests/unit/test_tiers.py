@@ -1,0 +1,90 @@
+"""The suite's own rules: which tier a test is in, how much processor time it may take, and what the counts say."""
+
+import json
+
+import pytest
+
+from tests import tiers
+
+pytest_plugins = ["pytester"]
+SUITE = """
+import time
+import pytest
+
+slow = []
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+def test_quick():
+    pass
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.long
+def test_long(number):
+    burn(0.2)
+
+@pytest.mark.alone
+def test_timed():
+    pass
+
+def test_slow():
+    burn(0.2)
+
+def test_slow_once():
+    slow.append(1)
+    burn(0.2 if len(slow) == 1 else 0)
+
+@pytest.mark.runner
+def test_that_runs_others():
+    burn(0.2)
+
+@pytest.mark.skip(reason="no Chromium (apt install chromium)")
+def test_page():
+    pass
+"""
+PASSING = ["-k", "not test_slow or test_slow_once"]
+
+
+@pytest.fixture
+def suite(pytester, pytestconfig):
+    """A function: run a suite of its own with these options; returns pytest's result and the counts."""
+    pytester.makeini("[pytest]\nmarkers =\n  long\n  alone\n  smoke\n  runner")
+    folder = pytester.mkdir("browser")
+    (folder / "test_suite.py").write_text(SUITE, encoding="utf-8")
+
+    def run(*options: str):
+        # Nested in this process: without xdist, and without the limit of time, which is one for all tests.
+        alone = ["-p", "tests.tiers", "-p", "no:xdist", "-p", "no:timeout", "-p", "no:cacheprovider"]
+        result = pytester.runpytest_inprocess(*alone, "--limit=0.15", "--counts=counts.json", *options)
+        return result, json.loads((pytester.path / "counts.json").read_text(encoding="utf-8"))
+
+    yield run
+    tiers.load_profile(pytestconfig)  # the suite in this process has loaded its own
+
+
+def test_a_test_above_the_limit_fails_if_it_is_above_it_twice(suite):
+    result, counts = suite()
+    assert result.parseoutcomes() == {"passed": 3, "failed": 1, "skipped": 1, "deselected": 4, "rerun": 2}
+    result.stdout.fnmatch_lines(["The test took 0.2 s of processor time; the default tier allows 0.15 s.*"])
+    assert (counts["passed"], counts["failed"]) == (3, 1)
+
+
+def test_the_counts_say_what_did_not_run_and_why(suite):
+    result, counts = suite(*PASSING)
+    assert result.ret == 0
+    skipped = "browser tests not run: no Chromium (apt install chromium)"
+    assert counts == {"passed": 3, "failed": 0, skipped: 1, tiers.OTHERS: 4}
+
+
+def test_all_tests_run_without_a_limit(suite):
+    result, counts = suite("--all")
+    result.assert_outcomes(passed=8, skipped=1)
+    assert counts["passed"] == 8 and tiers.OTHERS not in counts
+
+
+def test_the_slowest_are_listed(suite):
+    result, _ = suite(*PASSING)
+    result.stdout.re_match_lines([r".*most processor time", r" +0\.\d\d s browser/test_suite\.py::test_\w+"])
