@@ -14,13 +14,14 @@ With another checkout first on PYTHONPATH, the file holds what that one drafts.
 import json
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode
-from adt_core.policies import PLAIN
+from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Shape
 from model_making.data import example
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
@@ -28,6 +29,25 @@ PICTURES = (4400, 4401, 4402)
 """Held-out pictures whose beginning is given and whose end is drawn."""
 KEPT = 200
 """Tokens that are given, of 256."""
+
+
+class Resting(Policy):
+    """Draft in every third round only. Drafters follow the other rounds, so that they draft as well afterwards."""
+
+    CHAIN = Shape(4, 1, 4)
+
+    def __init__(self, settings, scene):
+        super().__init__(settings, scene)
+        self.rounds = 0
+
+    @classmethod
+    def largest(cls, settings):
+        return cls.CHAIN
+
+    def choose(self, lanes):
+        self.rounds += 1
+        return [self.CHAIN if self.rounds % 3 == 0 else NO_DRAFTS] * len(lanes)
+
 
 WINDOW = dict(method="eagle2", depth=20, width=4, nodes=24)
 GROWING = dict(method="adt-tree", depth=12, nodes=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_max=4)
@@ -51,9 +71,11 @@ CASES = {
     "network and window, three images": ("bundled+jacobi", WINDOW),
     "network and window, top-k": ("bundled+jacobi", dict(WINDOW, proposal="top-k")),
     "network and window, adt-tree": ("bundled+jacobi", GROWING),
+    "window, resting": ("jacobi", dict(method="resting")),
+    "network and window, resting": ("bundled+jacobi", dict(method="resting")),
 }
 """Name -> drafter and drafting. ``three images``: two at a time, and the third follows the one that ends first."""
-QUICK = "network, adt-tree", "window", "network and window"
+QUICK = "network, adt-tree", "window", "window, resting"
 """The default tier's cases."""
 
 
@@ -77,13 +99,14 @@ def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
     """Every image's rounds, each as ``position: nodes/depth accepted ranks;``, and the codes [images, T]."""
     source, options = CASES[name]
     count = 3 if "three images" in name else 1
-    drafts = {"drafting": Drafting(**options), "drafter": load_drafter(source, beginning[0])}
-    decoding = decoding_of(beginning, count, **drafts)
     images = [""] * count
-    for round in decoding:
-        for share in round.images:
-            ranks = "".join(map(str, share.ranks))
-            images[share.image] += f"{share.position}: {share.nodes}/{share.depth} {share.accepted} {ranks};"
+    with patch.dict(POLICIES, resting=Resting):
+        drafts = {"drafting": Drafting(**options), "drafter": load_drafter(source, beginning[0])}
+        decoding = decoding_of(beginning, count, **drafts)
+        for round in decoding:
+            for share in round.images:
+                ranks = "".join(map(str, share.ranks))
+                images[share.image] += f"{share.position}: {share.nodes}/{share.depth} {share.accepted} {ranks};"
     return images, decoding.codes
 
 

@@ -97,9 +97,9 @@ def test_pictures_of_a_batch_are_those_of_the_sampler(stocked, stocked_info, nam
     assert {*np.unique(together[1].astype(int) - hen)} <= {0, 1, -1}
 
 
-@each_model
+@pytest.mark.parametrize("name", ["GLM-Image"])
 def test_a_drafter_is_trained_for_it_and_keeps_its_pictures(stocked, name):
-    """By the node. What the command does with them, tests/unit/test_train_drafter.py says."""
+    """By the node. The command trains one for each family in tests/unit/test_train_drafter.py."""
     graph = drawing(name)
     (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="Plain").prompt))
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"

@@ -208,13 +208,7 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *sorted(FIRST),
-        *(pytest.param(name, marks=pytest.mark.long) for name in NAMES if name not in FIRST),
-    ],
-)
+@pytest.mark.parametrize("name", sorted(FIRST))
 def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name):
     """Nodes before the last sampler don't run again, so that it can't rely on what they load.
 
