@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -32,6 +33,7 @@ FILE, CLASS, FUNCTION = 400, 250, 40
 """Lines at most, docstrings included."""
 
 
+@cache
 def modules(*folders: str) -> dict[str, ast.Module]:
     """The Python files of folders of this repository, parsed, by path."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -226,3 +228,51 @@ def test_tests_import_public_names_only():
         if name.startswith("_") and not name.startswith("__")
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def opens_a_text_file(call: ast.Call) -> bool:
+    """Whether this is a call of ``open``, ``read_text`` or ``write_text`` for text, without an encoding."""
+    method = isinstance(call.func, ast.Attribute)
+    name = call.func.attr if method else getattr(call.func, "id", "")
+    if any(keyword.arg in ("encoding", None) for keyword in call.keywords):
+        return False
+    if name in ("read_text", "write_text"):
+        return method and len(call.args) == (name == "write_text")
+    if name != "open" or (method and ast.unparse(call.func.value) in ("Image", "tarfile", "zipfile", "os")):
+        return False
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
+    mode = next(iter(named or call.args[0 if method else 1 :]), None)
+    if mode is None:
+        return not method  # of a method without a mode it is not known whether it opens files
+    return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and set(mode.value) <= set("rwax+t")
+
+
+def test_text_files_are_opened_with_an_encoding():
+    """Without one, a system whose encoding is ASCII or a Windows code page can't read what others can."""
+    wrong = [
+        f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
+        for path, tree in (SHIPPED | modules("benchmarks", "model_making", "tests")).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and opens_a_text_file(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "call, found",
+    [
+        ("path.read_text()", True),
+        ("path.write_text('a')", True),
+        ("path.open('w')", True),
+        ("open(path, 'a')", True),
+        ("open(path, mode='r')", True),
+        ("open(path)", True),
+        ("dialog.open()", False),
+        ("path.read_text('utf-8')", False),
+        ("path.open('wb')", False),
+        ("open(path, 'w', encoding='utf-8')", False),
+        ("Image.open('a.png')", False),
+    ],
+)
+def test_a_text_file_without_an_encoding_would_be_found(call, found):
+    assert opens_a_text_file(ast.parse(call, mode="eval").body) is found
