@@ -108,13 +108,15 @@ class Verified:
     """What one target forward over a tree found.
 
     features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the
-    target emits there). roots: of the tree. substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
+    target emits there). finite: [B] bool, whether what the target emits on the accepted path comes from finite logits.
+    roots: of the tree. substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
     """
 
     tree: DraftTree
     features: Tensor
     perturbed: Tensor
     verdict: Verdict
+    finite: Tensor
     roots: Roots
     substitutes: Tensor | None = None
 

@@ -51,6 +51,20 @@ def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
     return with_grammar(process_logits(z, task.sampling), tables.grammar, at)
 
 
+def emitted_by(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the code that the target emits after each node, and whether its score is a finite number.
+
+    One NaN among the logits makes the largest score NaN, and an overflow makes it infinite.
+
+    Args:
+        scores: [B, n, V], z + g.
+    Returns:
+        Codes [B, n], and [B, n] bool.
+    """
+    codes = scores.argmax(-1)
+    return codes, scores.gather(-1, codes[..., None])[..., 0].isfinite()
+
+
 def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
     """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
     return z if lanes.noise is None else z + lanes.noise.at(lanes.roots.at + 1 + depths)

@@ -16,7 +16,8 @@ class Report(NamedTuple):
     """What the host reads of a round: whole numbers, on the device [B, n] each, on the host a list for each image.
 
     accepted, depth: drafts accepted, and the depth of the tree. root: code of the next one. levels: drafts on every
-    level, the root's first. codes, ranks, substituted: of the nodes along the accepted path, the root first.
+    level, the root's first. codes, ranks, substituted: of the nodes along the accepted path, the root first. finite: 1
+    if the logits on that path are finite numbers, else 0.
     """
 
     accepted: Any
@@ -26,6 +27,7 @@ class Report(NamedTuple):
     codes: Any
     ranks: Any
     substituted: Any
+    finite: Any
 
     @classmethod
     def of(cls, verified: Verified) -> Report:
@@ -40,13 +42,14 @@ class Report(NamedTuple):
             codes=tree.tokens.gather(1, path),
             ranks=tree.ranks.gather(1, path),
             substituted=path[:, :0] if substitutes is None else substitutes.long().gather(1, path),
+            finite=verified.finite[:, None].long(),
         )
 
     @classmethod
-    def of_plain(cls, codes: Tensor) -> Report:
-        """Of plain steps, which have drawn these codes [B]."""
+    def of_plain(cls, codes: Tensor, finite: Tensor) -> Report:
+        """Of plain steps, which have drawn these codes [B]. finite: [B] bool."""
         none, zero = codes[:, None][:, :0], torch.zeros_like(codes)[:, None]
-        return cls(zero, zero, codes[:, None], none, none, none, none)
+        return cls(zero, zero, codes[:, None], none, none, none, none, finite[:, None].long())
 
     def packed(self) -> tuple[Tensor, tuple[int, ...]]:
         """All of it in one tensor [B, k] int64, and the widths of its parts."""

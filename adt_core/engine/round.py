@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from ..drafters import Proposer, Shapes, Verified
+from ..errors import AdtError
+from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
-from .forward import forward, logits, perturbed
+from .forward import emitted_by, forward, logits, perturbed
 from .lanes import Lanes
 from .report import Report
 
@@ -104,11 +106,12 @@ def _plain(lanes: Lanes) -> tuple[Tensor, _Launched]:
     """A round without drafts: the target reads the roots alone, and every image that moves gets one token."""
     roots, moves = lanes.roots, lanes.moves
     z = logits(lanes, forward(lanes, roots.codes[:, None], lanes.rows.step(roots, 0, 0, None)), 0)
-    following = torch.where(moves[:, 0] > 0, perturbed(lanes, z, 0).argmax(-1)[:, 0], roots.codes)
+    emitted, finite = emitted_by(perturbed(lanes, z, 0))
+    following = torch.where(moves[:, 0] > 0, emitted[:, 0], roots.codes)
     if lanes.proposer is not None:
         lanes.proposer.passed(roots, following, z)
     roots.advance(following, moves)
-    packed, widths = Report.of_plain(following).packed()
+    packed, widths = Report.of_plain(following, finite[:, 0]).packed()
     return packed, _Launched(widths)
 
 
@@ -118,7 +121,8 @@ def check(lanes: Lanes, proposer: Proposer, tree: DraftTree, width: int) -> Veri
     features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors))
     z = logits(lanes, features, tree.depths)
     scores = perturbed(lanes, z, tree.depths)
-    emitted, substitutes = scores.argmax(-1), None
+    emitted, finite = emitted_by(scores)
+    substitutes = None
     if lantern is None or neighbours is None:  # without LANTERN there is neither
         agrees = exact_agreement(tree, emitted)
     else:
@@ -127,7 +131,8 @@ def check(lanes: Lanes, proposer: Proposer, tree: DraftTree, width: int) -> Veri
         )
     verdict = longest_path(tree, agrees, emitted)
     longest = proposer.session.size(lambda: verdict.accepted, tree.height)
-    return Verified(tree, features, scores, verdict.cut(longest), lanes.roots, substitutes)
+    verdict = verdict.cut(longest)
+    return Verified(tree, features, scores, verdict, finite.gather(1, verdict.path).all(1), lanes.roots, substitutes)
 
 
 def settle(lanes: Lanes, proposer: Proposer, verified: Verified) -> None:
@@ -148,7 +153,12 @@ def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageR
     """An image's share of a round, and its codes. Its position goes on.
 
     In the lists of a report number 0 stands for the root, which is no draft.
+
+    Raises:
+        AdtError: If the target's logits are no finite numbers: no image comes from them.
     """
+    if not report.finite[0]:
+        raise not_finite(lanes.task.target)
     (accepted,), (depth,) = report.accepted, report.depth
     levels = tuple(report.levels[1 : depth + 1])
     share = ImageRound(
@@ -166,6 +176,18 @@ def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageR
     )
     lanes.positions[lane] += accepted + 1
     return share, [*report.codes[1 : accepted + 1], *report.root]
+
+
+def not_finite(target: Target) -> AdtError:
+    """Return the error for logits that are infinite or NaN."""
+    dtype = str(target.decoder.dtype).removeprefix("torch.")
+    remedy = "download its weights again, or check them with inspect"
+    if dtype == "float16":
+        remedy = "load it with bfloat16 or float32, whose range is larger"
+    return AdtError(
+        f"`dtype` is {dtype}, in which the logits of {target.name} are infinite or not numbers (NaN), so there is no "
+        f"image; {remedy}."
+    )
 
 
 # ---- what the host decides --------------------------------------------------------------------

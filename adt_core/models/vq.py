@@ -246,6 +246,16 @@ def _watched(module: nn.Module, check: Check | None) -> Iterator[None]:
             handle.remove()
 
 
+def _finite(values: Tensor) -> Tensor:
+    """Return the values as they are if all of them are finite numbers; else raise an AdtError."""
+    if not values.isfinite().all():
+        raise AdtError(
+            "image: the codec, which turns tokens into pixels, gives numbers that are infinite or NaN, so there is no "
+            "image; download the model's codec again."
+        )
+    return values
+
+
 class Codec(nn.Module):
     """An image tokenizer: a codebook, ``encode`` and ``decode``. Works in float32, whatever the transformer's dtype is.
 
@@ -290,14 +300,32 @@ class Codec(nn.Module):
         return torch.cat(nearest).view(flat.shape[:3])
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
-        """pixels [B, 3, H, W] in [-1, 1], sides multiples of ``downsample`` -> codes [B, h, w]. ``check`` may raise."""
+        """Return the codes of images.
+
+        Args:
+            pixels: [B, 3, H, W] in [-1, 1]; sides are multiples of ``downsample``.
+            check: Called often; may raise.
+        Returns:
+            Codes [B, h, w] int64.
+        Raises:
+            AdtError: If the codec's numbers are infinite or NaN.
+        """
         with _watched(self, check):
-            return self.nearest(self._encode(pixels.to(self.codebook)))
+            return self.nearest(_finite(self._encode(pixels.to(self.codebook))))
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """codes [B, h, w] int64 -> pixels [B, 3, H, W] in [-1, 1]. ``check`` may raise."""
+        """Return the images of codes.
+
+        Args:
+            codes: [B, h, w] int64.
+            check: Called often; may raise.
+        Returns:
+            Pixels [B, 3, H, W] in [-1, 1].
+        Raises:
+            AdtError: If the codec's numbers are infinite or NaN.
+        """
         with _watched(self, check):
-            return self._decode(self.lookup(codes)).clamp(-1, 1)
+            return _finite(self._decode(self.lookup(codes))).clamp(-1, 1)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         """pixels [B, 3, H, W] -> vectors [B, C, h, w], not yet quantised."""

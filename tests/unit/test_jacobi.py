@@ -131,7 +131,7 @@ def verified(target, tokens, parents):
     verdict = Verdict(
         torch.tensor([1]), torch.tensor([[0, 1] + [0] * (tree.height - 1)]), torch.tensor([1]), torch.tensor([2])
     )
-    return Verified(tree, torch.empty(0), perturbed, verdict, roots(7, ROOT))
+    return Verified(tree, torch.empty(0), perturbed, verdict, torch.ones(1, dtype=torch.bool), roots(7, ROOT))
 
 
 def read_on(window):

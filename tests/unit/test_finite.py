@@ -1,0 +1,87 @@
+"""Wrong numbers are an error and never an image: NaN and overflow in the transformer, its drafter and the codec."""
+
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+
+from adt_core import AdtError, load_drafter, load_target
+from adt_core.engine import graphs, pool
+from adt_core.engine.task import Task
+from adt_lab.benchmark import sources
+from tests.drafted import METHODS, Drafting, run
+from tests.tape import Tape
+
+DRAFTED = {
+    "plain": (None, {"method": "autoregressive"}),
+    **{name: METHODS[name] for name in ("adt-tree", "jacobi", "merged")},
+}
+
+
+@pytest.fixture
+def loaded(tiny):
+    """A function: a target of its own in a dtype, and its drafters by source."""
+
+    def load(dtype):
+        target = load_target(tiny / "target", dtype=dtype)
+        return target, sources(load_drafter(tiny / "drafter", target))
+
+    return load
+
+
+def draw(target, drafters, name):
+    source, options = DRAFTED[name]
+    return run(target, source and drafters[source], drafting=Drafting(**options))
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_one_number_that_is_none_in_the_weights(loaded, name, value):
+    target, drafters = loaded(torch.float64)
+    target.decoder.layers[-1].down.data[3, 5] = value
+    with pytest.raises(AdtError, match="dtype is float64, in which the logits of target are infinite or not numbers"):
+        draw(target, drafters, name)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_an_overflow_in_float16_says_which_dtypes_hold_the_numbers(loaded, name):
+    target, drafters = loaded(torch.float16)
+    target.decoder.layers[0].down.data *= 3e4
+    with pytest.raises(AdtError, match="dtype is float16, .* load it with bfloat16 or float32"):
+        draw(target, drafters, name)
+
+
+def test_a_replayed_round_says_so_too(loaded, monkeypatch):
+    """The weights break between two images, when the rounds have been captured."""
+    target, drafters = loaded(torch.float64)
+    tape = Tape()
+    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
+    monkeypatch.setattr(Task, "replayed", True)
+    monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: tape)
+    draw(target, drafters, "merged")
+    assert tape.captured and not graphs.refused
+    target.decoder.layers[-1].down.data[3, 5] = torch.nan
+    with pytest.raises(AdtError, match="not numbers"):
+        draw(target, drafters, "merged")
+    pool.release(target.decoder)
+
+
+def test_drafts_without_numbers_cost_no_image(loaded):
+    """A drafter that gives NaN drafts badly, and the image is plain decoding's."""
+    target, drafters = loaded(torch.float64)
+    expected = draw(target, drafters, "plain").codes
+    drafters["network"].fc.data[0, 0] = torch.nan
+    assert draw(target, drafters, "adt-tree").codes.equal(expected)
+
+
+@pytest.mark.parametrize("part", ["decoder", "encoder"])
+def test_a_codec_without_numbers_gives_no_pixels_and_no_codes(loaded, part):
+    target, _ = loaded(torch.float64)
+    weight = next(value for name, value in target.codec.named_parameters() if name.startswith(part))
+    weight.data.view(-1)[0] = torch.nan
+    codes = torch.zeros(1, 4, 4, dtype=torch.long)
+    with pytest.raises(AdtError, match="the codec, .* gives numbers that are infinite or NaN"):
+        if part == "decoder":
+            target.codec.decode(codes)
+        else:
+            target.codec.encode(torch.zeros(1, 3, 32, 32))
