@@ -3,7 +3,7 @@
 from comfy_api.v0_0_2 import ComfyExtension, io
 from server import PromptServer
 
-from . import folders, homes, saved_map
+from . import folders, homes, pages, saved_map
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .check import ADTTreeCheck
@@ -25,6 +25,7 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
+        pages.register()
         for handler in (saved_map.remind, homes.announce):
             PromptServer.instance.add_on_prompt_handler(handler)
         return [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..drafters.jacobi import JacobiDrafter
 from ..errors import is_out_of_memory
-from ..models.exact import ALIGNED, Trust
+from ..models.exact import ALIGNED, HALF, Trust
 from ..models.kernels import said_of_products
 from ..models.layers import MATRICES
 from ..models.rows import Roots
@@ -80,6 +80,10 @@ class Verdict(NamedTuple):
         return None
 
 
+NO_MODE = Verdict(
+    remark="This device has no batch-invariant mode: in half precision drafts may change the image; float32 keeps it."
+)
+"""For devices that :data:`..models.exact.TILE` does not list, such as Apple's and Intel's GPUs."""
 verdicts: dict[str, Verdict] = {}
 """Of this process, by name."""
 
@@ -93,24 +97,32 @@ def settle(task: Task) -> Verdict:
     """
     decoder = task.target.decoder
     decoder.trust = None
-    if not decoder.tile:
+    if not decoder.exact or decoder.dtype not in HALF:
         return Verdict()
     name = name_of(task)
     if name not in verdicts:
-        verdict = Verdict.from_json(profiles.find_verdict(name), decoder.tile)
-        if verdict is None:
-            try:
-                verdict = _find(task)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                return Verdict()  # another time
-            profiles.save_verdict(name, verdict.to_json())
-        verdicts[name] = verdict
-        if verdict.remark:
-            logging.getLogger(__name__).warning("%s", verdict.remark)
+        try:
+            verdicts[name] = _verdict(name, task)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Verdict()  # another time
+        if verdicts[name].remark:
+            logging.getLogger(__name__).warning("%s", verdicts[name].remark)
     decoder.trust = verdicts[name].trust
     return verdicts[name]
+
+
+def _verdict(name: str, task: Task) -> Verdict:
+    """Return what the cache folder has under this name, or else what a trial finds, which is then stored there."""
+    tile = task.target.decoder.tile
+    if not tile:
+        return NO_MODE
+    verdict = Verdict.from_json(profiles.find_verdict(name), tile)
+    if verdict is None:
+        verdict = _find(task)
+        profiles.save_verdict(name, verdict.to_json())
+    return verdict
 
 
 def name_of(task: Task) -> str:

@@ -205,6 +205,17 @@ def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch, caplog):
     assert "so there are none" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
 
 
+@pytest.mark.parametrize("dtype, exact", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)])
+def test_a_device_without_the_mode_is_told_where_somebody_relies_on_it(monkeypatch, caplog, dtype, exact):
+    """Such as Apple's GPUs. Drafts stay, because a device may be exact all the same."""
+    monkeypatch.setattr("adt_core.models.exact.TILE", {})
+    target = load_target(dtype=dtype, exact=exact)
+    drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
+    expected = exactness.NO_MODE if dtype == torch.bfloat16 and exact else exactness.Verdict()
+    assert drafted.exact == expected and drafted.trace.report()["tau"] > 1
+    assert caplog.text.count("has no batch-invariant mode") == bool(expected.remark)
+
+
 def test_where_all_is_well_nothing_is_said(target):
     assert decode(decoding_of(target)).exact == exactness.Verdict()
 
