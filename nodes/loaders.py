@@ -5,6 +5,7 @@ import torch
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.app.checkpoints import load_target
+from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES
@@ -24,15 +25,31 @@ _KNOWN = (
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 
 
-def _auto_dtype(path: str) -> torch.dtype:
-    """float32 for the small bundled model and on the CPU; otherwise the half precision that suits the device."""
+def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
+    """Return the dtype to compute in if the user leaves it to the loader.
+
+    That is float32 for the small bundled model and on the CPU, else bfloat16. Cards without bfloat16 have float16, but
+    the activations of these models may leave its range, so they compute in float32 if the model fits them that way.
+
+    Args:
+        path: The model.
+        weights: "int8" or "fp8" if the matrices are stored so; None if they are stored in the dtype.
+    """
     device = mm.get_torch_device()
-    if path != BUNDLED and device.type != "cpu":
-        if mm.should_use_bf16(device):
-            return torch.bfloat16
-        if mm.should_use_fp16(device):
-            return torch.float16
-    return torch.float32
+    if path == BUNDLED or device.type == "cpu":
+        return torch.float32
+    if mm.should_use_bf16(device):
+        return torch.bfloat16
+    if weights is not None or not mm.should_use_fp16(device):
+        return torch.float32
+    needed, room = inspect(path)[0]["memory"]["float32"], mm.get_total_memory(device)
+    if needed <= room:
+        return torch.float32
+    tell(
+        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GB; if numbers overflow, "
+        "choose 'int8 weights'"
+    )
+    return torch.float16
 
 
 class ADTTreeModelLoader(io.ComfyNode):
@@ -92,7 +109,7 @@ class ADTTreeModelLoader(io.ComfyNode):
         target = load_target(
             path,
             device=mm.unet_offload_device(),
-            dtype=_DTYPES[dtype] if dtype in _DTYPES else _auto_dtype(path),
+            dtype=_DTYPES[dtype] if dtype in _DTYPES else auto_dtype(path, _WEIGHTS.get(dtype)),
             check=check_cancelled,
             weights=_WEIGHTS.get(dtype),
             exact=exact,
