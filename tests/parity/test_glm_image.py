@@ -18,7 +18,7 @@ from adt_core import AdtError, Drafting, Sampling, cli, load_drafter, load_targe
 from adt_core.app.checkpoints import is_target_file  # noqa: E402
 from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.app.inspect import inspect  # noqa: E402
-from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID, small_grid  # noqa: E402
+from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID  # noqa: E402
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
 from tests.layouts.edits import write_one_file  # noqa: E402
 from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
@@ -137,21 +137,15 @@ def test_codes_of_source_pictures(target, theirs, processor):
 
 
 @pytest.mark.parametrize("method", ["adt-tree", pytest.param("merged", marks=pytest.mark.long)])
-@pytest.mark.parametrize("sources", [0, 1])
-def test_drafts_change_no_image(target, tmp_path, method, sources):
-    """From a text, where two pictures are one sequence, and from a source picture. tests/unit/test_lossless.py has all
-    methods."""
+def test_drafts_change_no_image_from_a_source_picture(target, tmp_path, method):
+    """From a text alone: tests/unit/test_lossless.py."""
     source, drafting = METHODS[method]
     write_drafter(tmp_path / "network", target)
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
-    codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))] * sources
-    drawer, sampling = target.with_sources(codes) if sources else target, Sampling(3, 0.9, top_p=0.75, guidance=1.0)
+    codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))]
+    drawer, sampling = target.with_sources(codes), Sampling(3, 0.9, top_p=0.75, guidance=1.0)
     plain = run(drawer, sampling=sampling)
     assert run(drawer, drafter, sampling=sampling, drafting=Drafting(**drafting)).codes.equal(plain.codes)
-
-
-def test_the_small_picture_has_nearly_the_images_shape():
-    assert small_grid((32, 32)) == (16, 16) and small_grid((24, 36)) == (13, 19)
 
 
 @pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])

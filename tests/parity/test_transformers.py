@@ -81,44 +81,6 @@ def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
             assert (logits[row, node] - expected).abs().max() < TOLERANCE
 
 
-def test_compacted_cache_equals_plain_prefill(folder):
-    """After the accepted path is moved together, the next token's logits are those of a plain prefill."""
-    target = load_target(folder)
-    decoder = target.decoder
-    codes = torch.randint(target.num_codes, (12,), generator=torch.Generator().manual_seed(8))
-    tokens = decoder.image_ids[codes]
-    prompt, tree_tokens = tokens[:5].tolist(), tokens[5:11]
-    parents, depths = torch.tensor([[0, 0, 0, 2, 2, 4]]), torch.tensor([[0, 1, 1, 2, 2, 3]])
-    reader = Reader(decoder, [prompt], more=11)
-    reader.read(tree_tokens[None], reader.rows.step(roots_at(0), 0, depths, ancestor_matrix(parents, 3)))
-    path = torch.tensor([[0, 2, 4, 5]])
-    reader.cache.compact(torch.tensor([[5]]), path)
-    last = tokens[11:12]
-    logits = decoder.logits(reader.read_on(last[None], 4))[0, -1]
-    whole = torch.cat([tokens[:5], tree_tokens[path[0]], last])[None]
-    assert (logits - reference_logits(folder, whole)[0, -1, decoder.image_ids]).abs().max() < TOLERANCE
-
-
-def test_unequal_starts_equal_separate_forwards(folder):
-    """Images of a batch whose caches have different lengths: the same logits as each alone."""
-    target = load_target(folder)
-    decoder = target.decoder
-    tokens = decoder.image_ids[torch.randint(target.num_codes, (2, 9), generator=torch.Generator().manual_seed(2))]
-    parents, depths = torch.tensor([[0, 0, 1]] * 2), torch.tensor([[0, 1, 2]] * 2)
-    ancestors, starts = ancestor_matrix(parents, 2), [0, -2]
-
-    def read(images):
-        reader = Reader(decoder, tokens[images, :6].tolist(), more=6)
-        at = roots_at(*(starts[image] for image in images))
-        return decoder.logits(
-            reader.read(tokens[images, 6:], reader.rows.step(at, 0, depths[images], ancestors[images]))
-        )
-
-    together = read([0, 1])
-    for image in (0, 1):
-        assert (read([image])[0] - together[image]).abs().max() < TOLERANCE
-
-
 def test_codec_encoder(folder):
     target = load_target(folder)
     codec = reference(folder).model.vqmodel

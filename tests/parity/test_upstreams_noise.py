@@ -296,19 +296,6 @@ def test_a_seeds_picture_is_the_scripts(row, loaded):
     compare(loaded(row["family"]), row, [SEEDS[row["seed"]]], [row["method"]])
 
 
-def test_in_half_precision_drafts_change_nothing(tmp_path):
-    """There a script rounds in other places, so its picture may be another one."""
-    path, network = write_both("chameleon", tmp_path)
-    target = load_small("chameleon", path, dtype=torch.bfloat16)
-    drafters = sources(load_drafter(network, target))
-    how = {"sampling": Sampling(3, noise="upstream"), "image_indices": [0, 1]}
-    plain, *drafted = (
-        run(target, drafters[source], (PROMPT,) * 2, drafting=Drafting(**options), **how).codes.tolist()
-        for source, options in METHODS.values()
-    )
-    assert drafted == [plain] * len(drafted)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case.values()))
 def test_every_seeds_picture_is_the_scripts_by_every_method(case, loaded):
