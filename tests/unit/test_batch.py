@@ -194,21 +194,9 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     [
         (-1, {}),
         (10**6, {}),
-        (10**400, {}),
-        (1.5, {}),
-        (True, {}),
-        (float("nan"), {}),
         ("1", {}),
-        (None, {}),
-        ([1], {}),
         (0, None),
-        (0, []),
-        (0, {"seconds": "long"}),
         (0, {"tau": float("inf")}),
-        (0, {"tau": None}),
-        (0, {"seconds": 10**400}),
-        (0, {"tokens": 10**308}),
-        (0, {"substitution_rate": 2}),
         (0, {"file": "../../secret.png"}),
     ],
 )
@@ -309,10 +297,3 @@ def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(AdtError, match="can't be written.*what is finished is kept"):
         run(make, PROMPTS[:1], tmp_path / "file", chunk=1)
-
-
-def test_finished_images_of_earlier_versions_are_found():
-    """The name of a folder stays: it is what its images are found by. Other weights, as of a sharper decoder, give
-    another."""
-    job = Job(load_target(), Recipe(Sampling(seed=4, top_p=0.9), negative=" fog "))
-    assert key(job) == "af539bef3b1c" and key(Job(job.target)) == "a7fcceddd8ce"

@@ -29,16 +29,6 @@ def command(*arguments, **settings):
 
 
 @pytest.mark.long
-def test_a_process_refuses_in_one_line(tmp_path):
-    process = command(
-        "generate", "--prompt", "a house", "--model", tmp_path / "nowhere", "--output", tmp_path / "a.png"
-    )
-    out, err = process.communicate()
-    assert process.returncode == 1 and out == "" and err.count("\n") == 1 and "nowhere" in err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
 def test_a_standard_error_that_cannot_be_written_costs_no_picture(tiny, tmp_path, stderr):

@@ -56,11 +56,6 @@ def test_a_digest_names_all_the_numbers():
     assert CostProfile.from_json(PROFILE.to_json()).digest == PROFILE.digest
 
 
-def test_a_profile_survives_json():
-    read = CostProfile.from_json(json.loads(json.dumps(PROFILE.to_json())))
-    assert read == PROFILE and read.to_json()["digest"] == PROFILE.digest
-
-
 def damaged():
     whole = PROFILE.to_json()
     yield from (None, [], "costs", 3, {}, {**whole, "more": 1}, {**whole, "digest": "0123456789"})
@@ -162,12 +157,6 @@ def test_a_profile_is_measured_anew_when_decodings_in_a_row_disagree(cache):
     profiles.save(MEASURED)
     for _ in range(20):
         assert not any([*doubts(readings(0.5), 3), *doubts(readings(1.1), 1)]), "one that agrees ends the row"
-
-
-def test_a_profile_by_which_nothing_is_drafted_is_doubted(cache):
-    """By one that was measured while the machine was busy no drafts might ever come again."""
-    profiles.save(MEASURED)
-    assert doubts(NO_DRAFTS, 2) == [False, True]
 
 
 @pytest.mark.long

@@ -68,13 +68,6 @@ def test_stub_drafters(models, right, tau):
     assert mean == tau if tau else 1 < mean < 5
 
 
-def test_image_index_and_seed_change_the_image(models):
-    target, _ = models
-    a = run(target, None, ("x", "x"), image_indices=[0, 1]).codes
-    assert not torch.equal(a[0], a[1])
-    assert not torch.equal(a[0], run(target, None, ("x",), sampling=Sampling(seed=6)).codes[0])
-
-
 def test_same_seed_same_tokens_and_no_global_randomness(models):
     target, drafter = models
     torch.manual_seed(1)
@@ -82,13 +75,6 @@ def test_same_seed_same_tokens_and_no_global_randomness(models):
     first = run(target, drafter=drafter, drafting=Drafting("adt-tree", init="random"))
     assert torch.equal(first.codes, run(target, drafter=drafter, drafting=Drafting("adt-tree", init="random")).codes)
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_negative_prompt_takes_the_place_of_the_unconditional_row(models):
-    target, _ = models
-    ids = [target.encode_prompt("fog")] * 2
-    changed = run(target, negatives=ids)
-    assert not torch.equal(changed.codes, run(target).codes)
 
 
 def test_progress_counts_up_and_the_map_covers_the_grid(models):
@@ -113,24 +99,6 @@ def test_more_than_the_memory_holds_is_refused_with_the_numbers(models, monkeypa
     else:
         with pytest.raises(AdtError, match=f"{words} would take .* GB .* {total / 2**30:.3g} GB 80% may be used"):
             next(iter(decoding))
-
-
-def test_cancelling_raises_through_the_loop(models):
-    target, drafter = models
-    calls = 0
-
-    class Cancel(BaseException):
-        pass
-
-    def check():
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise Cancel
-
-    with pytest.raises(Cancel):
-        for _ in Decoding(target, [target.encode_prompt("x")], drafter=drafter, check=check):
-            pass
 
 
 def drawn_in_rounds(decoding):

@@ -155,17 +155,6 @@ def assert_same_results(prompts):
 
 
 @pytest.mark.long
-def test_a_benchmark_of_two_workers_of_which_one_is_killed_finds_the_same(run, cluster, folder, monkeypatch):
-    Path("list.txt").write_text("\n".join(PROMPTS[:2]), encoding="utf-8")
-    assert run("benchmark", "alone", methods="jacobi")[0] == 0
-    monkeypatch.setattr(benchmark, "load", fragile(benchmark, "load", folder))
-    code, _, err = run("benchmark", "spread", methods="jacobi", workers=2, ray_address=cluster.address)
-    assert code == 0 and err.count("An engine was lost") == 1, err
-    assert tries(folder) == (Counter([0, LOST, LOST]), 3)
-    assert_same_results(PROMPTS[:2])
-
-
-@pytest.mark.long
 def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monkeypatch):
     options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
     assert run("benchmark", "alone", **options)[0] == 0

@@ -167,8 +167,3 @@ def test_a_model_in_one_file(written, tmp_path, family):
         pairs = zip(getattr(one, part).state_dict().values(), getattr(whole, part).state_dict().values(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
     assert inspect(str(file))[0]["left_over"] == []
-
-
-def test_a_drafter_of_another_family_is_refused(models):
-    with pytest.raises(AdtError, match="choose the drafter that was trained for this target"):
-        load_drafter("bundled", models("janus")[0])

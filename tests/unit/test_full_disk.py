@@ -12,13 +12,6 @@ from adt_tree_pack.nodes import contact_sheet
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app.batch import Batch
-from adt_core.app.checkpoints import load_drafter
-from adt_core.app.jobs import Job, drawing
-from adt_core.drafters import drafter_defaults
-from adt_core.errors import AdtError
-from adt_core.policies import Drafting
-from adt_core.policies.recipe import Recipe
 from tests.crash.cases import check_whole
 from tests.crash.faults import at, full_disk
 
@@ -70,30 +63,6 @@ def test_each_write_of_a_command(run, name, monkeypatch):
         check_whole(Path(output))
         assert not list(Path(output).rglob("*.part"))
     assert number > WRITES[name]
-
-
-def test_the_batch_sampler_keeps_what_is_finished(models, tmp_path, monkeypatch):
-    target, _ = models
-    job = Job(target, Recipe(drafting=Drafting.of(drafter_defaults("jacobi", "cpu"))), load_drafter("jacobi", target))
-    batch, prompts = Batch(job, tmp_path / "folder"), ["a cat", "a dog", "a cow"]
-
-    def make() -> None:
-        missing = [prompt for prompt in prompts if batch.find(prompt) is None]
-        decoding = job.decoding(missing, at_once=1)
-        with drawing(decoding) as running:
-            for finished in running:
-                for image in finished:
-                    batch.save(decoding, image, missing[image])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*at("write", 3, full_disk))
-        with pytest.raises(AdtError, match=r"a-cow-\w+.png' can't be written \(the disk is full\).*finished is kept"):
-            make()
-    kept = {path: path.stat().st_mtime_ns for path in batch.folder.iterdir()}
-    assert len(kept) == 2
-    make()
-    assert kept.items() < {path: path.stat().st_mtime_ns for path in batch.folder.iterdir()}.items()
-    assert all(batch.find(prompt) for prompt in prompts)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -301,16 +301,6 @@ class CapturesWrongly(Tape):
         return lambda: run().add_(1)
 
 
-class HasNoMemoryTwice(Tape):
-    left = 2
-
-    def __call__(self, run):
-        self.left -= 1
-        if self.left >= 0:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return super().__call__(run)
-
-
 @pytest.mark.parametrize(
     "recorder, reason",
     [
@@ -327,13 +317,6 @@ def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_g
             assert run(target, drafters["network"], drafting=Drafting("adt-tree")).codes.equal(expected)
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [f"No CUDA graphs, which costs speed but changes nothing else: {reason}."]
-
-
-def test_a_lack_of_memory_ends_one_capture_and_no_others(target, drafters, as_on_a_gpu, caplog):
-    expected = run(target).codes
-    tape = as_on_a_gpu(HasNoMemoryTwice())
-    assert run(target, drafters["network"], drafting=Drafting("adt-tree")).codes.equal(expected)
-    assert tape.captured > 0 and not graphs.refused and not caplog.records
 
 
 class FailsOnce(Tape):

@@ -84,26 +84,6 @@ def test_heads_that_share_keys_are_queries_of_one_head(grouped, monkeypatch):
     assert calls[0][2] is calls[1][2] and calls[2][2] is calls[3][2]
 
 
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_they_attend_as_torch_says(grouped, monkeypatch, tokens):
-    """The same with torch's own way to share keys."""
-    attention = F.scaled_dot_product_attention
-
-    def shared(query, key, value, mask):
-        rows, kv, _, dim = query.shape
-        query, mask = query.reshape(rows, 2 * kv, -1, dim), mask[:, :, : mask.shape[2] // 2]
-        return attention(query, key, value, mask, enable_gqa=True).reshape(rows, kv, -1, dim)
-
-    target = load_target(grouped / "target", dtype=torch.float64)
-    for network in (target.decoder, load_drafter(grouped / "drafter", target)):
-        ours = forwards(network, tokens=tokens)
-        with monkeypatch.context() as patch:
-            patch.setattr(F, "scaled_dot_product_attention", shared)
-            theirs = forwards(network, tokens=tokens)
-        for mine, expected in zip(ours, theirs):
-            assert (mine - expected).abs().max() < 1e-12
-
-
 class Operations(TorchDispatchMode):
     """Names of operations that compute or copy something."""
 

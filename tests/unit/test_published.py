@@ -48,24 +48,6 @@ def figures(settings):
     return tuple(settings[name] for name in ("guidance", "temperature", "top_k", "top_p", "suffix"))
 
 
-@pytest.mark.parametrize(
-    "family, expected",
-    [
-        ("chameleon", (3.0, 0.7, 0, 0.9, "")),
-        ("lumina-mgpt", (4.0, 1.0, 2000, 1.0, "")),
-        ("lumina-mgpt-2", (4.0, 1.0, 4096, 1.0, "")),
-        ("llamagen", (7.5, 1.0, 1000, 1.0, "")),
-        ("janus", (5.0, 1.0, 0, 1.0, "")),
-        ("emu3", (3.0, 1.0, 2048, 1.0, SUFFIX)),
-        ("liquid", (7.0, 0.99, 4096, 0.96, "")),
-    ],
-)
-def test_what_is_published_of_each_family(family, expected):
-    (found,) = (one.sampling for one in load.FAMILIES if one.name == family)
-    assert found[:5] == expected and found.source
-    Sampling(guidance=found.guidance, temperature=found.temperature, top_k=found.top_k, top_p=found.top_p)
-
-
 def test_a_target_brings_its_own_along(tiny):
     assert load_target(tiny / "target").published == load.FAMILIES[0].sampling == published_sampling(tiny / "target")
     assert load_target().published[:5] == published_sampling("bundled")[:5] == (2.0, 0.6, 0, 1.0, "")

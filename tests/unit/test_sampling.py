@@ -59,11 +59,3 @@ def test_the_noise_of_whole_images_is_that_which_they_are_drawn_with(length, voc
     table = noise_table(Sampling(seed=5), [2, 7], length, vocabulary, torch.empty(0, dtype=torch.float64))
     for noise, index in zip(table, (2, 7)):
         assert np.array_equal(noise.numpy(), keyed_gumbel(5, index, range(length), vocabulary))
-
-
-def test_global_generators_are_left_alone():
-    torch.manual_seed(1)
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    noise_table(Sampling(seed=5), [0, 1], 16, 16, torch.empty(0))
-    assert torch.equal(before, torch.get_rng_state())
-    assert np.array_equal(numpy_before, np.random.get_state()[1])

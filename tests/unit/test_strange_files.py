@@ -172,13 +172,6 @@ def test_the_folder_of_a_batch_is_no_link(batch, ours, secret, name):
         home(ours, batch.job, name)
 
 
-def test_a_pipe_in_a_batch_folder_is_passed_over(batch, ours):
-    os.mkfifo(ours / batch.path("a cat").name)
-    batch = Batch(batch.job, ours)
-    assert batch.find("a cat") is None
-    assert is_regular(draw(batch, "a cat").path)
-
-
 def test_a_profile_goes_through_no_link_and_comes_from_no_pipe(ours, secret, monkeypatch):
     monkeypatch.setenv(profiles.FOLDER, str(ours))
     profile = CostProfile("a model", 1, {"chain": ((0, 1.0), (16, 2.0))})

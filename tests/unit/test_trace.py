@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from adt_core.rules.trace import FIGURES, ImageRound, Round, Trace
+from adt_core.rules.trace import ImageRound, Round, Trace
 
 
 @pytest.fixture
@@ -37,12 +37,6 @@ def test_the_tokens_of_a_small_picture_come_first_and_are_on_no_map(trace):
     alone = replace(trace, grid=(1, 3), small=(1, 3))
     assert alone.token_map("acceptance") == [trace.token_map("acceptance")[1]]
     assert alone.report() == trace.report()
-
-
-def test_acceptance_is_one_of_the_figures(trace):
-    assert [trace.acceptance_map(image) for image in range(2)] == [
-        trace.token_map(FIGURES[0], image) for image in range(2)
-    ]
 
 
 def test_only_rounds_that_prepared_something_say_so(trace):

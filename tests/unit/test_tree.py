@@ -3,13 +3,11 @@
 import gc
 from itertools import product
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adt_core.policies.fixed import STATIC_TREES
-from adt_core.rules.tree import CandidatePool, ancestor_matrix
+from adt_core.rules.tree import CandidatePool
 
 
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
@@ -65,10 +63,6 @@ def test_ties_go_to_the_earlier_candidate():
     assert tree.depths[0].tolist() == [0, 1, 1, 2]
 
 
-def test_budget_is_clamped_to_the_candidates():
-    assert grow(1, 2, torch.tensor([-1.0, -2.0])).rerank(torch.zeros(1, dtype=torch.long), 58).size == 3
-
-
 def test_forbidden_candidates_become_padding():
     pool = CandidatePool()
     scores = torch.tensor([[[-1.0, -2.0]], [[-1.0, -torch.inf]]])
@@ -106,20 +100,3 @@ def test_trees_of_ever_other_sizes_leave_nothing_behind():
     for parents in product(range(1, 5), repeat=3):
         draw(parents)
     assert tensors() == before
-
-
-def test_ancestors_of_a_chain():
-    parents = torch.tensor([[0, 0, 1, 2]])
-    assert torch.equal(ancestor_matrix(parents, 3)[0], torch.ones(4, 4).tril().bool())
-
-
-@pytest.mark.parametrize(
-    "name, per_depth", [("mc_sim_7b_63", [4, 8, 8, 3, 2]), ("naive_extend_57", [5, 13, 16, 14, 9])]
-)
-def test_static_trees_have_the_published_branches(name, per_depth):
-    """Branch counts per depth as published with EAGLE and LANTERN++; every parent is a child of its own parent."""
-    children = STATIC_TREES[name]
-    counts = [sum(n for path, n in children.items() if len(path) == depth) for depth in range(len(per_depth))]
-    assert counts == per_depth and max(map(len, children)) + 1 == len(per_depth)
-    assert all(int(path[-1]) < children[path[:-1]] for path in children if path)
-    assert max(children.values()) == children[""], "no node has more children than the root"
