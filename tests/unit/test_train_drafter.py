@@ -19,13 +19,7 @@ from adt_lab.training.features import Features
 from adt_lab.training.unroll import read, unroll
 from tests.command import words
 from tests.drafted import run
-from tests.layouts import llamagen
-from tests.layouts.emu3 import write_emu3
-from tests.layouts.glm_image import write_glm_image
-from tests.layouts.janus import write_janus
-from tests.layouts.liquid import write_liquid
-from tests.layouts.lumina import write_lumina
-from tests.layouts.lumina2 import write_lumina2
+from tests.layouts.families import LAYOUTS, SIZES, WRITERS
 
 PROMPTS = [
     f"{colour} {thing}"
@@ -358,34 +352,17 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
 # ---- for any family --------------------------------------------------------
 
 
-def write_family(name, folder):
-    """A tiny target of a family, small enough to train on; the options that it needs."""
-    if name == "lumina-mgpt":
-        return write_lumina(folder / "Lumina-mGPT-768-tiny"), {"size": "64x64"}
-    if name == "lumina-mgpt-2":
-        return write_lumina2(folder / "Lumina-mGPT-2.0"), {"size": "64x64"}
-    if name == "janus":
-        return write_janus(folder / "janus"), {}
-    if name == "emu3":
-        return write_emu3(folder / "emu3"), {"size": "64x64"}
-    if name == "liquid":
-        return write_liquid(folder / "Liquid_V1_7B"), {}
-    if name == "glm-image":
-        return write_glm_image(folder / "GLM-Image"), {"size": "64x64"}
-    return llamagen.write_upstream(folder), {}
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["lumina-mgpt", "llamagen", "janus", "emu3", "lumina-mgpt-2", "liquid", "glm-image"])
-def test_a_drafter_for_every_family(train, tmp_path, name):
+@pytest.mark.parametrize("layout", [*sorted(WRITERS.keys() - {"chameleon", "llamagen"}), "llamagen, authors'"])
+def test_a_drafter_for_every_family(train, tmp_path, layout):
     """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
     drafts from what it learned."""
-    model, options = write_family(name, tmp_path)
-    code, _, err = train(model=model, steps=24, every=12, **options)
+    model, size = LAYOUTS[layout](tmp_path), SIZES.get(layout)
+    code, _, err = train(model=model, steps=24, every=12, size=size and "x".join(map(str, size)))
     assert code == 0, err
     rows = table(tmp_path / "out")
     assert all(np.isfinite(float(row["loss"])) for row in rows) and float(rows[-1]["loss"]) < float(rows[0]["loss"])
     target = load_target(model, dtype=torch.float64)
-    target = target.sized(64, 64) if options else target
+    target = target.sized(*size) if size else target
     drafter = load_drafter(tmp_path / "out", target)
     assert torch.equal(*with_and_without(target, drafter))
