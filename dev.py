@@ -35,7 +35,7 @@ TEST_REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 ALL = "--all"
 BUDGET = {"first run": 480, "default": 300, ALL: 5100}
 """Seconds that ``dev.py test`` may take on two cores, set-up included."""
-SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2))), "--dist", "loadgroup"]
+SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2)))]
 ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # for timed tests: a shared machine may stall once, but not every time
 
 CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +30,6 @@ EXAMPLES = {"default": 10, "all": 60}
 OTHERS = "long tests not run: python3 dev.py test --all"
 WITH_CHILDREN = ("workflow", "browser")
 """Folders whose tests use processes that outlive the test: a server, a browser."""
-
-SMOKE = "smoke"
-"""The group of all smoke tests: one process runs them, with one server."""
 
 SPENT = pytest.StashKey[float]()
 LEFT_OUT = pytest.StashKey[int]()
@@ -105,6 +103,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not is_long(item)]
     config.stash[LEFT_OUT] = len(left_out)
     config.hook.pytest_deselected(items=left_out)
+
+
+def group_of(nodeid: str, everything: bool) -> str:
+    """Return the group of a test: tests of one group run in one process, because they share a server or a browser.
+
+    All smoke tests share one server; with ``--all`` each version of ComfyUI and of its page has a group of its own.
+    """
+    folder, version = Path(nodeid.split("::")[0]).parent.name, re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
+    if folder not in WITH_CHILDREN or version is None or "test_inside.py" in nodeid:
+        return nodeid
+    return f"{folder} {version[1]}" if everything else "smoke"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Distribute tests by :func:`group_of`. pytest-xdist 3.8 has groups of its own, which pytest 9.2 does not form."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid, config.getoption("--all"))
+
+    return ByGroup(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

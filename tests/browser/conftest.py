@@ -19,8 +19,6 @@ from comfy_page import ComfyPage, launch  # noqa: E402
 from comfy_server import NEWEST, NEWEST_FRONTEND  # noqa: E402
 from tiny_workflow import Workflow  # noqa: E402
 
-from tests.tiers import SMOKE  # noqa: E402
-
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_frontend: runs on the page of the newest release, too")
@@ -43,14 +41,11 @@ def _name(frontend) -> str:
 
 
 def pytest_itemcollected(item):
-    """Tests that share a server run in one process, and only those marked ``smoke`` are in the default tier."""
-    if "browser" not in item.fixturenames:
-        return
-    params = item.callspec.params
-    smoke = item.get_closest_marker("smoke") and params["frontend"] and not params.get("tab")
-    item.add_marker("smoke" if smoke else "long")
-    everything = item.config.getoption("--all")
-    item.add_marker(pytest.mark.xdist_group(_name(params["frontend"]) if everything else SMOKE))
+    """Of the tests that need a browser, only those marked ``smoke`` are in the default tier."""
+    if "browser" in item.fixturenames:
+        params = item.callspec.params
+        if not (item.get_closest_marker("smoke") and params["frontend"] and not params.get("tab")):
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

@@ -85,6 +85,31 @@ def test_all_tests_run_without_a_limit(suite):
     assert counts["passed"] == 8 and tiers.OTHERS not in counts
 
 
+GROUPS = {
+    "tests/workflow/test_run.py::test_people_can_watch[comfyui-0.30.0]": ("smoke", "workflow 0.30.0"),
+    "tests/workflow/test_run.py::test_people_can_watch[comfyui-0.16.3]": ("smoke", "workflow 0.16.3"),
+    "tests/browser/test_map.py::test_cancel[frontend-1.58.1-nodes2]": ("smoke", "browser 1.58.1"),
+    "tests/browser/test_map.py::test_cancel[frontend-of-0.30.0-canvas]": ("smoke", "browser 0.30.0"),
+}
+
+
+@pytest.mark.parametrize("nodeid", GROUPS)
+def test_tests_that_share_a_server_run_in_one_process(nodeid):
+    assert (tiers.group_of(nodeid, False), tiers.group_of(nodeid, True)) == GROUPS[nodeid]
+
+
+@pytest.mark.parametrize(
+    "nodeid",
+    [
+        "tests/workflow/test_inside.py::test_inside_comfyui_s_process[comfyui-0.30.0]",
+        "tests/workflow/test_workflows.py::test_titles_are_understood_alone",
+        "tests/unit/test_models.py::test_version[0.30.0]",
+    ],
+)
+def test_other_tests_run_wherever_there_is_time(nodeid):
+    assert tiers.group_of(nodeid, False) == tiers.group_of(nodeid, True) == nodeid
+
+
 def test_the_slowest_are_listed(suite):
     result, _ = suite(*PASSING)
     result.stdout.re_match_lines([r".*most processor time", r" +0\.\d\d s browser/test_suite\.py::test_\w+"])

@@ -19,23 +19,16 @@ from comfy_server import FLOOR, NEWEST, NEWEST_FRONTEND, PACKS, ROOT, Comfy  # n
 from convert import text_to_image  # noqa: E402
 from small import with_small_models, write_picture, write_small, write_upscaler  # noqa: E402
 
-from tests.tiers import SMOKE  # noqa: E402
-
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "small_models: the graph is of the small models, see small.py")
 
 
 def pytest_itemcollected(item):
-    """Tests that share a server run in one process, and only those marked ``smoke`` are in the default tier."""
+    """Of the tests that need a server, only those marked ``smoke`` are in the default tier."""
     release = item.callspec.params.get("release") if hasattr(item, "callspec") else None
-    if release is None:
-        return
-    smoke = release == NEWEST and item.get_closest_marker("smoke")
-    item.add_marker("smoke" if smoke else "long")
-    everything, runner = item.config.getoption("--all"), item.get_closest_marker("runner")
-    group = f"inside-{release.version}" if runner else f"comfyui-{release.version}" if everything else SMOKE
-    item.add_marker(pytest.mark.xdist_group(group))
+    if release is not None and (release != NEWEST or not item.get_closest_marker("smoke")):
+        item.add_marker("long")
 
 
 @pytest.fixture(scope="session", params=[NEWEST, FLOOR], ids=lambda release: f"comfyui-{release.version}")
