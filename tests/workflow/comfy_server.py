@@ -330,9 +330,7 @@ class Comfy:
 
     def free(self) -> None:
         """Have it unload all models and forget all results, and wait until it has."""
-        gone = self.free_until(
-            lambda: "Decoder" not in self.get("/probe/memory", collect=1)["classes"], free_memory=True
-        )
+        gone = self.free_until(lambda: "Decoder" not in self.get("/probe/memory")["classes"], free_memory=True)
         assert gone, "our models are still there"
 
     def free_until(self, freed: Callable[[], bool], seconds: float = 60, **more: bool) -> bool:

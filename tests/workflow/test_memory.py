@@ -15,9 +15,9 @@ SETTLED = 4
 """Runs before and after them whose median counts: the allocator's moods pass."""
 
 
-def memory(comfy, collect: int = 0) -> dict:
+def memory(comfy) -> dict:
     """What the probe finds, see ``probe_nodes``."""
-    return comfy.get("/probe/memory", collect=collect)
+    return comfy.get("/probe/memory")
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def all_goes(comfy, alive: set[str], classes: set[str]) -> None:
 
 def what_stays(comfy) -> set[str]:
     """What was watched and is still there, and the classes of the pack that still have instances."""
-    found = memory(comfy, collect=1)
+    found = memory(comfy)
     return {*found["alive"], *found["classes"]} - CONSTANTS
 
 

@@ -170,12 +170,8 @@ class Loop:
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    """What is left of what was watched, and instances of the pack's classes by name.
-
-    ``collect=1`` collects garbage first, which takes half a second.
-    """
-    if request.query.get("collect") == "1":
-        gc.collect()
+    """What is left of what was watched, and instances of the pack's classes by name."""
+    gc.collect()
     kinds = {type(thing) for thing in gc.get_objects()}
     prefix = f"{pack()}."
     ours = {kind.__name__ for kind in kinds if str(getattr(kind, "__module__", "")).startswith(prefix)}
