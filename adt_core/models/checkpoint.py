@@ -22,7 +22,7 @@ from ..errors import AdtError, Check
 from ..files import LARGEST_JSON, parse_json, read_text, reason
 from ..rules.settings import BUNDLED
 from . import unsound
-from .stored import Stored, with_scales
+from .stored import Stored, may_overflow, numbers, refuse_overflow, with_scales
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
 CONFIG, TOKENIZER = "config_json", "tokenizer_json"
@@ -136,7 +136,7 @@ def _read_safetensors(file: Path) -> dict[str, Stored]:
         with safe_open(file, "pt") as opened:
             headers = {name: opened.get_slice(name) for name in opened.keys()}
             return {
-                name: Stored(tuple(header.get_shape()), header.get_dtype(), partial(read, name))
+                name: Stored(tuple(header.get_shape()), header.get_dtype(), partial(read, name), file, name)
                 for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:
@@ -162,7 +162,7 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
     if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise AdtError(f"{file} is not a flat dictionary of tensors; use a safetensors version of it.")
     return {
-        name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach)
+        name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
         for name, value in loaded.items()
     }
 
@@ -356,16 +356,23 @@ def _check_kinds(names: list[str], checkpoint: Checkpoint) -> None:
             raise AdtError(f"{checkpoint.path}: {problem}; {unsound.ORIGINAL}.")
 
 
-def _common(tensor: Tensor) -> Tensor:
-    """A tensor in a kind of number that torch joins with others: float8 is none."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
-
-
 @torch.no_grad()
 def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
-    """Read the parameters one by one, straight to where they belong. ``check`` comes before each; it may raise."""
+    """Read the parameters one by one, straight to where they belong.
+
+    Args:
+        entries: Where the parameters come from.
+        checkpoint: The files.
+        check: Called before each parameter; it may raise to cancel.
+    Raises:
+        AdtError: If a number in a file is not finite, or too large for its parameter's dtype.
+    """
     for entry in entries:
         if check is not None:
             check()
-        value = entry.make([_common(checkpoint[name].read()) for name in entry.names])
+        sources = [checkpoint[name] for name in entry.names]
+        value = entry.make([numbers(stored) for stored in sources])
         (entry.put or entry.parameter.copy_)(value)
+        is_clamped = entry.put is not None and entry.parameter.element_size() == 1
+        if not is_clamped and may_overflow(entry.parameter.dtype, value.dtype):
+            refuse_overflow(entry.parameter, sources)
