@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
-from ..files import LARGEST_JSON, parse_json, read_text, reason
+from ..files import LARGEST_JSON, read_text
 from ..rules.settings import BUNDLED
 from . import unsound
+from .json_files import json_object, read_json
 from .stored import Stored, may_overflow, numbers, refuse_overflow, with_scales
+from .weight_files import weight_files
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
 CONFIG, TOKENIZER = "config_json", "tokenizer_json"
@@ -32,8 +34,6 @@ STAGE = "vision_language_encoder"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
-_SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
-"""The name of a part of the weights, such as model-00001-of-00003.safetensors."""
 _REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 """Kinds of numbers in which weights are stored as they are, as safetensors and torch call them. Others are scales, or
 are of no use without them."""
@@ -51,8 +51,11 @@ def resolve(path: str | Path, role: str) -> Path:
         if bare and os.path.exists(os.path.expanduser(bare)):
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
-    place = _whole(place)
-    place = _newest_snapshot(place) if (place / "snapshots").is_dir() else place
+    folder = _whole(place)
+    if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
+        problem = f"is not read with {folder}, whose weights are in other files"
+        raise AdtError(f"{role} {str(path)!r} {problem}; give it a folder of its own, with its config.json.")
+    place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
     return place / STAGE if (place / STAGE / "config.json").is_file() else place
 
 
@@ -93,22 +96,6 @@ def _outer(path: Path) -> Path:
     path = _whole(path)
     path = path.parent if path.name == STAGE else path
     return path.parents[1] if path.parent.name == "snapshots" else path
-
-
-def read_json(file: Path) -> dict:
-    """The JSON object in a file. AdtError if it is none."""
-    unsound.refuse_damaged(file)
-    return _json_object(partial(read_text, file, LARGEST_JSON), str(file))
-
-
-def _json_object(read: Callable[[], str | bytes], place: str) -> dict:
-    try:
-        value = parse_json(read())
-    except (OSError, ValueError) as error:
-        raise AdtError(f"{place} is not readable JSON ({reason(error)}); download it again.") from error
-    if not isinstance(value, dict):
-        raise AdtError(f"{place} is not a JSON object; download it again.")
-    return value
 
 
 class _Weights:
@@ -172,7 +159,7 @@ class NoWeights(AdtError):
 
 
 class Checkpoint:
-    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or one file of weights.
+    """A folder with ``config.json`` and the files of :func:`weight_files`, or one file of weights.
 
     ``config`` is {} if there is no ``config.json``, in the folder or in the file itself. AdtError if files are missing
     or damaged.
@@ -183,16 +170,14 @@ class Checkpoint:
         self.files: list[Path] = []
         self._tensors: dict[str, Stored] = {}
         self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        in_folder = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
-        files = [path] if path.is_file() else in_folder
         unsound.refuse_quantised(path, self.config, ())
-        self._check_shards(files)
+        files = weight_files(path) if path.is_dir() else [path]
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
             raise NoWeights(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
-            self.add(file)
+            self.add(file, replaces=False)
         self.config = self.config or self.embedded(CONFIG)
 
     def embedded(self, name: str) -> dict:
@@ -202,17 +187,31 @@ class Checkpoint:
         stored = self[name]
         if stored.dtype not in ("U8", "uint8") or math.prod(stored.shape) > LARGEST_JSON * 2**20:
             raise AdtError(f"{self.path}: {name} is no JSON object in bytes; download it again.")
-        return _json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
+        return json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
 
-    def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",)) -> None:
-        """Add the tensors of another file whose names begin with one of ``only``, as ``prefix`` + name."""
+    def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",), replaces: bool = True) -> None:
+        """Add the tensors of another file.
+
+        Args:
+            file: The file of weights.
+            prefix: What their names get in front.
+            only: How the names of the tensors to add begin.
+            replaces: Whether they may stand for tensors of the same name in other files.
+        Raises:
+            AdtError: If the file can't be read, or has a tensor of another file that it may not replace.
+        """
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         unsound.refuse_damaged(file)
         stored = with_scales(_read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file))
         unsound.refuse_quantised(file, {}, stored)
+        added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
+        twice = None if replaces else min(added.keys() & self.names, default=None)
+        if twice is not None:
+            problem = f"both hold the tensor {twice!r}, and each was expected in one file"
+            raise AdtError(f"{self[twice].file} and {file} {problem}; keep the files of one model in the folder.")
         self.files.append(file)
-        self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
+        self._tensors |= added
 
     def beside(self, patterns: tuple[str, ...]) -> Path | None:
         """A file or folder with a name of one of ``patterns``; None if there is none.
@@ -251,29 +250,6 @@ class Checkpoint:
     def count(self, name: str) -> int:
         """How many tensors of a numbered name there are; "{}" stands for the number."""
         return next(number for number in count() if name.format(number) not in self.names)
-
-    def _check_shards(self, files: list[Path]) -> None:
-        """AdtError if the folder's index names files that are not there."""
-        pickled = files and files[0].suffix in PICKLES
-        index = self.folder / ("pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json")
-        if self.path.is_dir() and index.is_file():
-            listed = read_json(index).get("weight_map")
-            if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-                raise AdtError(f"{index} names no files of weights; download it again.")
-            missing = _few(set(listed.values()) - {file.name for file in files})
-            if missing:
-                raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
-        shards = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
-        wanted = {f"{m[1]}{i:05}-of-{m[3]}{m[4]}" for m in shards.values() for i in range(1, int(m[3]) + 1)}
-        absent = _few(wanted - shards.keys())
-        if self.path.is_dir() and absent:
-            raise AdtError(f"{self.path} lacks {absent}; download the missing files.")
-
-
-def _few(names: set[str]) -> str:
-    """The first of these names, and how many there are besides: a sentence with all of them would be cut off."""
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(name[:80] for name in sorted(names)[:4]) + more
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
