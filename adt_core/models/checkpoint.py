@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
+from argparse import Namespace
 from collections.abc import Callable, KeysView, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
@@ -23,7 +27,8 @@ from ..files import LARGEST_JSON, read_text
 from ..rules.settings import BUNDLED
 from . import unsound
 from .json_files import json_object, read_json
-from .stored import Stored, may_overflow, numbers, refuse_overflow, with_scales
+from .stored import Stored, may_overflow, numbers, plain_names, refuse_overflow, with_scales
+from .unsound import PICKLES
 from .weight_files import weight_files
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
@@ -31,7 +36,6 @@ CONFIG, TOKENIZER = "config_json", "tokenizer_json"
 """Tensors of bytes that are the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
 STAGE = "vision_language_encoder"
 """The folder that is the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
 _REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
@@ -39,6 +43,8 @@ _REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 are of no use without them."""
 MOST_MAPPED = 2**24
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
+_UNPICKLING = Lock()
+"""Held while a pickle is read: what torch allows in one holds for all threads."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
 
@@ -46,6 +52,7 @@ def resolve(path: str | Path, role: str) -> Path:
     """The folder or file a user means by ``path``; ``role`` is "target" or "drafter"."""
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
     if not place.exists():
+        unsound.refuse_dangling(place)
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
         if bare and os.path.exists(os.path.expanduser(bare)):
@@ -56,7 +63,12 @@ def resolve(path: str | Path, role: str) -> Path:
         problem = f"is not read with {folder}, whose weights are in other files"
         raise AdtError(f"{role} {str(path)!r} {problem}; give it a folder of its own, with its config.json.")
     place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
-    return place / STAGE if (place / STAGE / "config.json").is_file() else place
+    return place / STAGE if _is_there(place / STAGE / "config.json") else place
+
+
+def _is_there(file: Path) -> bool:
+    """Return whether a file is there, or a link to one that is missing: whoever reads it says so."""
+    return file.is_file() or file.is_symlink()
 
 
 def _whole(path: Path) -> Path:
@@ -72,7 +84,8 @@ def _whole(path: Path) -> Path:
 
 def _newest_snapshot(cache: Path) -> Path:
     """The checkpoint in a ``models--...`` folder of Hugging Face's cache: what ``refs/main`` names, else the newest."""
-    snapshots = sorted((cache / "snapshots").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
+    snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
         raise AdtError(f"{cache} is a folder of Hugging Face's cache without a finished download; download it again.")
     main = cache / "refs" / "main"
@@ -130,19 +143,34 @@ def _read_safetensors(file: Path) -> dict[str, Stored]:
         raise AdtError(f"{file} is not a complete safetensors file ({error}); download it again.") from error
 
 
+def _unpickled(file: Path) -> Any:
+    """Return what ``torch.load`` makes of a file without running code from it.
+
+    Training checkpoints, such as LlamaGen's, also hold the arguments of the command line: a Namespace, whose
+    attributes are set and which calls nothing. It is allowed within this call only.
+    """
+    with _UNPICKLING, ExitStack() as stack:
+        if Namespace not in torch.serialization.get_safe_globals():
+            stack.enter_context(torch.serialization.safe_globals([Namespace]))
+        # files of before torch 1.6 are no zip files, and can't be mapped
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+
+
 def _read_pickle(file: Path) -> dict[str, Stored]:
     """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
+    if file.suffix == ".safetensors":  # torch.load goes by the name
+        named = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
+        raise AdtError(f"{file} is a pickle and no safetensors file; rename it to {named}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
         raise AdtError(
             f"{file} is a pickle, from which code can break out in torch {torch.__version__} (CVE-2025-32434, "
             f"CVE-2026-24747); update torch to {SAFE_PICKLES} or newer, or use a safetensors version of it."
         )
-    try:  # files of before torch 1.6 are no zip files, and can't be mapped
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+    try:
+        loaded = _unpickled(file)
     except Exception as error:  # torch raises many types; none of them may run what the file asks for
-        raise AdtError(
-            f"{file} holds more than tensors or is damaged, and was refused; use a safetensors version of it."
-        ) from error
+        problem = "is a pickle that holds more than tensors or is damaged, and was refused"
+        raise AdtError(f"{file} {problem}; use a safetensors version of it, or save its tensors alone.") from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
@@ -169,7 +197,7 @@ class Checkpoint:
         self.path, self.folder = path, path if path.is_dir() else path.parent
         self.files: list[Path] = []
         self._tensors: dict[str, Stored] = {}
-        self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        self.config = read_json(path / "config.json") if _is_there(path / "config.json") else {}
         unsound.refuse_quantised(path, self.config, ())
         files = weight_files(path) if path.is_dir() else [path]
         if not files:
@@ -200,10 +228,12 @@ class Checkpoint:
         Raises:
             AdtError: If the file can't be read, or has a tensor of another file that it may not replace.
         """
+        unsound.refuse_dangling(file)
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         unsound.refuse_damaged(file)
-        stored = with_scales(_read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file))
+        read = _read_pickle if unsound.is_pickle(file) else _read_safetensors
+        stored = with_scales(plain_names(read(file)))
         unsound.refuse_quantised(file, {}, stored)
         added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
         twice = None if replaces else min(added.keys() & self.names, default=None)
@@ -216,11 +246,14 @@ class Checkpoint:
     def beside(self, patterns: tuple[str, ...]) -> Path | None:
         """A file or folder with a name of one of ``patterns``; None if there is none.
 
-        It is looked for in the checkpoint's folder, then in the folder above, then in ``home``.
+        It is looked for in the checkpoint's folder, then in the folder above, then in ``home``. A link whose target is
+        missing comes last: whoever reads it says so.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
-        matches = (match for folder in folders for pattern in patterns for match in sorted(folder.glob(pattern)))
-        return next(matches, None)
+        places = [(folder, pattern) for folder in folders for pattern in patterns]
+        matches = (match for folder, pattern in places for match in sorted(folder.glob(pattern)))
+        links = (folder / pattern for folder, pattern in places if unsound.dangling_link(folder / pattern))
+        return next(matches, None) or next(links, None)
 
     @property
     def name(self) -> str:

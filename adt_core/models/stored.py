@@ -111,6 +111,22 @@ def _is_finite(tensor: Tensor) -> bool:
     return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
 
 
+def plain_names(stored: dict[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of a file without what torch.compile and DistributedDataParallel put before their names.
+
+    Raises:
+        AdtError: If two tensors then have the same name.
+    """
+    plain: dict[str, Stored] = {}
+    for name, tensor in stored.items():
+        short = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))
+        if short in plain:
+            problem = f"holds the tensor {short!r} twice, as {plain[short].name!r} and {name!r}"
+            raise AdtError(f"{tensor.file} {problem}; save one model in it.")
+        plain[short] = tensor
+    return plain
+
+
 def with_scales(stored: dict[str, Stored]) -> dict[str, Stored]:
     """The tensors of a file without the scales that are understood. Their weights are read in float32."""
     made = dict(stored)
