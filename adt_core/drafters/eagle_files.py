@@ -60,15 +60,15 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
 
     Args:
         checkpoint: The checkpoint.
-        called: What the sentence calls it.
+        called: Name of the checkpoint in the error.
     Raises:
         AdtError: If it is one.
     """
     fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
     is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
     if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
-        problem = "is an EAGLE-3 drafter; this pack reads EAGLE-1/2 drafters"
-        raise AdtError(f"{called} {problem}, choose one of these that was trained for the target.")
+        problem = "is an EAGLE-3 drafter; this pack reads EAGLE-1/2 drafters, so take one"
+        raise AdtError(f"{called} {problem} of these that was trained for the target.")
 
 
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:

@@ -61,13 +61,13 @@ def resolve(path: str | Path, role: str) -> Path:
     folder = _whole(place)
     if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
         problem = f"is not read with {folder}, whose weights are in other files"
-        raise AdtError(f"{role} {str(path)!r} {problem}; give it a folder of its own, with its config.json.")
+        raise AdtError(f"{role} {str(path)!r} {problem}; put it into another folder, with its config.json.")
     place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
     return place / STAGE if _is_there(place / STAGE / "config.json") else place
 
 
 def _is_there(file: Path) -> bool:
-    """Return whether a file is there, or a link to one that is missing: whoever reads it says so."""
+    """Return whether a file is there, or a link to a missing one, for which the reader raises an error."""
     return file.is_file() or file.is_symlink()
 
 
@@ -158,7 +158,7 @@ def _unpickled(file: Path) -> Any:
 
 def _read_pickle(file: Path) -> dict[str, Stored]:
     """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
-    if file.suffix == ".safetensors":  # torch.load goes by the name
+    if file.suffix == ".safetensors":  # torch.load chooses its reader by the name
         named = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
         raise AdtError(f"{file} is a pickle and no safetensors file; rename it to {named}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
@@ -168,9 +168,9 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
         )
     try:
         loaded = _unpickled(file)
-    except Exception as error:  # torch raises many types; none of them may run what the file asks for
+    except Exception as error:  # torch raises many types
         problem = "is a pickle that holds more than tensors or is damaged, and was refused"
-        raise AdtError(f"{file} {problem}; use a safetensors version of it, or save its tensors alone.") from error
+        raise AdtError(f"{file} {problem}; use a safetensors version of it, or save only its tensors.") from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
@@ -247,7 +247,7 @@ class Checkpoint:
         """A file or folder with a name of one of ``patterns``; None if there is none.
 
         It is looked for in the checkpoint's folder, then in the folder above, then in ``home``. A link whose target is
-        missing comes last: whoever reads it says so.
+        missing is the last choice: reading it raises the error.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         places = [(folder, pattern) for folder in folders for pattern in patterns]

@@ -37,9 +37,9 @@ class Stored(NamedTuple):
     Attributes:
         shape: Its sizes.
         dtype: As the file calls it, such as "F16" or "BF16".
-        read: Reads it onto the CPU.
+        read: Function that reads it onto the CPU.
         file: The file.
-        name: What the tensor is called in the file.
+        name: Name of the tensor in the file.
     """
 
     shape: tuple[int, ...]

@@ -41,7 +41,7 @@ def is_pickle(file: Path) -> bool:
     try:
         with opened(file) as content:
             first = content.read(9)
-    except OSError:  # whoever reads the file says so
+    except OSError:  # reading it raises the error
         first = b""
     if first[8:] == b"{":
         return False
@@ -62,7 +62,7 @@ def refuse_dangling(path: Path) -> None:
     link = dangling_link(path)
     if link is not None:
         problem = f"is a link whose target {os.readlink(link)} is missing"
-        raise AdtError(f"{link} {problem}; put the target back, or download the file again in the place of the link.")
+        raise AdtError(f"{link} {problem}; put the target back, or replace the link by a new download.")
 
 
 def refuse_damaged(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which files of a folder are the weights of its model.
+"""Choice of the files in a folder that are the weights of its model.
 
 Other files of weights may lie there: image decoders, other versions, files of other models. None of them may be mixed
 into the model or replace parts of it.
@@ -24,7 +24,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights of the model in a folder, without opening them; [] if there are none.
 
     An index chooses them; without one it is the file, or the parts, named ``model`` (of pickles ``pytorch_model``);
-    else the only set there is. Pickles count only where there is no safetensors file besides an image decoder.
+    else the only set. Pickles count only if no safetensors file besides an image decoder is there.
 
     Raises:
         AdtError: If files are missing, or several sets are there and nothing chooses one.

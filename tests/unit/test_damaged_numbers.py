@@ -14,6 +14,7 @@ from tests.layouts.edits import edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
+pytest.importorskip("transformers.models.t5.modeling_t5")  # while tests are collected: it takes seconds
 WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
 

@@ -33,7 +33,7 @@ def drafter(tmp_path, target):
 
 
 def said(path: Path) -> str:
-    """What loading says; ``inspect`` says the same."""
+    """Return the error of loading, which ``inspect`` repeats."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
     with pytest.raises(AdtError) as inspected:
@@ -46,7 +46,7 @@ def said(path: Path) -> str:
 
 
 def training(tensors: dict, **arguments: object) -> dict:
-    """What LlamaGen's training saves."""
+    """Return the content of a file that LlamaGen's training saves."""
     moments = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
     namespace = argparse.Namespace(gpt_model="GPT-XL", image_size=256, ema=False, data_path=None, **arguments)
     return {"model": tensors, "optimizer": moments, "steps": 50_000, "args": namespace}
@@ -197,7 +197,7 @@ def test_what_is_neither_is_named_by_its_name(tmp_path, content):
 
 
 def authors(tensors: dict) -> dict:
-    """As EAGLE-3's authors save them."""
+    """Return a drafter's tensors in the layout of EAGLE-3's authors."""
     layer = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if "layers.0." in name}
     width = len(tensors["fc.weight"])
     others = {"fc.weight": torch.zeros(width, 3 * width), "norm.weight": torch.ones(width), "d2t": torch.arange(4)}
@@ -205,7 +205,7 @@ def authors(tensors: dict) -> dict:
 
 
 def vllms(tensors: dict) -> dict:
-    """With the layer as in EAGLE-1, and a norm more."""
+    """Return a drafter's tensors in vLLM's layout: the layer as in EAGLE-1, and one more norm."""
     return tensors | {"layers.0.hidden_norm.weight": torch.ones(len(tensors["fc.weight"]))}
 
 
@@ -228,12 +228,10 @@ def test_a_drafter_of_eagle_3(target, drafter, layout):
 
 
 def break_link(file: Path) -> str:
-    """Replace a file or folder by a link whose target has gone; what is said of it."""
+    """Replace a file or folder by a link without a target; return the error that is expected."""
     shutil.rmtree(file) if file.is_dir() else file.unlink()
     file.symlink_to(file.parent / "blobs" / "0123")
-    return (
-        f"{file} is a link whose target {file.parent / 'blobs' / '0123'} is missing; put the target back, or download"
-    )
+    return f"{file} is a link whose target {file.parent / 'blobs' / '0123'} is missing; put the target back, or replace"
 
 
 @needs_links

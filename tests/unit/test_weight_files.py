@@ -1,4 +1,4 @@
-"""Which files of a folder are read: never those of another model beside it."""
+"""Choice of the files that are read from a folder: never another model's."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def put(folder: Path, *names: str) -> None:
-    """Files of weights that nobody opens."""
+    """Write empty files of weights."""
     for name in names:
         (folder / name).write_bytes(b"")
 
@@ -210,7 +210,7 @@ def test_a_file_that_the_folders_model_is_not_read_from(target):
     """It would be taken for the folder, and so for another file."""
     other_model(target / "model2.safetensors", target / "model.safetensors")
     assert resolve(target / "model.safetensors", "target") == target
-    with pytest.raises(AdtError, match="model2.safetensors' is not read with .*; give it a folder of its own"):
+    with pytest.raises(AdtError, match="model2.safetensors' is not read with .*; put it into another folder"):
         load_target(target / "model2.safetensors")
     (target / "model.safetensors").unlink()
     assert resolve(target / "model2.safetensors", "target") == target
