@@ -174,12 +174,17 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
-    if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise AdtError(f"{file} is not a flat dictionary of tensors; use a safetensors version of it.")
+    if not named or not all(map(_is_dense, loaded.values())):
+        raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors version of it.")
     return {
         name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
         for name, value in loaded.items()
     }
+
+
+def _is_dense(value: object) -> bool:
+    """Return whether a value of a pickle is a tensor that has numbers, one for each place."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 class NoWeights(AdtError):

@@ -92,6 +92,13 @@ def test_what_others_allow_in_pickles_stays_as_it_was(tmp_path, allowed):
         assert (argparse.Namespace in torch.serialization.get_safe_globals()) is allowed
 
 
+@pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta"), [1.0], None])
+def test_a_pickle_of_other_things_than_dense_tensors(tmp_path, odd):
+    torch.save({"a": torch.zeros(1), "b": odd}, tmp_path / "a.pt")
+    with pytest.raises(AdtError, match="a.pt is not a flat dictionary of dense tensors; use a safetensors version"):
+        Checkpoint(tmp_path / "a.pt")
+
+
 # ---- names of tensors ------------------------------------------------------------------------------
 
 
