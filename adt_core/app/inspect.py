@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..drafters.eagle_files import describe
+from ..drafters.eagle_files import describe, refuse_eagle3
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError
@@ -109,6 +109,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
     """The same of an EAGLE drafter."""
+    refuse_eagle3(checkpoint, str(checkpoint.path))
     drafter, entries = describe(checkpoint)
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()
 

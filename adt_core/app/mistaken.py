@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..drafters.eagle_files import refuse_eagle3
 from ..errors import AdtError, shown
 from ..models.checkpoint import STAGE, Checkpoint
 from ..models.families.chameleon import ANOLE
@@ -54,6 +55,8 @@ def refuse_layout(path: Path) -> None:
         raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {_OTHER_MODEL}.")
     if any(name.lower().endswith(".gguf") for name in names):
         raise AdtError(f"{path} is GGUF, which this version can't read; take the repository with *.safetensors.")
+    if any(name.lower().endswith(".onnx") for name in names) or any(path.glob("onnx/*.onnx")):
+        raise AdtError(f"{path} is ONNX, which this version can't read; take the repository with *.safetensors.")
     deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
     if deeper or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
         advice = f"run `{ANOLE.command(path.parent)}` instead"
@@ -63,6 +66,7 @@ def refuse_layout(path: Path) -> None:
 def refuse_kind(checkpoint: Checkpoint) -> None:
     """AdtError if weights are of a known kind that is no target, such as a drafter's."""
     path, part = checkpoint.path, checkpoint.config.get("_class_name")
+    refuse_eagle3(checkpoint, str(path))
     if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
         raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")

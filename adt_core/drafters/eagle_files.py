@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from .eagle import EagleDrafter, Pairing
 
 PAIRING_FILE = "pairing.json"
 """Where ``check-drafter`` records, in the drafter's folder, how it was trained."""
+_EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
+"""Names of tensors of EAGLE-3 drafters, as its authors, SpecForge and vLLM save them."""
 LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
 """``grid_rope`` by the ``input_type`` in the configurations of LANTERN's drafters for LlamaGen."""
 
@@ -50,8 +53,27 @@ def fits(path: str | Path, target: Target) -> bool:
     return True
 
 
+def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
+    """Raise an error if a checkpoint is a drafter of EAGLE-3 (arXiv 2503.01840).
+
+    It reads features of three layers of its target (``fc`` [h, 3h]), and may draft from a part of the vocabulary.
+
+    Args:
+        checkpoint: The checkpoint.
+        called: Name of the checkpoint in the error.
+    Raises:
+        AdtError: If it is one.
+    """
+    fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
+    is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
+    if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
+        problem = "is an EAGLE-3 drafter; this pack reads EAGLE-1/2 drafters, so take one"
+        raise AdtError(f"{called} {problem} of these that was trained for the target.")
+
+
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
     """The drafter without its weights. Raises AdtError as :func:`load_eagle` does. path: what sentences call it."""
+    refuse_eagle3(checkpoint, f"drafter {path!r}")
     ours, remedy = target.decoder.config, "choose the drafter that was trained for this target"
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {path!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
+from argparse import Namespace
 from collections.abc import Callable, KeysView, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
@@ -19,26 +23,28 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
-from ..files import LARGEST_JSON, parse_json, read_text, reason
+from ..files import LARGEST_JSON, read_text
 from ..rules.settings import BUNDLED
 from . import unsound
-from .stored import Stored, with_scales
+from .json_files import json_object, read_json
+from .stored import Stored, may_overflow, numbers, plain_names, refuse_overflow, with_scales
+from .unsound import PICKLES
+from .weight_files import weight_files
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
 CONFIG, TOKENIZER = "config_json", "tokenizer_json"
 """Tensors of bytes that are the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
 STAGE = "vision_language_encoder"
 """The folder that is the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAFE_PICKLES = "2.10"
 """The first torch in which no way is known around ``weights_only``."""
-_SHARD = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.\w+)")
-"""The name of a part of the weights, such as model-00001-of-00003.safetensors."""
 _REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 """Kinds of numbers in which weights are stored as they are, as safetensors and torch call them. Others are scales, or
 are of no use without them."""
 MOST_MAPPED = 2**24
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
+_UNPICKLING = Lock()
+"""Held while a pickle is read: what torch allows in one holds for all threads."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
 
@@ -46,14 +52,23 @@ def resolve(path: str | Path, role: str) -> Path:
     """The folder or file a user means by ``path``; ``role`` is "target" or "drafter"."""
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
     if not place.exists():
+        unsound.refuse_dangling(place)
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
         if bare and os.path.exists(os.path.expanduser(bare)):
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
-    place = _whole(place)
-    place = _newest_snapshot(place) if (place / "snapshots").is_dir() else place
-    return place / STAGE if (place / STAGE / "config.json").is_file() else place
+    folder = _whole(place)
+    if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
+        problem = f"is not read with {folder}, whose weights are in other files"
+        raise AdtError(f"{role} {str(path)!r} {problem}; put it into another folder, with its config.json.")
+    place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
+    return place / STAGE if _is_there(place / STAGE / "config.json") else place
+
+
+def _is_there(file: Path) -> bool:
+    """Return whether a file is there, or a link to a missing one, for which the reader raises an error."""
+    return file.is_file() or file.is_symlink()
 
 
 def _whole(path: Path) -> Path:
@@ -69,7 +84,8 @@ def _whole(path: Path) -> Path:
 
 def _newest_snapshot(cache: Path) -> Path:
     """The checkpoint in a ``models--...`` folder of Hugging Face's cache: what ``refs/main`` names, else the newest."""
-    snapshots = sorted((cache / "snapshots").iterdir(), key=lambda folder: folder.stat().st_mtime)
+    folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
+    snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
         raise AdtError(f"{cache} is a folder of Hugging Face's cache without a finished download; download it again.")
     main = cache / "refs" / "main"
@@ -93,22 +109,6 @@ def _outer(path: Path) -> Path:
     path = _whole(path)
     path = path.parent if path.name == STAGE else path
     return path.parents[1] if path.parent.name == "snapshots" else path
-
-
-def read_json(file: Path) -> dict:
-    """The JSON object in a file. AdtError if it is none."""
-    unsound.refuse_damaged(file)
-    return _json_object(partial(read_text, file, LARGEST_JSON), str(file))
-
-
-def _json_object(read: Callable[[], str | bytes], place: str) -> dict:
-    try:
-        value = parse_json(read())
-    except (OSError, ValueError) as error:
-        raise AdtError(f"{place} is not readable JSON ({reason(error)}); download it again.") from error
-    if not isinstance(value, dict):
-        raise AdtError(f"{place} is not a JSON object; download it again.")
-    return value
 
 
 class _Weights:
@@ -136,35 +136,55 @@ def _read_safetensors(file: Path) -> dict[str, Stored]:
         with safe_open(file, "pt") as opened:
             headers = {name: opened.get_slice(name) for name in opened.keys()}
             return {
-                name: Stored(tuple(header.get_shape()), header.get_dtype(), partial(read, name))
+                name: Stored(tuple(header.get_shape()), header.get_dtype(), partial(read, name), file, name)
                 for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:
         raise AdtError(f"{file} is not a complete safetensors file ({error}); download it again.") from error
 
 
+def _unpickled(file: Path) -> Any:
+    """Return what ``torch.load`` makes of a file without running code from it.
+
+    Training checkpoints, such as LlamaGen's, also hold the arguments of the command line: a Namespace, whose
+    attributes are set and which calls nothing. It is allowed within this call only.
+    """
+    with _UNPICKLING, ExitStack() as stack:
+        if Namespace not in torch.serialization.get_safe_globals():
+            stack.enter_context(torch.serialization.safe_globals([Namespace]))
+        # files of before torch 1.6 are no zip files, and can't be mapped
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+
+
 def _read_pickle(file: Path) -> dict[str, Stored]:
     """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
+    if file.suffix == ".safetensors":  # torch.load chooses its reader by the name
+        named = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
+        raise AdtError(f"{file} is a pickle and no safetensors file; rename it to {named}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
         raise AdtError(
             f"{file} is a pickle, from which code can break out in torch {torch.__version__} (CVE-2025-32434, "
             f"CVE-2026-24747); update torch to {SAFE_PICKLES} or newer, or use a safetensors version of it."
         )
-    try:  # files of before torch 1.6 are no zip files, and can't be mapped
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
-    except Exception as error:  # torch raises many types; none of them may run what the file asks for
-        raise AdtError(
-            f"{file} holds more than tensors or is damaged, and was refused; use a safetensors version of it."
-        ) from error
+    try:
+        loaded = _unpickled(file)
+    except Exception as error:  # torch raises many types
+        problem = "is a pickle that holds more than tensors or is damaged, and was refused"
+        raise AdtError(f"{file} {problem}; use a safetensors version of it, or save only its tensors.") from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
-    if not named or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise AdtError(f"{file} is not a flat dictionary of tensors; use a safetensors version of it.")
+    if not named or not all(map(_is_dense, loaded.values())):
+        raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors version of it.")
     return {
-        name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach)
+        name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
         for name, value in loaded.items()
     }
+
+
+def _is_dense(value: object) -> bool:
+    """Return whether a value of a pickle is a tensor that has numbers, one for each place."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 class NoWeights(AdtError):
@@ -172,7 +192,7 @@ class NoWeights(AdtError):
 
 
 class Checkpoint:
-    """A folder with ``config.json`` and ``*.safetensors`` (or ``pytorch_model*.bin``), or one file of weights.
+    """A folder with ``config.json`` and the files of :func:`weight_files`, or one file of weights.
 
     ``config`` is {} if there is no ``config.json``, in the folder or in the file itself. AdtError if files are missing
     or damaged.
@@ -182,17 +202,15 @@ class Checkpoint:
         self.path, self.folder = path, path if path.is_dir() else path.parent
         self.files: list[Path] = []
         self._tensors: dict[str, Stored] = {}
-        self.config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        in_folder = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
-        files = [path] if path.is_file() else in_folder
+        self.config = read_json(path / "config.json") if _is_there(path / "config.json") else {}
         unsound.refuse_quantised(path, self.config, ())
-        self._check_shards(files)
+        files = weight_files(path) if path.is_dir() else [path]
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
             raise NoWeights(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
-            self.add(file)
+            self.add(file, replaces=False)
         self.config = self.config or self.embedded(CONFIG)
 
     def embedded(self, name: str) -> dict:
@@ -202,26 +220,45 @@ class Checkpoint:
         stored = self[name]
         if stored.dtype not in ("U8", "uint8") or math.prod(stored.shape) > LARGEST_JSON * 2**20:
             raise AdtError(f"{self.path}: {name} is no JSON object in bytes; download it again.")
-        return _json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
+        return json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
 
-    def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",)) -> None:
-        """Add the tensors of another file whose names begin with one of ``only``, as ``prefix`` + name."""
+    def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",), replaces: bool = True) -> None:
+        """Add the tensors of another file.
+
+        Args:
+            file: The file of weights.
+            prefix: What their names get in front.
+            only: How the names of the tensors to add begin.
+            replaces: Whether they may stand for tensors of the same name in other files.
+        Raises:
+            AdtError: If the file can't be read, or has a tensor of another file that it may not replace.
+        """
+        unsound.refuse_dangling(file)
         if not file.is_file():
             raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
         unsound.refuse_damaged(file)
-        stored = with_scales(_read_pickle(file) if file.suffix in PICKLES else _read_safetensors(file))
+        read = _read_pickle if unsound.is_pickle(file) else _read_safetensors
+        stored = with_scales(plain_names(read(file)))
         unsound.refuse_quantised(file, {}, stored)
+        added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
+        twice = None if replaces else min(added.keys() & self.names, default=None)
+        if twice is not None:
+            problem = f"both hold the tensor {twice!r}, and each was expected in one file"
+            raise AdtError(f"{self[twice].file} and {file} {problem}; keep the files of one model in the folder.")
         self.files.append(file)
-        self._tensors |= {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
+        self._tensors |= added
 
     def beside(self, patterns: tuple[str, ...]) -> Path | None:
         """A file or folder with a name of one of ``patterns``; None if there is none.
 
-        It is looked for in the checkpoint's folder, then in the folder above, then in ``home``.
+        It is looked for in the checkpoint's folder, then in the folder above, then in ``home``. A link whose target is
+        missing is the last choice: reading it raises the error.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
-        matches = (match for folder in folders for pattern in patterns for match in sorted(folder.glob(pattern)))
-        return next(matches, None)
+        places = [(folder, pattern) for folder in folders for pattern in patterns]
+        matches = (match for folder, pattern in places for match in sorted(folder.glob(pattern)))
+        links = (folder / pattern for folder, pattern in places if unsound.dangling_link(folder / pattern))
+        return next(matches, None) or next(links, None)
 
     @property
     def name(self) -> str:
@@ -251,29 +288,6 @@ class Checkpoint:
     def count(self, name: str) -> int:
         """How many tensors of a numbered name there are; "{}" stands for the number."""
         return next(number for number in count() if name.format(number) not in self.names)
-
-    def _check_shards(self, files: list[Path]) -> None:
-        """AdtError if the folder's index names files that are not there."""
-        pickled = files and files[0].suffix in PICKLES
-        index = self.folder / ("pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json")
-        if self.path.is_dir() and index.is_file():
-            listed = read_json(index).get("weight_map")
-            if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-                raise AdtError(f"{index} names no files of weights; download it again.")
-            missing = _few(set(listed.values()) - {file.name for file in files})
-            if missing:
-                raise AdtError(f"{self.path} lacks {missing}, named in its index; download the missing files.")
-        shards = {match[0]: match for file in files if (match := _SHARD.fullmatch(file.name))}
-        wanted = {f"{m[1]}{i:05}-of-{m[3]}{m[4]}" for m in shards.values() for i in range(1, int(m[3]) + 1)}
-        absent = _few(wanted - shards.keys())
-        if self.path.is_dir() and absent:
-            raise AdtError(f"{self.path} lacks {absent}; download the missing files.")
-
-
-def _few(names: set[str]) -> str:
-    """The first of these names, and how many there are besides: a sentence with all of them would be cut off."""
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(name[:80] for name in sorted(names)[:4]) + more
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -356,16 +370,23 @@ def _check_kinds(names: list[str], checkpoint: Checkpoint) -> None:
             raise AdtError(f"{checkpoint.path}: {problem}; {unsound.ORIGINAL}.")
 
 
-def _common(tensor: Tensor) -> Tensor:
-    """A tensor in a kind of number that torch joins with others: float8 is none."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
-
-
 @torch.no_grad()
 def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
-    """Read the parameters one by one, straight to where they belong. ``check`` comes before each; it may raise."""
+    """Read the parameters one by one, straight to where they belong.
+
+    Args:
+        entries: Where the parameters come from.
+        checkpoint: The files.
+        check: Called before each parameter; it may raise to cancel.
+    Raises:
+        AdtError: If a number in a file is not finite, or too large for its parameter's dtype.
+    """
     for entry in entries:
         if check is not None:
             check()
-        value = entry.make([_common(checkpoint[name].read()) for name in entry.names])
+        sources = [checkpoint[name] for name in entry.names]
+        value = entry.make([numbers(stored) for stored in sources])
         (entry.put or entry.parameter.copy_)(value)
+        is_clamped = entry.put is not None and entry.parameter.element_size() == 1
+        if not is_clamped and may_overflow(entry.parameter.dtype, value.dtype):
+            refuse_overflow(entry.parameter, sources)

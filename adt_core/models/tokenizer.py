@@ -38,7 +38,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint folder. AdtError if there is none, or if it is of no kind that is read."""
-    file = next(filter(Path.is_file, (folder / name for name in _FILES)), None)
+    files = [folder / name for name in _FILES]
+    file = next((file for file in files if file.is_file() or file.is_symlink()), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
     return made_of(read_json(file), file)

@@ -5,6 +5,7 @@ This stands beside the reading, because such a file may well look like weights.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,11 +25,52 @@ _QUANTISED = re.compile(
     r"|(^|\.)scaled_fp8$|_proj_(blocks|scales)$"  # ComfyUI's mark of fp8 files, MXFP4
 )
 """Names of tensors beside numbers that are not the weights themselves."""
+_DFLOAT11 = re.compile(r"(^|\.)(encoded_exponent|sign_mantissa)$")
+"""Names of the tensors in which DFloat11 (arXiv 2504.11651) stores a bfloat16 matrix."""
+_PICKLED = b"PK\x03\x04", b"\x80"
+"""How files of ``torch.save`` begin: zip files, before torch 1.6 pickles."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ORIGINAL = "take the original weights; the loader's 'int8 weights', or `weights` int8, make them small in memory"
 
 
+def is_pickle(file: Path) -> bool:
+    """Return whether a file of weights is a pickle: by its content, or by its name where the content does not tell.
+
+    A safetensors file begins with the length of its header, 8 bytes, and the header's brace.
+    """
+    try:
+        with opened(file) as content:
+            first = content.read(9)
+    except OSError:  # reading it raises the error
+        first = b""
+    if first[8:] == b"{":
+        return False
+    return first.startswith(_PICKLED) or file.suffix in PICKLES
+
+
+def dangling_link(path: Path) -> Path | None:
+    """Return the symbolic link whose target is missing, if a path is one or leads through one."""
+    return next((place for place in (path, *path.parents) if os.path.islink(place) and not os.path.exists(place)), None)
+
+
+def refuse_dangling(path: Path) -> None:
+    """Raise an error if a path is a symbolic link whose target is missing, or leads through one.
+
+    Raises:
+        AdtError: If so. The sentence names the link and its target.
+    """
+    link = dangling_link(path)
+    if link is not None:
+        problem = f"is a link whose target {os.readlink(link)} is missing"
+        raise AdtError(f"{link} {problem}; put the target back, or replace the link by a new download.")
+
+
 def refuse_damaged(file: Path) -> None:
-    """AdtError if a file is a Git LFS pointer or the beginning of a zip file. What can't be read passes."""
+    """AdtError if a file is a dangling link, a Git LFS pointer or the beginning of a zip file.
+
+    Other files that can't be read pass.
+    """
+    refuse_dangling(file)
     try:
         with opened(file) as content:
             first, size = content.read(len(_POINTER)), content.seek(0, 2)
@@ -47,7 +89,11 @@ def refuse_damaged(file: Path) -> None:
 
 
 def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
-    """AdtError if the configuration, or tensors of these names, say that scales are a part of the numbers."""
+    """AdtError if the configuration, or tensors of these names, say that the numbers are not stored as they are."""
+    names = list(names)
+    if config.get("dfloat11_config") is not None or any(map(_DFLOAT11.search, names)):
+        problem = "is compressed with DFloat11 (DF11), which this version can't read"
+        raise AdtError(f"{path} {problem}; {ORIGINAL}.")
     stated = config.get("quantization_config")
     if isinstance(stated, dict) and stated.get("quant_method") == "fp8":
         stated = None if stated.get("weight_block_size") in (None, [128, 128]) else stated  # its scales are read

@@ -30,6 +30,7 @@ from ..layers import Decoder
 from ..layout import decoder_config, decoder_entries, numbered_tokens, with_room
 from ..prompter import TokenPrompter, check_ids, check_length, stripped
 from ..rotary import grid_places
+from ..stored import numbers
 from ..target import Prompt, PublishedSampling, Target
 from ..tokenizer import encode
 from ..vq import Codec, Quantizer
@@ -181,7 +182,7 @@ class GlmImageCodec(Codec):
     def _read(self, module: nn.Module, name: str, like: Tensor) -> Iterator[None]:
         """In the block ``module``, which is on the device "meta", has its weights, in ``like``'s dtype and device."""
         names = module.state_dict().keys()
-        weights = {part: self._checkpoint[f"model.visual.{name}{part}"].read().to(like) for part in names}
+        weights = {part: numbers(self._checkpoint[f"model.visual.{name}{part}"]).to(like) for part in names}
         module.load_state_dict(weights, assign=True)
         yield
         module.to("meta")

@@ -1,0 +1,178 @@
+"""Weights that hold NaN or infinity, or numbers too large for the dtype they are loaded in."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_core import AdtError, load_drafter, load_target
+from adt_core.models.checkpoint import Checkpoint
+from adt_core.models.stored import numbers, with_scales
+from tests.layouts.edits import edit_tensors
+from tests.layouts.llamagen import write_hugging_face
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+pytest.importorskip("transformers.models.t5.modeling_t5")  # while tests are collected: it takes seconds
+WEIGHTS = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def target(tmp_path):
+    return write_tiny_checkpoint(tmp_path / "target")
+
+
+def spoil(file: Path, name: str, value: float, dtype: torch.dtype | None = None) -> None:
+    """Put a number at the end of a tensor."""
+    tensors = load_file(file)
+    tensors[name] = tensors[name].to(dtype or tensors[name].dtype)
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file)
+
+
+def refused(file: Path, name: str, found: str) -> str:
+    """The pattern of the sentence."""
+    return f"{file.name}: the tensor '{name}' holds {found}, but finite numbers were expected; download the file again"
+
+
+@pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"])
+@pytest.mark.parametrize("value, found", [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
+def test_damaged_numbers_of_the_decoder(target, name, value, found):
+    """The last row of the head is of a token that no image has: it shows that the file is damaged all the same."""
+    spoil(target / WEIGHTS, name, value)
+    with pytest.raises(AdtError, match=refused(target / WEIGHTS, name, found)):
+        load_target(target)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_damaged_numbers_in_every_dtype(target, dtype):
+    spoil(target / WEIGHTS, UP, 1.0, dtype)
+    load_target(target)
+    spoil(target / WEIGHTS, UP, math.nan)
+    with pytest.raises(AdtError, match="NaN.*or if it was converted to float16, take the original or a bfloat16"):
+        load_target(target)
+
+
+@pytest.mark.parametrize("name", ["quantize.embedding.weight", "decoder.conv_out.bias", "encoder.conv_in.weight"])
+def test_damaged_numbers_of_the_codec(target, name):
+    spoil(target / WEIGHTS, f"model.vqmodel.{name}", math.nan)
+    with pytest.raises(AdtError, match=refused(target / WEIGHTS, f"model.vqmodel.{name}", "NaN")):
+        load_target(target)
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.weight"])
+def test_damaged_numbers_of_a_drafter(target, tmp_path, name):
+    drafter = write_tiny_drafter(tmp_path / "drafter", target)
+    spoil(drafter / WEIGHTS, name, math.inf)
+    with pytest.raises(AdtError, match=refused(drafter / WEIGHTS, name, "infinity")):
+        load_drafter(drafter, load_target(target))
+
+
+def test_damaged_numbers_of_a_text_encoder(tmp_path):
+    """The sentence names the encoder's own file, and the tensor as it is called there."""
+    folder = write_hugging_face(tmp_path)
+    file = next(tmp_path.rglob(f"flan-t5-xl/{WEIGHTS}"))
+    spoil(file, "shared.weight", math.nan)
+    with pytest.raises(AdtError, match=f"flan-t5-xl.{refused(file, 'shared.weight', 'NaN')}"):
+        load_target(folder)
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_damaged_numbers_of_weights_that_are_quantised(target, weights):
+    spoil(target / WEIGHTS, UP, math.nan)
+    with pytest.raises(AdtError, match=refused(target / WEIGHTS, UP, "NaN")):
+        load_target(target, weights=weights)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_damaged_scale(target, value):
+    scale = UP.replace("weight", "weight_scale")
+
+    def change(tensors):
+        tensors[UP] = tensors[UP].to(torch.float8_e4m3fn)
+        tensors[scale] = torch.tensor(value)
+
+    edit_tensors(target, change)
+    with pytest.raises(AdtError, match=f"the tensor '{scale}' holds (NaN|infinity), but finite numbers"):
+        load_target(target)
+
+
+def test_a_damaged_pickle(target):
+    tensors = load_file(target / WEIGHTS)
+    tensors[UP][0, 0] = math.nan
+    torch.save(tensors, target / "pytorch_model.bin")
+    (target / WEIGHTS).unlink()
+    with pytest.raises(AdtError, match=f"pytorch_model.bin: the tensor '{UP}' holds NaN"):
+        load_target(target)
+
+
+# ---- numbers that are finite in the file only ------------------------------------------------------
+
+
+def test_numbers_that_do_not_fit_float16(target):
+    spoil(target / WEIGHTS, UP, 70000.0)
+    load_target(target)
+    load_target(target, dtype=torch.bfloat16)
+    for given in (torch.float32, torch.bfloat16):
+        spoil(target / WEIGHTS, UP, 70000.0, given)
+        with pytest.raises(AdtError) as raised:
+            load_target(target, dtype=torch.float16)
+        assert f"numbers of the tensor '{UP}' are infinite in float16, where 65504 is the largest" in str(raised.value)
+        assert "this model does not fit float16, load it with dtype bfloat16 or float32" in str(raised.value)
+
+
+def test_of_joined_tensors_the_one_with_the_large_number_is_named(target):
+    name = "model.layers.0.self_attn.v_proj.weight"
+    spoil(target / WEIGHTS, name, -1e5)
+    with pytest.raises(AdtError, match=f"{WEIGHTS}: numbers of the tensor '{name}' are infinite in float16"):
+        load_target(target, dtype=torch.float16)
+
+
+def test_the_largest_numbers_of_float16_fit(target):
+    spoil(target / WEIGHTS, UP, 65504.0)
+    load_target(target, dtype=torch.float16)
+
+
+def test_numbers_that_do_not_fit_bfloat16_or_float32(target):
+    spoil(target / WEIGHTS, UP, 3.4e38)
+    with pytest.raises(AdtError, match="does not fit bfloat16, load it with dtype float32"):
+        load_target(target, dtype=torch.bfloat16)
+    spoil(target / WEIGHTS, UP, 1e300, torch.float64)
+    with pytest.raises(AdtError, match="does not fit float32, load it with dtype float64"):
+        load_target(target)
+
+
+def test_numbers_of_a_drafter_that_do_not_fit_its_targets_dtype(target, tmp_path):
+    drafter = write_tiny_drafter(tmp_path / "drafter", target)
+    spoil(drafter / WEIGHTS, "fc.bias", 1e6)
+    with pytest.raises(AdtError, match="'fc.bias' are infinite in float16"):
+        load_drafter(drafter, load_target(target, dtype=torch.float16))
+
+
+# ---- the check itself ------------------------------------------------------------------------------
+
+
+def test_empty_tensors_and_whole_numbers_are_finite(tmp_path):
+    tensors = {"empty": torch.zeros(0, 3), "whole": torch.arange(3), "large": torch.full((99,), 3e38)}
+    save_file(tensors, tmp_path / WEIGHTS)
+    checkpoint = Checkpoint(tmp_path)
+    for name, value in tensors.items():
+        assert torch.equal(numbers(checkpoint[name]), value)
+
+
+def test_each_tensor_is_read_once(target, monkeypatch):
+    """Numbers are checked as they are read: a large file is not read twice."""
+    seen = []
+    usual = torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda tensor: seen.append(tensor.numel()) or usual(tensor))
+    load_target(target)
+    assert sum(seen) == sum(value.numel() for value in load_file(target / WEIGHTS).values())
+
+
+def test_scales_that_are_understood_keep_their_place(tmp_path):
+    save_file({"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(1)}, tmp_path / "a")
+    stored = Checkpoint(tmp_path / "a")["a.weight"]
+    assert (stored.file, stored.name, stored.dtype) == (tmp_path / "a", "a.weight", "F32")
+    assert with_scales({}) == {}

@@ -1,0 +1,302 @@
+"""Files of weights that are something else than their name or place says: each is read by its content, or named."""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_core import AdtError, load_drafter, load_target
+from adt_core.app.inspect import inspect
+from adt_core.models.checkpoint import Checkpoint
+from tests.layouts import llamagen
+from tests.layouts.edits import edit_config, edit_tensors
+from tests.layouts.emu3 import write_emu3
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+WEIGHTS = "model.safetensors"
+needs_links = pytest.mark.skipif(not hasattr(os, "symlink") or os.name == "nt", reason="this system has no links")
+
+
+@pytest.fixture
+def target(tmp_path):
+    return write_tiny_checkpoint(tmp_path / "target")
+
+
+@pytest.fixture
+def drafter(tmp_path, target):
+    return write_tiny_drafter(tmp_path / "drafter", target)
+
+
+def said(path: Path) -> str:
+    """Return the error of loading, which ``inspect`` repeats."""
+    with pytest.raises(AdtError) as raised:
+        load_target(path)
+    with pytest.raises(AdtError) as inspected:
+        inspect(str(path))
+    assert str(inspected.value) == str(raised.value)
+    return str(raised.value)
+
+
+# ---- training checkpoints --------------------------------------------------------------------------
+
+
+def training(tensors: dict, **arguments: object) -> dict:
+    """Return the content of a file that LlamaGen's training saves."""
+    moments = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
+    namespace = argparse.Namespace(gpt_model="GPT-XL", image_size=256, ema=False, data_path=None, **arguments)
+    return {"model": tensors, "optimizer": moments, "steps": 50_000, "args": namespace}
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
+def test_a_training_checkpoint_is_read(tmp_path, is_zip):
+    tensors = llamagen.transformer()
+    torch.save(training(tensors), tmp_path / "t2i_256.pt", _use_new_zipfile_serialization=is_zip)
+    checkpoint = Checkpoint(tmp_path / "t2i_256.pt")
+    assert set(checkpoint.names) == set(tensors)
+    assert all(torch.equal(checkpoint[name].read(), value) for name, value in tensors.items())
+
+
+class Harmful:
+    """Writes a file where pickle runs its code."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("place", ["args", "beside"])
+def test_a_training_checkpoint_runs_no_code(tmp_path, place):
+    harmful = Harmful(tmp_path / "ran")
+    content = training({"a": torch.zeros(1)}, **({"harmful": harmful} if place == "args" else {}))
+    torch.save(content if place == "args" else {**content, "harmful": harmful}, tmp_path / "a.pt")
+    with pytest.raises(
+        AdtError, match="a.pt is a pickle that holds more than tensors.*use a safetensors version of it"
+    ):
+        Checkpoint(tmp_path / "a.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_what_others_allow_in_pickles_stays_as_it_was(tmp_path, allowed):
+    """ComfyUI and other node packs may have allowed the same class for good."""
+    torch.save(training({"a": torch.zeros(1)}), tmp_path / "a.pt")
+    with torch.serialization.safe_globals([argparse.Namespace] if allowed else []):
+        Checkpoint(tmp_path / "a.pt")
+        assert (argparse.Namespace in torch.serialization.get_safe_globals()) is allowed
+
+
+@pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta"), [1.0], None])
+def test_a_pickle_of_other_things_than_dense_tensors(tmp_path, odd):
+    torch.save({"a": torch.zeros(1), "b": odd}, tmp_path / "a.pt")
+    with pytest.raises(AdtError, match="a.pt is not a flat dictionary of dense tensors; use a safetensors version"):
+        Checkpoint(tmp_path / "a.pt")
+
+
+# ---- names of tensors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.", "module.module.", "_orig_mod._orig_mod."],
+)
+def test_prefixes_of_training_are_stripped(target, drafter, prefix):
+    whole = load_target(target)
+    network = load_drafter(drafter, whole)
+    for folder in (target, drafter):
+        tensors = {prefix + name: value for name, value in load_file(folder / WEIGHTS).items()}
+        save_file(tensors, folder / WEIGHTS)
+    assert torch.equal(load_target(target).decoder.head, whole.decoder.head)
+    assert torch.equal(load_drafter(drafter, whole).fc, network.fc)
+    assert inspect(str(target))[0]["left_over"] == []
+
+
+def test_a_compiled_part_of_a_model(target):
+    """torch.compile of one layer puts its name in the middle."""
+    tensors = load_file(target / WEIGHTS)
+    save_file({name.replace("layers.0.", "layers.0._orig_mod."): tensors[name] for name in tensors}, target / WEIGHTS)
+    assert inspect(str(target))[0]["missing"] == []
+
+
+def test_other_names_keep_their_parts(tmp_path):
+    names = {"model.module.a", "modules.a", "a.module"}
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / WEIGHTS)
+    assert set(Checkpoint(tmp_path).names) == names
+
+
+def test_two_tensors_of_one_name(tmp_path):
+    save_file({"a": torch.zeros(1), "module.a": torch.ones(1)}, tmp_path / WEIGHTS)
+    with pytest.raises(AdtError, match=f"{WEIGHTS} holds the tensor 'a' twice, as 'a' and 'module.a'"):
+        Checkpoint(tmp_path)
+
+
+# ---- other formats ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "onnx/decoder.onnx", "MODEL.ONNX"])
+def test_onnx(tmp_path, name):
+    folder = tmp_path / "target"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_bytes(b"\x08\x07")
+    assert "is ONNX, which this version can't read; take the repository with *.safetensors" in said(folder)
+    assert "is ONNX" in said(folder / name)
+    write_tiny_checkpoint(folder)
+    load_target(folder)
+
+
+@pytest.mark.parametrize("how", ["configuration", "tensors", "one file"])
+def test_dfloat11(target, how):
+    stem = "model.layers.0.self_attn.q_proj"
+
+    def compress(tensors):
+        del tensors[f"{stem}.weight"]
+        for part in ("encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps"):
+            tensors[f"{stem}.{part}"] = torch.zeros(8, dtype=torch.uint8)
+
+    if how == "configuration":
+        edit_config(target, lambda config: config.update(dfloat11_config={"version": "0.2.0"}))
+    else:
+        edit_tensors(target, compress)
+    path = target / WEIGHTS if how == "one file" else target
+    assert "is compressed with DFloat11 (DF11), which this version can't read; take the original weights" in said(path)
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
+def test_a_pickle_named_safetensors_is_named(target, is_zip):
+    """A name that promises no pickle opens none; the sentence gives one that is read."""
+    before = load_target(target).decoder.head
+    torch.save(load_file(target / WEIGHTS), target / "other", _use_new_zipfile_serialization=is_zip)
+    (target / "other").replace(target / WEIGHTS)
+    assert f"{WEIGHTS} is a pickle and no safetensors file; rename it to pytorch_model.bin, or" in said(target)
+    (target / WEIGHTS).rename(target / "pytorch_model.bin")
+    assert torch.equal(load_target(target).decoder.head, before)
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
+def test_a_file_of_llamagen_named_safetensors_is_named(tmp_path, is_zip):
+    torch.save({"a": torch.zeros(1)}, tmp_path / "t2i_256.pt", _use_new_zipfile_serialization=is_zip)
+    (tmp_path / "t2i_256.pt").rename(tmp_path / "t2i_256.safetensors")
+    assert "is a pickle and no safetensors file; rename it to t2i_256.pt" in said(tmp_path / "t2i_256.safetensors")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt", "weights.ckpt", "weights.pth"])
+def test_a_safetensors_file_named_as_a_pickle_is_read(target, name):
+    (target / WEIGHTS).rename(target / name)
+    path = target if name == "pytorch_model.bin" else target / name
+    assert "model.norm.weight" in Checkpoint(path).names
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\0" * 20, b"{}"])
+def test_what_is_neither_is_named_by_its_name(tmp_path, content):
+    for name, said in ((WEIGHTS, "is not a complete safetensors file"), ("a.pt", "is a pickle that holds more")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(AdtError, match=f"{name} {said}"):
+            Checkpoint(tmp_path / name)
+
+
+# ---- drafters of EAGLE-3 ---------------------------------------------------------------------------
+
+
+def authors(tensors: dict) -> dict:
+    """Return a drafter's tensors in the layout of EAGLE-3's authors."""
+    layer = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if "layers.0." in name}
+    width = len(tensors["fc.weight"])
+    others = {"fc.weight": torch.zeros(width, 3 * width), "norm.weight": torch.ones(width), "d2t": torch.arange(4)}
+    return {**layer, **others, "midlayer.hidden_norm.weight": torch.ones(width), "t2d": torch.ones(9, dtype=torch.bool)}
+
+
+def vllms(tensors: dict) -> dict:
+    """Return a drafter's tensors in vLLM's layout: the layer as in EAGLE-1, and one more norm."""
+    return tensors | {"layers.0.hidden_norm.weight": torch.ones(len(tensors["fc.weight"]))}
+
+
+def three_features(tensors: dict) -> dict:
+    width = len(tensors["fc.weight"])
+    return tensors | {"fc.weight": torch.zeros(width, 3 * width)}
+
+
+@pytest.mark.parametrize("layout", [authors, vllms, three_features])
+def test_a_drafter_of_eagle_3(target, drafter, layout):
+    model = load_target(target)
+    save_file(layout(load_file(drafter / WEIGHTS)), drafter / WEIGHTS)
+    expected = "is an EAGLE-3 drafter; this pack reads EAGLE-1/2 drafters"
+    with pytest.raises(AdtError, match=f"drafter '.*' {expected}"):
+        load_drafter(drafter, model)
+    assert f"{drafter} {expected}" in said(drafter)
+
+
+# ---- links -----------------------------------------------------------------------------------------
+
+
+def break_link(file: Path) -> str:
+    """Replace a file or folder by a link without a target; return the error that is expected."""
+    shutil.rmtree(file) if file.is_dir() else file.unlink()
+    file.symlink_to(file.parent / "blobs" / "0123")
+    return f"{file} is a link whose target {file.parent / 'blobs' / '0123'} is missing; put the target back, or replace"
+
+
+@needs_links
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json", ""])
+def test_a_link_whose_target_is_missing(target, name):
+    expected = break_link(target / name)
+    with pytest.raises(AdtError) as raised:
+        load_target(target)
+    assert expected in str(raised.value)
+
+
+@needs_links
+def test_a_file_below_a_link_whose_target_is_missing(target):
+    expected = break_link(target)
+    assert expected in said(target / WEIGHTS)
+
+
+@needs_links
+def test_a_drafter_whose_link_has_lost_its_target(target, drafter):
+    model, expected = load_target(target), break_link(drafter / WEIGHTS)
+    with pytest.raises(AdtError) as raised:
+        load_drafter(drafter, model)
+    assert expected in str(raised.value)
+
+
+@needs_links
+def test_a_part_whose_link_has_lost_its_target(tmp_path):
+    folder = write_emu3(tmp_path / "target")
+    assert break_link(folder / "model-00002-of-00002.safetensors") in said(folder)
+
+
+@needs_links
+@pytest.mark.parametrize(
+    "layout, name", [("lumina", "vqgan.ckpt"), ("lumina-mgpt-2", "movqgan_270M.ckpt"), ("liquid", "vqgan.ckpt")]
+)
+def test_an_image_decoder_whose_link_has_lost_its_target(copied, layout, name):
+    folder = copied(layout)
+    assert break_link(folder.parent / name) in said(folder)
+
+
+@needs_links
+def test_the_stage_of_glm_image_whose_link_has_lost_its_target(copied):
+    folder = copied("glm-image")
+    assert break_link(folder / "vision_language_encoder" / "config.json") in said(folder)
+
+
+@needs_links
+def test_a_cache_in_which_a_snapshot_is_a_broken_link(tmp_path):
+    cache = tmp_path / "models--somebody--tiny"
+    write_tiny_checkpoint(cache / "snapshots" / "one")
+    (cache / "snapshots" / "two").symlink_to(tmp_path / "gone")
+    load_target(cache)
+
+
+@needs_links
+def test_links_to_files_that_are_there(target, tmp_path):
+    for name in (WEIGHTS, "config.json", "tokenizer.json"):
+        (target / name).rename(tmp_path / name)
+        (target / name).symlink_to(tmp_path / name)
+    load_target(target)
+    assert json.loads((target / "config.json").read_text(encoding="utf-8"))

@@ -1,0 +1,227 @@
+"""Choice of the files that are read from a folder: never another model's."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adt_core import AdtError, load_drafter, load_target
+from adt_core.app.inspect import inspect
+from adt_core.models.checkpoint import Checkpoint, resolve
+from adt_core.models.weight_files import weight_files
+from tests.layouts.emu3 import write_emu3
+from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def put(folder: Path, *names: str) -> None:
+    """Write empty files of weights."""
+    for name in names:
+        (folder / name).write_bytes(b"")
+
+
+def write_index(folder: Path, *names: str, called: str = INDEX) -> None:
+    content = {"weight_map": {f"tensor {number}": name for number, name in enumerate(names)}}
+    (folder / called).write_text(json.dumps(content), encoding="utf-8")
+
+
+def chosen(folder: Path) -> list[str]:
+    return [file.name for file in weight_files(folder)]
+
+
+@pytest.fixture
+def target(tmp_path):
+    return write_tiny_checkpoint(tmp_path / "target")
+
+
+# ---- what chooses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names, wanted",
+    [
+        (["model.safetensors"], ["model.safetensors"]),
+        (
+            ["model.safetensors", "zzz.safetensors", "model.fp16.safetensors", "pytorch_model.bin"],
+            ["model.safetensors"],
+        ),
+        (["model.safetensors", ONE, TWO], ["model.safetensors"]),
+        (["anole.safetensors"], ["anole.safetensors"]),
+        (["anole.safetensors", "pytorch_model.bin", "other.bin"], ["anole.safetensors"]),
+        ([ONE, TWO], [ONE, TWO]),
+        ([ONE, TWO, "zzz.safetensors", "model-00001-of-00002.fp16.safetensors"], [ONE, TWO]),
+        (["a-1-of-2.safetensors", "a-2-of-2.safetensors"], ["a-1-of-2.safetensors", "a-2-of-2.safetensors"]),
+        (["a.safetensors", "vqgan.safetensors", "vq_ds16_t2i.safetensors"], ["a.safetensors"]),
+        (["pytorch_model.bin", "vqgan.safetensors", "pytorch_model_ema.bin"], ["pytorch_model.bin"]),
+        (["pytorch_model_ema.bin"], ["pytorch_model_ema.bin"]),
+        (["vqgan.safetensors"], ["vqgan.safetensors"]),
+        (["movqgan_270M.safetensors", "other.pt"], ["movqgan_270M.safetensors"]),
+        (["t2i_XL_stage1_256.pt"], []),
+        ([], []),
+    ],
+    ids=range(15),
+)
+def test_names_choose(tmp_path, names, wanted):
+    put(tmp_path, *names)
+    assert chosen(tmp_path) == wanted
+
+
+@pytest.mark.parametrize(
+    "index, names",
+    [
+        (INDEX, [ONE, TWO]),
+        (INDEX, ["b.safetensors", "a.safetensors"]),
+        ("pytorch_model.bin.index.json", ["pytorch_model-1.bin", "pytorch_model-2.bin"]),
+        ("diffusion_pytorch_model.safetensors.index.json", ["diffusion_pytorch_model-00001-of-00001.safetensors"]),
+    ],
+    ids=range(4),
+)
+def test_an_index_chooses(tmp_path, index, names):
+    put(tmp_path, *names, f"zzz{Path(names[0]).suffix}", f"aaa{Path(names[0]).suffix}")
+    write_index(tmp_path, *names, called=index)
+    assert chosen(tmp_path) == sorted(names)
+
+
+def test_an_index_stands_above_a_file_named_model(tmp_path):
+    put(tmp_path, ONE, TWO, "model.safetensors")
+    write_index(tmp_path, ONE, TWO)
+    assert chosen(tmp_path) == [ONE, TWO]
+
+
+@pytest.mark.parametrize(
+    "names, found, remedy",
+    [
+        (["b.safetensors", "a.safetensors"], "a.safetensors, b.safetensors", "model.safetensors"),
+        (
+            ["a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors", "b.safetensors"],
+            "a-00001-of-00002.safetensors, b.safetensors",
+            "model.safetensors",
+        ),
+        (
+            [ONE, TWO, "model-00001-of-00001.safetensors"],
+            "model-00001-of-00001.safetensors, model-00001-of-00002.safetensors",
+            "model.safetensors",
+        ),
+        (
+            ["pytorch_model_a.bin", "pytorch_model_b.bin"],
+            "pytorch_model_a.bin, pytorch_model_b.bin",
+            "pytorch_model.bin",
+        ),
+        ([f"{letter}.safetensors" for letter in "abcdef"], "a.*, d.safetensors and 2 more", "model.safetensors"),
+    ],
+    ids=range(5),
+)
+def test_several_sets_of_which_nothing_chooses_one(tmp_path, names, found, remedy):
+    put(tmp_path, *names)
+    advice = f"keep one set in the folder and move the others away, or rename the right file to {remedy}"
+    with pytest.raises(AdtError, match=rf"holds several sets of weights \({found}\).*; {advice}"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names, absent",
+    [
+        ([TWO], ONE),
+        (["a-1-of-3.safetensors", "a-3-of-3.safetensors"], "a-2-of-3.safetensors"),
+        ([ONE, "zzz.safetensors"], TWO),
+        (["pytorch_model-00002-of-00002.bin"], "pytorch_model-00001-of-00002.bin"),
+        (["a-00001-of-99999.safetensors"], "a-00002-of-99999.safetensors, .* and 99994 more"),
+    ],
+    ids=range(5),
+)
+def test_missing_parts(tmp_path, names, absent):
+    put(tmp_path, *names)
+    with pytest.raises(AdtError, match=f"lacks {absent}; download the missing files"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "b.safetensors", "", "."])
+def test_an_index_names_files_of_its_folder(tmp_path, name):
+    put(tmp_path, "a.safetensors")
+    write_index(tmp_path, "a.safetensors", name)
+    with pytest.raises(AdtError, match="lacks .*, named in its index; download the missing files"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
+def test_an_index_that_names_nothing(tmp_path, content):
+    (tmp_path / INDEX).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(AdtError, match=f"{INDEX} names no files of weights; download it again"):
+        weight_files(tmp_path)
+
+
+# ---- what is loaded --------------------------------------------------------------------------------
+
+
+def other_model(file: Path, like: Path) -> None:
+    """Weights of another model with the names and shapes of this one."""
+    save_file({name: value + 1 for name, value in load_file(like).items()}, file)
+
+
+def loaded(folder: Path) -> torch.Tensor:
+    return load_target(folder).decoder.head
+
+
+@pytest.mark.parametrize("name", ["zzz.safetensors", "aaa.safetensors", "model2.safetensors"])
+def test_another_models_file_beside_it_changes_nothing(target, name):
+    before = loaded(target)
+    other_model(target / name, target / "model.safetensors")
+    assert torch.equal(loaded(target), before)
+    assert inspect(str(target))[0]["files"] == ["model.safetensors"]
+
+
+def test_another_models_file_beside_an_index_changes_nothing(tmp_path):
+    folder = write_emu3(tmp_path / "target")
+    before = loaded(folder)
+    other_model(folder / "zzz.safetensors", folder / TWO)
+    assert torch.equal(loaded(folder), before)
+    (folder / INDEX).unlink()
+    assert torch.equal(loaded(folder), before)
+
+
+def test_another_file_beside_a_drafter_changes_nothing(target, tmp_path):
+    folder, model = write_tiny_drafter(tmp_path / "drafter", target), load_target(target)
+    before = load_drafter(folder, model).fc
+    other_model(folder / "zzz.safetensors", folder / "model.safetensors")
+    assert torch.equal(load_drafter(folder, model).fc, before)
+    (folder / "model.safetensors").rename(folder / "aaa.safetensors")
+    with pytest.raises(AdtError, match=r"drafter holds several sets of weights \(aaa.safetensors, zzz.safetensors\)"):
+        load_drafter(folder, model)
+
+
+def test_one_tensor_in_two_files_of_one_model(tmp_path):
+    folder = write_emu3(tmp_path / "target")
+    name = min(load_file(folder / ONE))
+    save_file({**load_file(folder / TWO), name: torch.zeros(1)}, folder / TWO)
+    said = f"{folder / ONE} and {folder / TWO} both hold the tensor '{name}', and each was expected in one file"
+    with pytest.raises(AdtError) as raised:
+        load_target(folder)
+    assert said in str(raised.value) and "keep the files of one model in the folder" in str(raised.value)
+    (folder / INDEX).unlink()
+    with pytest.raises(AdtError, match="both hold the tensor"):
+        load_target(folder)
+
+
+def test_a_file_that_the_folders_model_is_not_read_from(target):
+    """It would be taken for the folder, and so for another file."""
+    other_model(target / "model2.safetensors", target / "model.safetensors")
+    assert resolve(target / "model.safetensors", "target") == target
+    with pytest.raises(AdtError, match="model2.safetensors' is not read with .*; put it into another folder"):
+        load_target(target / "model2.safetensors")
+    (target / "model.safetensors").unlink()
+    assert resolve(target / "model2.safetensors", "target") == target
+    assert Checkpoint(target).files == [target / "model2.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "layout", ["chameleon", "lumina", "lumina-mgpt-2", "emu3", "glm-image", "janus", "janus, deepseek", "liquid"]
+)
+def test_published_layouts_are_read_as_before(written, layout):
+    """All files of weights that lie in these folders belong to the model."""
+    path = written(layout)
+    path = path / "vision_language_encoder" if layout == "glm-image" else path
+    assert weight_files(path) == sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
