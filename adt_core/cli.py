@@ -19,7 +19,7 @@ from .app import orders
 from .errors import INTERRUPTED, AdtError, in_words, is_out_of_memory, one_line
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
-from .terminal import patient, say
+from .terminal import patient, say, show_everything
 from .version import VERSION
 
 
@@ -30,6 +30,7 @@ class UsageError(AdtError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    show_everything()
     with patient():
         return _run(argv)
 
