@@ -5,7 +5,7 @@
 from .app import distributed, figures
 from .app.checkpoints import explained, load_drafter, published_sampling
 from .app.continuation import open_picture, to_pixels
-from .app.images import UNSOUND, check_outputs, open_image, to_png
+from .app.images import UNSOUND, check_outputs, open_image, to_png, to_rgb
 from .app.jobs import Job, conditions, decode, rounds, warm_up
 from .app.loading import choose_device, complete, models_of, named, open_target
 from .app.orders import Comparison, DrafterFiles, Drawn, Engines, Lessons, Scores, Training

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
-from .images import FORMATS, UNSOUND, open_image
+from .images import FORMATS, UNSOUND, open_image, to_rgb
 from .orders import Continuation
 
 KEEP = 0.5
@@ -92,7 +92,7 @@ def open_picture(path: Path, name: str, remedy: str = "") -> Image.Image:
     """The picture at ``path`` in RGB, upright. AdtError if it can't be read; it names the input and the ``remedy``."""
     try:
         with open_image(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return to_rgb(ImageOps.exif_transpose(image))
     except UNSOUND as error:
         reason = getattr(error, "strerror", None) or f"it is damaged, or none of {', '.join(FORMATS)}"
         raise AdtError(
