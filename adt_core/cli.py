@@ -248,7 +248,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     default = OTHERWISE.get(name, setting.default)
     or_suited = ", or what suits drafter and device" if suited and not setting.choices and default else ""
     shown: dict[str, Any] = {"help": in_words(setting.help.rstrip("."), spelled).replace("%", "%%")}
-    if default not in (None, "") and default is not False:
+    if default not in (None, "", ()) and default is not False:
         shown["help"] += f" (default: {default}{or_suited})"
     if setting.kind is bool:
         group.add_argument(spelled(name), dest=name, action="store_true", **shown)
@@ -257,6 +257,8 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
         shown["choices"] = setting.choices
     else:
         shown |= {"type": _size if setting.kind is tuple else setting.kind, "metavar": setting.stands}
+    if setting.repeated:
+        shown["action"] = "append"
     if name == POSITIONAL:
         group.add_argument(name, **shown)
     else:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError
-from adt_core.app.continuation import open_picture, prefix_length, to_pixels
+from adt_core import AdtError, cli
+from adt_core.app.continuation import check, open_picture, prefix_length, source_codes, to_pixels, with_sources
 from adt_core.app.images import to_rgb
+from adt_core.app.orders import Continuation
 
 
 @pytest.mark.parametrize(
@@ -158,3 +159,63 @@ def test_a_lying_picture_of_16_bits_is_turned(tmp_path):
 def test_other_modes_are_converted_as_pillow_does(mode):
     image = Image.linear_gradient("L").convert(mode)
     assert to_rgb(image).tobytes() == image.convert("RGB").tobytes()
+
+
+# ---- source pictures ---------------------------------------------------------------------------------
+
+
+class Painter:
+    """A target that takes source pictures. The code of a cell is its brightness, from 0 to 8."""
+
+    downsample, num_codes, codec = 128, 9, None
+
+    def __init__(self):
+        self.codec = self
+
+    def encode(self, pixels):
+        return ((pixels[:, 0, ::128, ::128] + 1) * 4).round().long()
+
+    def with_sources(self, sources):
+        return [codes.tolist() for codes in sources]
+
+
+def test_every_source_picture_is_read_in_order(tmp_path):
+    """Only the last one was."""
+    given = []
+    for name, size, grey in (("a.png", (512, 512), 0), ("b.png", (1024, 512), 255), ("a.png", (512, 512), 0)):
+        Image.new("L", size, grey).save(tmp_path / name)
+        given += ["--source", str(tmp_path / name)]
+    _, options = cli.parse(["generate", "--prompt", "a cat", "--output", "o.png", *given])
+    order = Continuation.of(options)
+    assert [path.name for path in order.source] == ["a.png", "b.png", "a.png"]
+    flat = source_codes(order, Painter())
+    assert flat == (4, 4, *[0] * 16, 4, 8, *[8] * 32, 4, 4, *[0] * 16), "as a PNG carries them"
+    assert with_sources(Painter(), flat) == [[[0] * 4] * 4, [[8] * 8] * 4, [[0] * 4] * 4]
+    assert with_sources(Painter(), (1, 2, 3, 4)) == [[[3, 4]]], "as earlier versions wrote a single one"
+    assert Continuation.of({}).source == () == source_codes(Continuation(), Painter())
+
+
+@pytest.mark.parametrize(
+    "flat", [(0,), (1, 1), (0, 5), (5, 0), (1, 1, 9), (1, 1, 3, 1), (1, 1, 3, 1, 2, 4), (1, 1, 3, 0, 0), (2, 2, 1, 1)]
+)
+def test_sources_that_no_picture_wrote_are_refused(flat):
+    with pytest.raises(AdtError, match="sources holds no pictures of this model's tokens"):
+        with_sources(Painter(), flat)
+
+
+def test_a_source_picture_that_can_not_be_read_is_named(tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(AdtError, match="source: '.*b.png' can't be read as a picture"):
+        check(Continuation(source=(tmp_path / "a.png", tmp_path / "b.png")))
+    with pytest.raises(AdtError, match="source is 'a.png'"):
+        Continuation(source="a.png")
+
+
+def test_no_result_replaces_a_source_picture(tmp_path, capsys):
+    names = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    for name in names:
+        Image.new("L", (8, 8)).save(name)
+    given = ["generate", "--prompt", "a cat", "--source", names[0], "--source", names[1]]
+    for name in names:
+        assert cli.main([*given, "--output", name]) == 2
+        assert "which would be lost" in capsys.readouterr().err
