@@ -32,7 +32,7 @@ class Subject(Settings):
     """What to draw; one of these."""
 
     prompt: str | None = text(None, "What the picture shows.")
-    prompts: Path | None = path("Prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl.")
+    prompts: Path | None = path("Prompts: text, a table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
     from_png: Path | None = path("Make the image in this PNG again; other options change its settings.")
 
 
