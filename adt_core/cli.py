@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .app import orders
@@ -238,6 +240,9 @@ ONE_OF: dict[Command, tuple[str, ...]] = {
 }
 """Options of which exactly one has to be given."""
 REQUIRED, POSITIONAL = "output", "path"
+_PLACES = "PATH", "FILE"
+"""What texts stand for that name a file, or something else, such as "bundled". A ``~`` in front is the home folder: a
+shell does not replace it in ``--output=~/a.png``, nor does Windows."""
 
 
 def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: bool) -> None:
@@ -256,13 +261,22 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     if setting.choices:
         shown["choices"] = setting.choices
     else:
-        shown |= {"type": _size if setting.kind is tuple else setting.kind, "metavar": setting.stands}
+        shown |= {"type": _reader(setting), "metavar": setting.stands}
     if setting.repeated:
         shown["action"] = "append"
     if name == POSITIONAL:
         group.add_argument(name, **shown)
     else:
         group.add_argument(spelled(name), dest=name, required=name == REQUIRED, **shown)
+
+
+def _reader(setting: Option) -> Callable[[str], Any]:
+    """Return the function that reads an option's value."""
+    if setting.kind is tuple:
+        return _size
+    if setting.kind is Path or setting.stands in _PLACES:
+        return lambda text: setting.kind(os.path.expanduser(text))
+    return setting.kind
 
 
 def _size(text: str) -> tuple[int, int]:

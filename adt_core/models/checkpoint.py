@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
-from ..files import LARGEST_JSON, parse_json, read_text, reason
+from ..files import LARGEST_JSON, check_utf8, parse_json, read_text, reason
 from ..rules.settings import BUNDLED
 from . import unsound
 from .stored import Stored, with_scales
@@ -51,6 +51,7 @@ def resolve(path: str | Path, role: str) -> Path:
         if bare and os.path.exists(os.path.expanduser(bare)):
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
+    check_utf8(place, f"{role} {str(path)!r}")
     place = _whole(place)
     place = _newest_snapshot(place) if (place / "snapshots").is_dir() else place
     return place / STAGE if (place / STAGE / "config.json").is_file() else place
