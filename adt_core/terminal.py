@@ -42,7 +42,7 @@ class _Patient(io.TextIOBase):
 def show_everything() -> None:
     """Spell out characters that the console's encoding lacks, such as an emoji under cp1252, instead of failing.
 
-    Standard streams that can't be reconfigured, such as those of a notebook, stay as they are.
+    Standard streams that can't be reconfigured, as in a notebook, stay as they are.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):

@@ -50,7 +50,14 @@ def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
 
 
 def source_codes(order: Continuation, target: Target) -> tuple[int, ...]:
-    """Return the pictures to make others of, as a PNG carries them: of each its rows, its columns, and its codes."""
+    """Return the source pictures in the layout of a PNG's settings: rows, columns and codes of each, one after another.
+
+    Args:
+        order: Names the pictures.
+        target: Encodes them.
+    Raises:
+        AdtError: If a picture can't be read.
+    """
     return tuple(number for path in order.source for number in _source_codes(path, target))
 
 
@@ -71,7 +78,7 @@ def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
     Args:
         flat: The pictures as :func:`source_codes` returns them; () for none.
     Raises:
-        AdtError: For numbers that are no such pictures, and for a target that draws from texts alone.
+        AdtError: If the numbers are no such pictures, or the target draws from texts only.
     """
     pictures = []
     while flat:

@@ -56,11 +56,11 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
 def to_rgb(image: Image.Image) -> Image.Image:
     """Return a picture in RGB with 8 bits per channel.
 
-    Pillow's own ``convert`` clips grey pictures of more than 8 bits: those of 16 bits turn white, and floating-point
-    ones black.
+    Pillow's own ``convert`` clips grey pictures of more than 8 bits: 16-bit pictures turn white, and floating-point
+    pictures black.
 
     Args:
-        image: Picture of any mode. White is 65535 in whole numbers of 16 or 32 bits, and 1.0 in floating point.
+        image: Picture of any mode. White is 65535 in integers of 16 or 32 bits, and 1.0 in floating point.
     Raises:
         OSError: If values are outside of that range; ``strerror`` names them.
     """

@@ -1,4 +1,4 @@
-"""What models know, and the remarks on prompts and sizes that are outside of it."""
+"""Remarks on prompts and sizes that a model was not trained for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
 _NAMED = 3
 """Prompts that a remark names."""
 _ABOUT = 0.8
-"""Share of a number of pixels that is about as many: usual shapes, such as 4:3, are rounded to whole cells."""
+"""Least ratio of two numbers of pixels that count as equal: shapes such as 4:3 are rounded to cells."""
 
 
 def bundled_words() -> frozenset[str]:
@@ -24,7 +24,7 @@ def bundled_words() -> frozenset[str]:
 
 
 def remark(target: Target, prompts: Sequence[str]) -> str:
-    """Return what to say of images that were drawn, or "": their size, and prompts that the model knows nothing of.
+    """Return the remarks on a run's size and prompts, or "" if the model was trained for them.
 
     js/words.js translates it, and finds it by its words.
     """

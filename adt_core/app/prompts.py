@@ -82,7 +82,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 
 def _text_of(path: Path) -> str:
-    """Return the text of a list. Raises OSError, or AdtError for what is no text in UTF-8."""
+    """Return the text of a list. Raises OSError, or AdtError if it is not UTF-8."""
     with opened(path) as file:
         head = file.read(len(_ZIP))
     kind = "no text in UTF-8, but in another encoding, such as UTF-16, or no text at all"
@@ -211,7 +211,7 @@ def _json_lines(text: str) -> list[Prompt]:
 
 
 def _csv(text: str) -> list[Prompt]:
-    """Where numbers are written as 1,5, spreadsheets separate the cells of a CSV file by semicolons."""
+    """Return the prompts of a CSV file. Spreadsheets separate its cells by semicolons if decimals have a comma."""
     return _table(text, ",;\t")
 
 

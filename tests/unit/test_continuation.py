@@ -93,13 +93,13 @@ def grey(tmp_path, name, values):
     "name, kind", [("a.png", "<u2"), ("a.tif", "<u2"), ("a.tif", ">u2"), ("a.tif", "<i4")], ids=str
 )
 def test_grey_of_16_bits_is_scaled(tmp_path, name, kind, value, byte):
-    """As ComfyUI's Load Image does it. Pillow alone makes everything from 256 on white."""
+    """Pillow's own conversion makes everything from 256 on white."""
     assert grey(tmp_path, name, np.full((4, 6), value, kind)) == byte
 
 
 @pytest.mark.parametrize("value, byte", [(0.0, 0), (0.5, 128), (1.0, 255), (1.0005, 255)])
 def test_floating_point_is_scaled(tmp_path, value, byte):
-    """Pillow alone makes 0.5 black. Rounding errors of other programs are no reason to refuse a picture."""
+    """Pillow's own conversion makes 0.5 black. Rounding errors of other programs are no reason to refuse a picture."""
     assert grey(tmp_path, "a.tif", np.full((4, 6), value, np.float32)) == byte
 
 
@@ -129,13 +129,13 @@ def test_grey_values_out_of_range_are_named(tmp_path, values, found):
     [(0, [20000], (78, 78, 78)), (2, [20000, 40000, 60000], (78, 156, 234)), (4, [20000, 3], (78, 78, 78))],
 )
 def test_pngs_of_16_bits(tmp_path, colour_type, channels, colour):
-    """Grey, RGB, and grey with alpha, which is dropped as that of 8 bits is."""
+    """Grey, RGB, and grey with alpha, which is dropped as it is with 8 bits."""
     write_png16(tmp_path / "a.png", colour_type, channels)
     assert open_picture(tmp_path / "a.png", "x").getcolors() == [(16, colour)]
 
 
 def write_png16(path, colour_type, channels):
-    """A PNG of 4 x 4 pixels with 16 bits per channel; Pillow writes grey ones alone."""
+    """A PNG of 4 x 4 pixels with 16 bits per channel; Pillow writes only grey ones."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -1,4 +1,4 @@
-"""What models know, and the remarks on prompts and sizes that are outside of it."""
+"""Remarks on prompts and sizes that a model was not trained for, and the words that the bundled model knows."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ TRAINED = {family.name: family.trained for family in FAMILIES}
 
 
 def drawn(family, width, height, usual, side, name="A model"):
-    """A remark on an image of so many pixels by a model of a family, whose usual image is a square."""
+    """Return the remark on an image of this size by a model of a family, whose usual image is a square."""
     grid = height // side, width // side
     usual_grid = (usual // side, usual // side)
     stated = {"name": name, "grid": grid, "usual_grid": usual_grid, "downsample": side, "words": frozenset()}
