@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .app import orders
 from .errors import INTERRUPTED, AdtError, in_words, is_out_of_memory, one_line
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
-from .terminal import patient, say
+from .terminal import patient, say, show_everything
 from .version import VERSION
 
 
@@ -30,6 +32,7 @@ class UsageError(AdtError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    show_everything()
     with patient():
         return _run(argv)
 
@@ -237,6 +240,9 @@ ONE_OF: dict[Command, tuple[str, ...]] = {
 }
 """Options of which exactly one has to be given."""
 REQUIRED, POSITIONAL = "output", "path"
+_PLACES = "PATH", "FILE"
+"""What texts stand for that name a file, or something else, such as "bundled". A ``~`` in front is the home folder: a
+shell does not replace it in ``--output=~/a.png``, nor does Windows."""
 
 
 def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: bool) -> None:
@@ -247,7 +253,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     default = OTHERWISE.get(name, setting.default)
     or_suited = ", or what suits drafter and device" if suited and not setting.choices and default else ""
     shown: dict[str, Any] = {"help": in_words(setting.help.rstrip("."), spelled).replace("%", "%%")}
-    if default not in (None, "") and default is not False:
+    if default not in (None, "", ()) and default is not False:
         shown["help"] += f" (default: {default}{or_suited})"
     if setting.kind is bool:
         group.add_argument(spelled(name), dest=name, action="store_true", **shown)
@@ -255,11 +261,22 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     if setting.choices:
         shown["choices"] = setting.choices
     else:
-        shown |= {"type": _size if setting.kind is tuple else setting.kind, "metavar": setting.stands}
+        shown |= {"type": _reader(setting), "metavar": setting.stands}
+    if setting.repeated:
+        shown["action"] = "append"
     if name == POSITIONAL:
         group.add_argument(name, **shown)
     else:
         group.add_argument(spelled(name), dest=name, required=name == REQUIRED, **shown)
+
+
+def _reader(setting: Option) -> Callable[[str], Any]:
+    """Return the function that reads an option's value."""
+    if setting.kind is tuple:
+        return _size
+    if setting.kind is Path or setting.stands in _PLACES:
+        return lambda text: setting.kind(os.path.expanduser(text))
+    return setting.kind
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -65,6 +65,23 @@ def is_regular(path: Path) -> bool:
     return True
 
 
+def check_utf8(path: Path, named: str) -> None:
+    """Check that libraries in Rust can open a path: safetensors and tokenizers.
+
+    Args:
+        path: Where the file is, or will be. Undecodable bytes are surrogate escapes, as ``os.fsdecode`` makes them.
+        named: The path, and the input that it comes from, for the error.
+    Raises:
+        AdtError: If the path is not UTF-8 on the disk.
+    """
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeError:
+        raise AdtError(
+            f"{named} is not UTF-8, and safetensors opens no such path; rename the file or folder."
+        ) from None
+
+
 def read_text(path: Path, most: int, errors: str = "strict") -> str:
     """The text of a file, UTF-8 with or without a byte order mark. most: MiB. errors: as for ``bytes.decode``.
 

@@ -5,7 +5,7 @@
 from .app import distributed, figures
 from .app.checkpoints import explained, load_drafter, published_sampling
 from .app.continuation import open_picture, to_pixels
-from .app.images import UNSOUND, check_outputs, open_image, to_png
+from .app.images import UNSOUND, check_outputs, open_image, to_png, to_rgb
 from .app.jobs import Job, conditions, decode, rounds, warm_up
 from .app.loading import choose_device, complete, models_of, named, open_target
 from .app.orders import Comparison, DrafterFiles, Drawn, Engines, Lessons, Scores, Training
@@ -25,7 +25,19 @@ from .drafters.eagle import EagleDrafter, Pairing, draft_logits, paired_ids
 from .drafters.eagle_files import PAIRING_FILE, config_fields, load_eagle, new_config
 from .engine.decoding import Decoding
 from .errors import AdtError, Check, pip_install, shown, told_by_library
-from .files import add_line, inside, is_regular, opened, parse_json, read_text, reason, refuse_links, to_json, write_in
+from .files import (
+    add_line,
+    check_utf8,
+    inside,
+    is_regular,
+    opened,
+    parse_json,
+    read_text,
+    reason,
+    refuse_links,
+    to_json,
+    write_in,
+)
 from .models.cache import KVCache
 from .models.checkpoint import BUNDLED, Checkpoint, read_json, resolve
 from .models.layers import Layer

@@ -39,6 +39,16 @@ class _Patient(io.TextIOBase):
         return 2 if self._stream is None else self._stream.fileno()
 
 
+def show_everything() -> None:
+    """Spell out characters that the console's encoding lacks, such as an emoji under cp1252, instead of failing.
+
+    Standard streams that can't be reconfigured, as in a notebook, stay as they are.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
 @contextmanager
 def patient() -> Iterator[None]:
     """In the block, progress bars and messages may go to a standard error that can't be written.

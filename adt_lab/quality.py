@@ -151,7 +151,7 @@ class _Pictures(Dataset):
     def __getitem__(self, index: int) -> Tensor:
         try:
             with core.open_image(self.files[index]) as picture:
-                square = ImageOps.fit(picture.convert("RGB"), (self.size, self.size))
+                square = ImageOps.fit(core.to_rgb(picture), (self.size, self.size))
         except core.UNSOUND as error:
             raise core.AdtError(f"'{self.files[index]}' is no sound picture; take it out or save it anew.") from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)

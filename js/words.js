@@ -1,6 +1,6 @@
 /** All that the map and the Settings node say beside the schema, in the languages of locales/. */
 
-/** What the server says, in English: of progress, of a model that is missing, of prompts that a model doesn't know, of what a device can't do, and of a training. A language's `lines` say the same, in this order. */
+/** What the server says, in English: of progress, of a model that is missing, of prompts and sizes that a model doesn't know, of what a device can't do, and of a training. A language's `lines` say the same, in this order. */
 const LINES = [
   /^(\d+) of (\d+) images, (\d+) of (\d+) tokens$/,
   /^(\d+) images, (\d+) of them made before; they are in (.+)$/,
@@ -19,6 +19,8 @@ const LINES = [
   /^(\d+) steps, (\S+) tokens a pass; about (\S+) min in all$/,
   /^The training takes about (\S+) min \((\S+) to draw, (\S+) to learn\), (\S+) GB of memory and (\S+) GB of disk\.$/,
   /^'(.+)' drafts (\S+) tokens a pass after (\d+) steps; the Drafter Loader has it\.$/,
+  /^(.+) was trained for images of about as many pixels as (\S+) to (\S+); (\S+) is outside of that, so the image may look worse\.$/,
+  /^(.+) was trained for images of about as many pixels as (\S+); (\S+) is outside of that, so the image may look worse\.$/,
 ];
 
 /** What a batch says first, where there is more to say. */
@@ -118,7 +120,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, ...Array(11).fill("$&")],
+  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, ...Array(13).fill("$&")],
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
@@ -225,6 +227,8 @@ const CHINESE = {
     "$1 步，每次前向 $2 个 token；总共约 $3 分钟",
     "训练约需 $1 分钟（生成图像 $2，学习 $3）、$4 GB 内存和 $5 GB 磁盘空间。",
     "“$1”在 $3 步后每次前向得到 $2 个 token；草稿模型加载器中已有它。",
+    "$1 是用像素数约为 $2 至 $3 的图像训练的；$4 不在此范围内，图像质量可能较差。",
+    "$1 是用像素数约为 $2 的图像训练的；$3 与此相差较大，图像质量可能较差。",
   ],
   folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,

@@ -83,8 +83,9 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
 
 
 def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list) -> None:
-    """Say under the node that has drawn a prompt what its device can't do, or that the model knows nothing of it."""
-    if said := decoding.exact.remark or remark(model.target, [read_prompt(positive, "positive").text]):
+    """Show under the node that has drawn a prompt the remarks on its device, its size and the prompt."""
+    remarks = decoding.exact.remark, remark(model.target, [read_prompt(positive, "positive").text])
+    if said := " ".join(filter(None, remarks)):
         tell(said)
 
 

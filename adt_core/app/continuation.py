@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
-from .images import FORMATS, UNSOUND, open_image
+from .images import FORMATS, UNSOUND, open_image, to_rgb
 from .orders import Continuation
 
 KEEP = 0.5
@@ -23,8 +23,8 @@ _SOURCE = 512, 2048
 
 def check(order: Continuation) -> None:
     """Raises AdtError for what does not go together, and for a picture that can't be read."""
-    if order.source is not None:
-        open_picture(order.source, "source")
+    for path in order.source:
+        open_picture(path, "source")
     if order.continue_from is not None:
         open_picture(order.continue_from, "continue_from")
     elif order.keep is not None or order.keep_left is not None:
@@ -50,29 +50,45 @@ def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
 
 
 def source_codes(order: Continuation, target: Target) -> tuple[int, ...]:
-    """The picture to make others of, as a PNG carries it: its rows and columns, and its codes. () without one."""
-    if order.source is None:
-        return ()
-    picture, side = open_picture(order.source, "source"), target.downsample
+    """Return the source pictures in the layout of a PNG's settings: rows, columns and codes of each, one after another.
+
+    Args:
+        order: Names the pictures.
+        target: Encodes them.
+    Raises:
+        AdtError: If a picture can't be read.
+    """
+    return tuple(number for path in order.source for number in _source_codes(path, target))
+
+
+def _source_codes(path: Path, target: Target) -> list[int]:
+    """Return a picture's rows and columns of tokens, and its codes."""
+    picture, side = open_picture(path, "source"), target.downsample
     scale = max(1.0, _SOURCE[0] / min(picture.size))
     scale = min(scale, _SOURCE[1] / max(picture.size))
     columns, rows = (max(1, round(length * scale / side)) for length in picture.size)
     with torch.inference_mode():
         codes = target.codec.encode(to_pixels(picture, rows * side, columns * side))
-    return rows, columns, *codes.flatten().tolist()
+    return [rows, columns, *codes.flatten().tolist()]
 
 
 def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
-    """The target for images that are made of a picture, which is given as :func:`source_codes` gives it; () for none.
+    """Return the target for images that are made of other pictures.
 
-    AdtError for what is no such picture, and for a target that draws from texts alone.
+    Args:
+        flat: The pictures as :func:`source_codes` returns them; () for none.
+    Raises:
+        AdtError: If the numbers are no such pictures, or the target draws from texts only.
     """
-    if not flat:
-        return target
-    rows, columns, *codes = (*flat, 0, 0)[: max(len(flat), 2)]
-    if not (rows and columns and len(codes) == rows * columns and max(codes) < target.num_codes):
-        raise AdtError("`sources` is no picture of this model's tokens; take the PNG as it was written.")
-    return target.with_sources([torch.tensor(codes).view(rows, columns)])
+    pictures = []
+    while flat:
+        rows, columns, *rest = (*flat, 0, 0)[: max(len(flat), 2)]
+        codes = rest[: rows * columns]
+        if not codes or len(codes) < rows * columns or max(codes) >= target.num_codes:
+            raise AdtError("`sources` holds no pictures of this model's tokens; take the PNG as it was written.")
+        pictures.append(torch.tensor(codes).view(rows, columns))
+        flat = tuple(rest[len(codes) :])
+    return target.with_sources(pictures) if pictures else target
 
 
 def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:
@@ -92,7 +108,7 @@ def open_picture(path: Path, name: str, remedy: str = "") -> Image.Image:
     """The picture at ``path`` in RGB, upright. AdtError if it can't be read; it names the input and the ``remedy``."""
     try:
         with open_image(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return to_rgb(ImageOps.exif_transpose(image))
     except UNSOUND as error:
         reason = getattr(error, "strerror", None) or f"it is damaged, or none of {', '.join(FORMATS)}"
         raise AdtError(

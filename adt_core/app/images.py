@@ -37,6 +37,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """What is read as a picture. Pillow knows more, and starts other programs for some, such as Ghostscript for EPS."""
 LARGEST = 512
 """MiB of a file that is read as a picture."""
+_WHITE = {"I": 65535, "F": 1}
+"""Value of white in grey pictures of more than 8 bits, by the first letter of Pillow's mode ("I;16B", "I", "F")."""
 
 
 @contextmanager
@@ -49,6 +51,29 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
         file.seek(0)
         with Image.open(file, formats=formats) as image:
             yield image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Return a picture in RGB with 8 bits per channel.
+
+    Pillow's own ``convert`` clips grey pictures of more than 8 bits: 16-bit pictures turn white, and floating-point
+    pictures black.
+
+    Args:
+        image: Picture of any mode. White is 65535 in integers of 16 or 32 bits, and 1.0 in floating point.
+    Raises:
+        OSError: If values are outside of that range; ``strerror`` names them.
+    """
+    white = _WHITE.get(image.mode[0])
+    if white is None:
+        return image.convert("RGB")
+    values = np.asarray(image)
+    low, high = values.min(), values.max()
+    if not -0.5 <= low * (255 / white) <= high * (255 / white) < 255.5:  # false for NaN, too
+        found = f"its grey values are from {low:g} to {high:g}, and 0 to {white} was expected"
+        raise OSError(errno.EDOM, f"{found}: save it with 8 bits per channel")
+    scaled = np.rint(values.astype(np.float32) * (255 / white))
+    return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
 
 
 def to_uint8(pixels: Tensor) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""What a small model knows, and what is said of prompts that ask for nothing of that."""
+"""Remarks on prompts and sizes that a model was not trained for."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..models.target import Target
 _WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
 _NAMED = 3
 """Prompts that a remark names."""
+_ABOUT = 0.8
+"""Least ratio of two numbers of pixels that count as equal: shapes such as 4:3 are rounded to cells."""
 
 
 def bundled_words() -> frozenset[str]:
@@ -21,10 +24,33 @@ def bundled_words() -> frozenset[str]:
 
 
 def remark(target: Target, prompts: Sequence[str]) -> str:
-    """A sentence for who wrote prompts that were drawn, or "": which of them ask for nothing that the model knows.
+    """Return the remarks on a run's size and prompts, or "" if the model was trained for them.
 
     js/words.js translates it, and finds it by its words.
     """
+    return " ".join(filter(None, (_size_remark(target), _prompt_remark(target, prompts))))
+
+
+def _size_remark(target: Target) -> str:
+    """Return a sentence if the model was not trained for images of as many pixels as the target's, else ""."""
+    if target.trained is None:
+        return ""
+    side = target.downsample
+    usual = math.sqrt(math.prod(target.usual_grid or target.grid)) * side
+    least, most = (round(usual * sides) for sides in target.trained)
+    rows, columns = target.grid
+    pixels = rows * columns * side**2
+    if _ABOUT * least**2 <= pixels <= most**2 / _ABOUT:
+        return ""
+    squares = f"{least}x{least}" + (f" to {most}x{most}" if most > least else "")
+    return (
+        f"{target.name} was trained for images of about as many pixels as {squares}; {columns * side}x{rows * side} is "
+        "outside of that, so the image may look worse."
+    )
+
+
+def _prompt_remark(target: Target, prompts: Sequence[str]) -> str:
+    """Return a sentence that names the prompts that ask for nothing that the model knows, or ""."""
     unknown = [prompt for prompt in prompts if not _asks_for_known(target, prompt)]
     if not unknown:
         return ""

@@ -63,7 +63,8 @@ def choose_device(name: str) -> torch.device:
 def named(settings: Settings, *names: str) -> list[tuple[str, Path]]:
     """For ``check_outputs``: settings of these names that were given, and the paths that they name."""
     given = ((name, getattr(settings, name)) for name in names)
-    return [(name, Path(path)) for name, path in given if path]
+    listed = ((name, value if isinstance(value, tuple) else (value,)) for name, value in given)
+    return [(name, Path(path)) for name, several in listed for path in several if path]
 
 
 def models_of(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:

@@ -18,6 +18,7 @@ from ..rules.settings import (
     choice,
     number,
     path,
+    paths,
     setting,
     share,
     text,
@@ -31,7 +32,7 @@ class Subject(Settings):
     """What to draw; one of these."""
 
     prompt: str | None = text(None, "What the picture shows.")
-    prompts: Path | None = path("Prompts: text, MS-COCO captions (.json), PartiPrompts (.tsv) or .jsonl.")
+    prompts: Path | None = path("Prompts: text, a table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
     from_png: Path | None = path("Make the image in this PNG again; other options change its settings.")
 
 
@@ -58,7 +59,9 @@ class Numbers(Settings):
 class Continuation(Settings):
     """The picture that images begin with, or that they are made of."""
 
-    source: Path | None = path("A picture to make another of, as the prompt says, with GLM-Image.")
+    source: tuple[Path, ...] = paths(
+        "A picture to make another of, as the prompt says, with GLM-Image; repeat the option for several, in order."
+    )
     continue_from: Path | None = path("A picture to continue; cropped and resized to the model's size.")
     keep: float | None = share(None, "Share of its rows that is kept, from the top (default: 0.5).", stands="SHARE")
     keep_left: float | None = share(None, "Share of the row below them, from the left (default: 0).", stands="SHARE")

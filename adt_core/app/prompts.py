@@ -1,25 +1,37 @@
-"""Prompts from the files that people have: plain text, MS-COCO captions, PartiPrompts, JSON lines."""
+"""Prompts from the files that people have: plain text, tables, MS-COCO captions, JSON lines."""
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import AdtError, shown
-from ..files import LARGEST_LIST, parse_json, read_text, reason
+from ..files import LARGEST_LIST, opened, parse_json, read_text, reason
 from ..rules.settings import LARGEST_SEED
+from .tables import read_table
 
-FILES = (".txt", ".json", ".jsonl", ".tsv")
+FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
 """Endings of the files that are read; any other is taken for plain text."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
 CAPTIONS = ("first", "longest", "all")
 """Which of the captions of an MS-COCO image are prompts."""
+_WORDINGS, _OTHERS = ("prompt", "caption"), ("id", "seed")
+"""Columns of a table, and fields of JSON lines, that are read: one of the first two is needed."""
+_ZIP = b"PK\x03\x04"
+"""Bytes that zip archives begin with."""
+_ZIPPED = {
+    ".docx": "a Word document",
+    ".xlsx": "an Excel workbook",
+    ".odt": "an OpenDocument text",
+    ".ods": "an OpenDocument spreadsheet",
+}
+"""Zip archives that people write prompts in, by how their names end."""
 _NAMED = 5
 """Blank prompts that a note names."""
 _LONGEST = 40
@@ -46,24 +58,42 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
     ``.json``: a list of strings, or MS-COCO's ``captions_*.json``, in the order of the image ids. Of each image,
     ``caption`` takes the ``first`` or the ``longest`` one, under the id of the image, or ``all``, under their own ids.
-    ``.jsonl``: on each line a string, or an object with "prompt" or "caption" and maybe "id" and "seed". ``.tsv``: the
-    column "Prompt" of PartiPrompts, and maybe "Seed". Any other: one prompt per line. Where no id is given, it is the
-    number of the line (not counting a table's heading) or of the string, from 1.
+    ``.jsonl``: on each line a string, or an object with "prompt" or "caption" and maybe "id" and "seed". ``.csv`` and
+    ``.tsv``, such as PartiPrompts: columns of these names, in upper or lower case; others are ignored. Any other
+    ending: one prompt per line. Where no id is given, it is the number of the line, of the table's row or of the
+    string, from 1.
     """
     path = Path(path)
-    readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".tsv": _table}
+    readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv}
     try:
-        prompts = readers.get(path.suffix.lower(), typed)(read_text(path, LARGEST_LIST))
-    except (OSError, UnicodeDecodeError) as error:
+        prompts = readers.get(path.suffix.lower(), typed)(_text_of(path))
+    except OSError as error:
         raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
-    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+    except AdtError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AdtError(
             f"`prompts`: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
-            "PartiPrompts' table, JSON lines or plain text were expected."
+            "a table with a column 'prompt', JSON lines or plain text were expected."
         ) from error
     if not present(prompts):
         raise AdtError(f"`prompts`: '{path}' is empty; write one prompt per line.")
     return prompts
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a list. Raises OSError, or AdtError if it is not UTF-8."""
+    with opened(path) as file:
+        head = file.read(len(_ZIP))
+    kind = "no text in UTF-8, but in another encoding, such as UTF-16, or no text at all"
+    if head == _ZIP:
+        kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')} and no text"
+    else:
+        with suppress(UnicodeDecodeError):
+            text = read_text(path, LARGEST_LIST)
+            if "\0" not in text:
+                return text
+    raise AdtError(f"`prompts`: '{path}' is {kind}; save the prompts as a text file in UTF-8.")
 
 
 def typed(text: str) -> list[Prompt]:
@@ -180,11 +210,22 @@ def _json_lines(text: str) -> list[Prompt]:
     return _stripped(prompts)
 
 
-def _table(text: str) -> list[Prompt]:
-    rows = csv.DictReader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
-    if "Prompt" not in (rows.fieldnames or []):
-        raise ValueError("no column Prompt")
-    return _stripped(Prompt(str(number), row["Prompt"], _seed(row.get("Seed"))) for number, row in enumerate(rows, 1))
+def _csv(text: str) -> list[Prompt]:
+    """Return the prompts of a CSV file. Spreadsheets separate its cells by semicolons if decimals have a comma."""
+    return _table(text, ",;\t")
+
+
+def _tsv(text: str) -> list[Prompt]:
+    return _table(text, "\t")
+
+
+def _table(text: str, delimiters: str) -> list[Prompt]:
+    """Return the prompts of a table. Raises ValueError as :func:`read_table`."""
+    prompts = []
+    for number, row in enumerate(read_table(text, delimiters, _WORDINGS, _OTHERS), start=1):
+        wording = row.get("prompt", row.get("caption", ""))
+        prompts.append(Prompt(row.get("id", "").strip() or str(number), wording, _seed(row.get("seed", "").strip())))
+    return _stripped(prompts)
 
 
 def _seed(value: Any) -> int | None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from ..errors import AdtError, Check
-from ..files import LARGEST_JSON, read_text
+from ..files import LARGEST_JSON, check_utf8, read_text
 from ..rules.settings import BUNDLED
 from . import unsound
 from .json_files import json_object, read_json
@@ -58,6 +58,7 @@ def resolve(path: str | Path, role: str) -> Path:
         if bare and os.path.exists(os.path.expanduser(bare)):
             remedy = "leave the quotation marks away"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
+    check_utf8(place, f"{role} {str(path)!r}")
     folder = _whole(place)
     if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
         problem = f"is not read with {folder}, whose weights are in other files"

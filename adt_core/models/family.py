@@ -29,6 +29,8 @@ class Family(NamedTuple):
     sampling: how its authors draw.
     single_files: glob patterns of weights files that are models without a config.json.
     beside: patterns for ``Checkpoint.beside`` of what its models need besides their own folder.
+    trained: sides of the smallest and the largest square that its models were trained for, in sides of the usual one;
+    other shapes have as many pixels. None if nothing is known, or only the usual size can be drawn.
     search: words that find the loader node.
     published: its models.
     """
@@ -44,6 +46,7 @@ class Family(NamedTuple):
     sampling: PublishedSampling = PublishedSampling()
     single_files: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    trained: tuple[float, float] | None = None
     search: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
 

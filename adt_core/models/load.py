@@ -72,5 +72,5 @@ def load(
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
     fill(family.entries(target, checkpoint), checkpoint, check)
-    target.published = family.sampling
+    target.published, target.trained = family.sampling, family.trained
     return target

@@ -117,7 +117,8 @@ class Target:
     end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
     by the scale that is asked for and the grid. lead_of: if a small picture is written before the image, its rows and
     columns, by those of the image (GLM-Image). sources: codes [rows, columns] of the pictures that every image is made
-    of, see :meth:`with_sources`. published: how its authors draw. words: those with which a prompt asks for something
+    of, see :meth:`with_sources`. published: how its authors draw. trained: sizes that it was trained for, as its family
+    states them. words: those with which a prompt asks for something
     that it can draw, of a model that knows few. draws_from: how wide the vector is that its authors' script samples
     from, other tokens at minus infinity; 0 if it is the codes alone. drawn_before: tokens of an image that the script
     draws before the first that we draw, and that stand in our prompts.
@@ -135,6 +136,7 @@ class Target:
     lead_of: Callable[[tuple[int, int]], tuple[int, int]] | None = None
     sources: Sequence[Tensor] = ()
     published: PublishedSampling = PublishedSampling()
+    trained: tuple[float, float] | None = None
     words: frozenset[str] = frozenset()
     draws_from: int = 0
     drawn_before: int = 0

@@ -73,8 +73,8 @@ class Recipe(Settings):
 
     sampling, drafting: how tokens are drawn, and how drafts are. lantern: None for exact acceptance. loading: of the
     target. drafter: what ``load_drafter`` takes; None where nothing drafts, and where it has not been chosen yet. kept:
-    codes that every image starts from, in raster order. sources: a picture that every image is made of, as
-    ``app.continuation`` writes it. image_index: of the first image, among those of its prompt.
+    codes that every image starts from, in raster order. sources: pictures that every image is made of, as
+    ``app.continuation`` writes them. image_index: of the first image, among those of its prompt.
     profile: what rounds cost, where a PNG has said it.
     """
 
@@ -87,7 +87,7 @@ class Recipe(Settings):
     negative: str = text("", _NEGATIVE_HELP)
     suffix: str = text("", "Put behind every prompt.")
     kept: tuple[int, ...] = setting((), "Codes that the image starts from.", low=0, high=MOST_CODES)
-    sources: tuple[int, ...] = setting((), "A picture that the image is made of.", low=0, high=MOST_CODES)
+    sources: tuple[int, ...] = setting((), "Pictures that the image is made of.", low=0, high=MOST_CODES)
     image_index: int = whole(0, "Number of the image among those of its prompt.", 0, MOST_IMAGES)
 
     @classmethod

@@ -32,7 +32,8 @@ class Option(NamedTuple):
     help: one or two sentences for people. kind: of its values; tuple stands for a list of whole numbers. low, high:
     bounds of a number, of each number of a list, or of the characters of a text; None for what is none. choices: of a
     word. length: numbers of a list, where there is a rule. step: of the arrows beside a number. name: in files and on
-    the command line, if it is not the field's. stands: for its value in the help of the command line.
+    the command line, if it is not the field's. stands: for its value in the help of the command line. repeated: it
+    holds a list of values of its kind, and the option may be given several times.
     """
 
     default: Any
@@ -45,6 +46,7 @@ class Option(NamedTuple):
     step: float = 0.01
     name: str = ""
     stands: str = "X"
+    repeated: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raises AdtError, which names the setting, for a value that it can't have. None is what was not given."""
@@ -54,6 +56,9 @@ class Option(NamedTuple):
 
     def holds(self, value: Any) -> bool:
         """Can it have this value?"""
+        if self.repeated:
+            one = self._replace(repeated=False)
+            return isinstance(value, list | tuple) and all(map(one.holds, value))
         if self.choices:
             return isinstance(value, str) and value in self.choices
         if self.kind is str:
@@ -121,6 +126,11 @@ def choice(default: str | None, help: str, choices: tuple[str, ...], **more: Any
 def path(help: str, stands: str = "FILE", **more: Any) -> Any:
     """A setting that is the path of a file or folder; None where it is not given."""
     return setting(None, help, kind=Path, stands=stands, **more)
+
+
+def paths(help: str, stands: str = "FILE", **more: Any) -> Any:
+    """A setting that is a list of paths; () where none is given."""
+    return setting((), help, kind=Path, stands=stands, repeated=True, **more)
 
 
 def text(default: str | None, help: str, stands: str = "TEXT", **more: Any) -> Any:

@@ -121,6 +121,7 @@ def _check_output(plan: Plan) -> None:
         raise core.AdtError(
             "`output` is the folder of `images`, where the next run would take its chart for a picture; name another."
         )
+    core.check_utf8(folder, f"`output`: {str(folder)!r}")
     core.inside(folder, "training", "features")
     if not settings.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():

@@ -41,7 +41,8 @@ def lists(folder: Path) -> Callable:
             return as_json(changed(draw, draw(st.sampled_from([COCO, ["a cat", "a dog"]])))).encode()
         if ending == ".jsonl" and draw(st.booleans()):
             return b"\n".join(as_json(draw(ODD)).encode() for _ in range(draw(st.integers(0, 4))))
-        sound = {".json": json.dumps(COCO), ".jsonl": LINES, ".tsv": TABLE}.get(ending, "a cat\na dog\n").encode()
+        tables = {".tsv": TABLE, ".csv": TABLE.replace("\t", ",")}
+        sound = {".json": json.dumps(COCO), ".jsonl": LINES, **tables}.get(ending, "a cat\na dog\n").encode()
         return draw(st.binary(max_size=40)) if draw(st.booleans()) else damaged(draw, sound)
 
     def one(data) -> None:

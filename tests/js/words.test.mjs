@@ -31,6 +31,10 @@ test("what the server says of progress and of unknown prompts is said in Chinese
       "训练约需 12 分钟（生成图像 3.0，学习 9.1）、1.2 GB 内存和 0.4 GB 磁盘空间。",
     "'mine' drafts 2.31 tokens a pass after 300 steps; the Drafter Loader has it.":
       "“mine”在 300 步后每次前向得到 2.31 个 token；草稿模型加载器中已有它。",
+    "GLM-Image was trained for images of about as many pixels as 1024x1024 to 2048x2048; 512x512 is outside of that, so the image may look worse.":
+      "GLM-Image 是用像素数约为 1024x1024 至 2048x2048 的图像训练的；512x512 不在此范围内，图像质量可能较差。",
+    "The images are in output/x. Lumina-mGPT-7B-768 was trained for images of about as many pixels as 768x768; 256x256 is outside of that, so the image may look worse.":
+      "图像位于 output/x。Lumina-mGPT-7B-768 是用像素数约为 768x768 的图像训练的；256x256 与此相差较大，图像质量可能较差。",
     "a note": "a note",
   };
   assert.deepEqual(Object.keys(said).map(line), Object.keys(said));

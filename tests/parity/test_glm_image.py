@@ -188,16 +188,18 @@ def test_models_that_take_no_source_picture(tmp_path):
         load_target(write_tiny_checkpoint(tmp_path / "target")).with_sources([torch.zeros(2, 2, dtype=torch.long)])
 
 
-@pytest.mark.parametrize("how", ["text", "source", "continue_from"])
+@pytest.mark.parametrize("how", ["text", "source", "sources", "continue_from"])
 def test_the_command_line_draws_a_sketch_says_so_and_draws_it_again(folder, tmp_path, capsys, how):
-    picture = tmp_path / "picture.png"
-    pictures()[0].save(picture)
+    given = []
+    for number, picture in enumerate(pictures()[: {"text": 0, "sources": 2}.get(how, 1)]):
+        picture.save(tmp_path / f"{number}.png")
+        given += [f"--{how.removesuffix('s').replace('_', '-')}", str(tmp_path / f"{number}.png")]
     first, again = ([tmp_path / f"{name}.{end}" for end in ("png", "json")] for name in ("first", "again"))
     common = ["generate", "--model", str(folder)]
-    given = [] if how == "text" else [f"--{how.replace('_', '-')}", str(picture)]
     options = ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive", *given]
     assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
-    assert "a sketch of the tokens" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a sketch of the tokens" in out and out.count("was trained for images of about as many pixels as") == 1
     assert cli.main([*common, "--from-png", str(first[0]), "--output", str(again[0]), "--tokens", str(again[1])]) == 0
     one, other = (json.loads(tokens.read_text(encoding="utf-8"))["tokens"] for _, tokens in (first, again))
     assert one == other and np.shape(one) == (1, HEIGHT // 32, WIDTH // 32)

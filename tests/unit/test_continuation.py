@@ -1,13 +1,17 @@
 """How much of a picture is kept, and how a picture becomes what a codec reads."""
 
 import struct
+import zlib
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError
-from adt_core.app.continuation import open_picture, prefix_length, to_pixels
+from adt_core import AdtError, cli
+from adt_core.app.continuation import check, open_picture, prefix_length, source_codes, to_pixels, with_sources
+from adt_core.app.images import to_rgb
+from adt_core.app.orders import Continuation
 
 
 @pytest.mark.parametrize(
@@ -71,3 +75,147 @@ def test_a_picture_whose_orientation_is_odd(tmp_path):
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + content + bytes(4))
     with pytest.raises(AdtError, match="images: '.*a.jpg' can't be read as a picture"):
         open_picture(tmp_path / "a.jpg", "images")
+
+
+# ---- more than 8 bits ------------------------------------------------------------------------------
+
+
+def grey(tmp_path, name, values):
+    """A grey picture of one value per pixel, as it is opened again; as an 8-bit value."""
+    Image.fromarray(values).save(tmp_path / name)
+    ((_, (red, *others)),) = open_picture(tmp_path / name, "images").getcolors()
+    assert others == [red, red]
+    return red
+
+
+@pytest.mark.parametrize("value, byte", [(0, 0), (20000, 78), (65535, 255), (128, 0), (129, 1)])
+@pytest.mark.parametrize(
+    "name, kind", [("a.png", "<u2"), ("a.tif", "<u2"), ("a.tif", ">u2"), ("a.tif", "<i4")], ids=str
+)
+def test_grey_of_16_bits_is_scaled(tmp_path, name, kind, value, byte):
+    """Pillow's own conversion makes everything from 256 on white."""
+    assert grey(tmp_path, name, np.full((4, 6), value, kind)) == byte
+
+
+@pytest.mark.parametrize("value, byte", [(0.0, 0), (0.5, 128), (1.0, 255), (1.0005, 255)])
+def test_floating_point_is_scaled(tmp_path, value, byte):
+    """Pillow's own conversion makes 0.5 black. Rounding errors of other programs are no reason to refuse a picture."""
+    assert grey(tmp_path, "a.tif", np.full((4, 6), value, np.float32)) == byte
+
+
+@pytest.mark.parametrize(
+    "values, found",
+    [
+        (np.array([[0.0, 255.0]], np.float32), "from 0 to 255, and 0 to 1 was expected"),
+        (np.array([[-3.5, 1.0]], np.float32), "from -3.5 to 1, and 0 to 1 was expected"),
+        (np.array([[float("nan"), 1.0]], np.float32), "from nan to nan, and 0 to 1 was expected"),
+        (np.array([[0.0, float("inf")]], np.float32), "from 0 to inf, and 0 to 1 was expected"),
+        (np.array([[0, 65700]], np.int32), "from 0 to 65700, and 0 to 65535 was expected"),
+        (np.array([[-200, 0]], np.int32), "from -200 to 0, and 0 to 65535 was expected"),
+    ],
+)
+def test_grey_values_out_of_range_are_named(tmp_path, values, found):
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    with pytest.raises(AdtError) as caught:
+        open_picture(tmp_path / "a.tif", "continue_from")
+    assert str(caught.value) == (
+        f"continue_from: '{tmp_path / 'a.tif'}' can't be read as a picture (its grey values are {found}: save it with "
+        "8 bits per channel)."
+    )
+
+
+@pytest.mark.parametrize(
+    "colour_type, channels, colour",
+    [(0, [20000], (78, 78, 78)), (2, [20000, 40000, 60000], (78, 156, 234)), (4, [20000, 3], (78, 78, 78))],
+)
+def test_pngs_of_16_bits(tmp_path, colour_type, channels, colour):
+    """Grey, RGB, and grey with alpha, which is dropped as it is with 8 bits."""
+    write_png16(tmp_path / "a.png", colour_type, channels)
+    assert open_picture(tmp_path / "a.png", "x").getcolors() == [(16, colour)]
+
+
+def write_png16(path, colour_type, channels):
+    """A PNG of 4 x 4 pixels with 16 bits per channel; Pillow writes only grey ones."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    row = b"\0" + struct.pack(f">{len(channels)}H", *channels) * 4
+    header = struct.pack(">IIBBBBB", 4, 4, 16, colour_type, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row * 4)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+
+
+def test_a_lying_picture_of_16_bits_is_turned(tmp_path):
+    lying = Image.fromarray(np.full((4, 8), 20000, np.uint16))
+    exif = lying.getexif()
+    exif[0x0112] = 6  # to be turned a quarter
+    lying.save(tmp_path / "lying.png", exif=exif)
+    opened = open_picture(tmp_path / "lying.png", "x")
+    assert opened.size == (4, 8) and opened.getpixel((0, 0)) == (78, 78, 78)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "CMYK", "YCbCr"])
+def test_other_modes_are_converted_as_pillow_does(mode):
+    image = Image.linear_gradient("L").convert(mode)
+    assert to_rgb(image).tobytes() == image.convert("RGB").tobytes()
+
+
+# ---- source pictures ---------------------------------------------------------------------------------
+
+
+class Painter:
+    """A target that takes source pictures. The code of a cell is its brightness, from 0 to 8."""
+
+    downsample, num_codes, codec = 128, 9, None
+
+    def __init__(self):
+        self.codec = self
+
+    def encode(self, pixels):
+        return ((pixels[:, 0, ::128, ::128] + 1) * 4).round().long()
+
+    def with_sources(self, sources):
+        return [codes.tolist() for codes in sources]
+
+
+def test_every_source_picture_is_read_in_order(tmp_path):
+    """Only the last one was."""
+    given = []
+    for name, size, grey in (("a.png", (512, 512), 0), ("b.png", (1024, 512), 255), ("a.png", (512, 512), 0)):
+        Image.new("L", size, grey).save(tmp_path / name)
+        given += ["--source", str(tmp_path / name)]
+    _, options = cli.parse(["generate", "--prompt", "a cat", "--output", "o.png", *given])
+    order = Continuation.of(options)
+    assert [path.name for path in order.source] == ["a.png", "b.png", "a.png"]
+    flat = source_codes(order, Painter())
+    assert flat == (4, 4, *[0] * 16, 4, 8, *[8] * 32, 4, 4, *[0] * 16), "as a PNG carries them"
+    assert with_sources(Painter(), flat) == [[[0] * 4] * 4, [[8] * 8] * 4, [[0] * 4] * 4]
+    assert with_sources(Painter(), (1, 2, 3, 4)) == [[[3, 4]]], "as earlier versions wrote a single one"
+    assert Continuation.of({}).source == () == source_codes(Continuation(), Painter())
+
+
+@pytest.mark.parametrize(
+    "flat", [(0,), (1, 1), (0, 5), (5, 0), (1, 1, 9), (1, 1, 3, 1), (1, 1, 3, 1, 2, 4), (1, 1, 3, 0, 0), (2, 2, 1, 1)]
+)
+def test_sources_that_no_picture_wrote_are_refused(flat):
+    with pytest.raises(AdtError, match="sources holds no pictures of this model's tokens"):
+        with_sources(Painter(), flat)
+
+
+def test_a_source_picture_that_can_not_be_read_is_named(tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(AdtError, match="source: '.*b.png' can't be read as a picture"):
+        check(Continuation(source=(tmp_path / "a.png", tmp_path / "b.png")))
+    with pytest.raises(AdtError, match="source is 'a.png'"):
+        Continuation(source="a.png")
+
+
+def test_no_result_replaces_a_source_picture(tmp_path, capsys):
+    names = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    for name in names:
+        Image.new("L", (8, 8)).save(name)
+    given = ["generate", "--prompt", "a cat", "--source", names[0], "--source", names[1]]
+    for name in names:
+        assert cli.main([*given, "--output", name]) == 2
+        assert "which would be lost" in capsys.readouterr().err

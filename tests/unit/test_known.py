@@ -1,14 +1,17 @@
-"""What the bundled model knows, and who is told that a prompt asks for nothing of that."""
+"""Remarks on prompts and sizes that a model was not trained for, and the words that the bundled model knows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from adt_core import load_target
 from adt_core.app.known import bundled_words, remark
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
+from adt_core.models.load import FAMILIES
 from model_making import wording
 from model_making.export import write_words
+from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
 
 TOLD = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
@@ -75,3 +78,56 @@ def test_other_models_know_all_words(bundled, tmp_path):
     for folder in (tmp_path / "bundled", WORDS.parent / "target"):
         assert remark(load_target(folder), ["a cat"]) == ""
     assert bundled.sized(128, 128).words == bundled.words
+
+
+# ---- sizes -------------------------------------------------------------------------------------------
+
+TRAINED = {family.name: family.trained for family in FAMILIES}
+
+
+def drawn(family, width, height, usual, side, name="A model"):
+    """Return the remark on an image of this size by a model of a family, whose usual image is a square."""
+    grid = height // side, width // side
+    usual_grid = (usual // side, usual // side)
+    stated = {"name": name, "grid": grid, "usual_grid": usual_grid, "downsample": side, "words": frozenset()}
+    return remark(SimpleNamespace(**stated, trained=TRAINED[family]), ["a cat"])
+
+
+@pytest.mark.parametrize("size", [(512, 512), (256, 256), (512, 1024), (768, 768), (2048, 256)])
+def test_sizes_that_glm_image_was_not_trained_for_are_told(size):
+    """They were drawn without a word."""
+    told = drawn("glm-image", *size, 1024, 32, "GLM-Image")
+    assert told == (
+        "GLM-Image was trained for images of about as many pixels as 1024x1024 to 2048x2048; "
+        f"{size[0]}x{size[1]} is outside of that, so the image may look worse."
+    )
+
+
+@pytest.mark.parametrize("size", [(1024, 1024), (1152, 896), (2048, 2048), (2048, 512), (1536, 1024), (1024, 832)])
+def test_sizes_that_it_was_trained_for_are_not(size):
+    assert drawn("glm-image", *size, 1024, 32) == ""
+
+
+@pytest.mark.parametrize(
+    "family, usual, side, told, untold",
+    [
+        ("lumina-mgpt", 768, 16, (512, 512), (1024, 512)),
+        ("lumina-mgpt-2", 768, 8, (512, 512), (1024, 512)),
+        ("emu3", 720, 8, (512, 512), (960, 544)),
+    ],
+)
+def test_families_of_one_number_of_pixels(family, usual, side, told, untold):
+    assert f"as many pixels as {usual}x{usual}; {told[0]}x{told[1]} is outside" in drawn(family, *told, usual, side)
+    assert drawn(family, *untold, usual, side) == drawn(family, usual, usual, usual, side) == ""
+
+
+def test_families_of_which_nothing_is_known_are_not_told():
+    unknown = {name for name, trained in TRAINED.items() if trained is None}
+    assert unknown == {"chameleon", "llamagen", "janus", "liquid"}
+    assert drawn("chameleon", 64, 64, 512, 16) == ""
+
+
+def test_a_loaded_model_has_the_sizes_of_its_family(tmp_path):
+    target = load_target(write_lumina(tmp_path / "Lumina-mGPT-7B-768"))
+    assert remark(target, ["a cat"]) == ""
+    assert remark(target.sized(128, 64), ["a cat"]).startswith(f"{target.name} was trained for images of about as many")

@@ -1,10 +1,12 @@
 """Prompt files: every layout that is read, and what is said of a file that can't be."""
 
 import json
+import zipfile
 
 import pytest
 
 from adt_core.app.prompts import (
+    FILES,
     Prompt,
     blank_note,
     file_stems,
@@ -203,3 +205,107 @@ def test_file_names():
         "x-7",
         "prompt",
     ]
+
+
+# ---- tables ------------------------------------------------------------------------------------------
+
+
+def listed(tmp_path, name, text, encoding="utf-8"):
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    return read_all(tmp_path / name)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
+@pytest.mark.parametrize("name, sign", [("p.csv", ","), ("p.csv", ";"), ("p.csv", "\t"), ("p.tsv", "\t")])
+def test_a_table_has_a_heading_and_quoted_cells(tmp_path, name, sign, end):
+    """They were prompts, quotation marks and all. Spreadsheets of some countries write semicolons."""
+    rows = [
+        f"ID{sign}Prompt{sign}note{sign} SEED ",
+        f'a{sign}"a cat{sign} a ""red"" one"{sign}x{sign}7',
+        f'{sign}"two{end}lines"{sign}{sign}',
+        sign * 3,
+        f"c{sign}a dog",
+    ]
+    found = listed(tmp_path, name, end.join(["\ufeff" + rows[0], *rows[1:], ""]))
+    assert found == [Prompt("a", f'a cat{sign} a "red" one', 7), Prompt("2", "two\nlines"), Prompt("c", "a dog")]
+
+
+def test_a_table_of_prompts_alone(tmp_path):
+    assert [prompt[:2] for prompt in listed(tmp_path, "p.csv", "caption\na cat\n\na dog\n")] == [
+        ("1", "a cat"),
+        ("2", "a dog"),
+    ]
+
+
+@pytest.mark.parametrize("wording", ['"Hi" on a sign', '"Hi', 'a 5" pipe', '"Hi" and "Bye"'])
+def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
+    found = listed(tmp_path, "p.tsv", f"Prompt\tCategory\n{wording}\tx\na cat\ty\n")
+    assert [prompt.text for prompt in found] == [wording, "a cat"]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("text,seed\na cat,1\n", "its columns are 'text', 'seed': call one of them 'prompt' or 'caption' in the first"),
+        (
+            "a cat\na dog\n",
+            "its columns are 'a cat': call one of them 'prompt' or 'caption' in the first line; 'id' and",
+        ),
+        ("\n", "its columns are 'none'"),
+        ("prompt\na cat, red\n", "row 1 has 2 cells, and the heading 1: put texts with commas into quotation marks"),
+        ('prompt\n"Hi" on a sign\n', "line 2: .*; write a quotation mark within quotation marks twice"),
+        ('prompt\n"a cat\n', "line 2: unexpected end of data"),
+        (f"prompt\n{'a' * 140000}\n", "line 2: field larger than field limit"),
+        ("prompt,seed\na cat,-1\n", "'-1' is no seed"),
+        ("prompt,seed\na cat,red\n", "red"),
+    ],
+)
+def test_a_table_that_can_not_be_read_is_named(tmp_path, text, words):
+    with pytest.raises(AdtError, match=f"prompts: '.*p.csv' .*{words}") as caught:
+        listed(tmp_path, "p.csv", text)
+    assert "\n" not in str(caught.value)
+
+
+# ---- what is no text -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.tsv", "p.json", "p.jsonl", "p.md"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "latin-1"])
+def test_other_encodings_are_refused(tmp_path, name, encoding):
+    """Without a byte order mark, every second character of UTF-16 was drawn as NUL."""
+    text = "a caf\xe9" if encoding == "latin-1" else "a cat"
+    with pytest.raises(AdtError, match=rf"prompts: '.*{name}' is no text in UTF-8.*; save the prompts .* in UTF-8\.$"):
+        listed(tmp_path, name, f"prompt\n{text}\n", encoding)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("p.docx", "a Word document"),
+        ("p.DOCX", "a Word document"),
+        ("p.xlsx", "an Excel workbook"),
+        ("p.odt", "an OpenDocument text"),
+        ("p.zip", "a zip archive"),
+        ("p.txt", "a zip archive"),
+    ],
+)
+def test_archives_are_refused(tmp_path, name, kind):
+    with zipfile.ZipFile(tmp_path / name, "w") as file:
+        file.writestr("word/document.xml", "a cat")
+    with pytest.raises(
+        AdtError, match=f"prompts: '.*{name}' is {kind} and no text; save the prompts as a text file in"
+    ):
+        read_all(tmp_path / name)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"%PDF-1.7\n\xb5\xb6\n")
+    (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "nul.txt").write_bytes(b"a cat\0")
+    for name in ("p.txt", "p.png", "nul.txt"):
+        with pytest.raises(AdtError, match=f"'.*{name}' is no text in UTF-8"):
+            read_all(tmp_path / name)
+
+
+def test_the_node_lists_what_is_read_as_a_list():
+    assert set(FILES) == {".txt", ".json", ".jsonl", ".csv", ".tsv"}

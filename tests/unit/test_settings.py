@@ -19,6 +19,8 @@ def wrong(option: Option) -> list:
     """Values that it can't have."""
     if option.choices:
         return ["magic", 1]
+    if option.repeated:
+        return [1, "a.png", ["a.png"], math.nan]
     if option.kind is tuple:
         return [(-1, 8), (1.5, 8), "12"]
     if option.kind not in (int, float):

@@ -354,7 +354,7 @@ def test_no_result_replaces_what_was_read(model, capsys, monkeypatch, line, word
     for folder in ("out", "photos", "runs"):
         (model / folder).mkdir()
     (model / "hard.json").hardlink_to(model / "target" / "config.json")
-    (model / "out" / "log.csv").write_text("a cat\na dog\na cow\n", encoding="utf-8")
+    (model / "out" / "log.csv").write_text("prompt\na cat\na dog\na cow\n", encoding="utf-8")
     (model / "drafter" / "training").mkdir()
     (model / "drafter" / "training" / "settings.json").write_text(
         "{}", encoding="utf-8"

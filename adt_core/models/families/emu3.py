@@ -186,6 +186,7 @@ FAMILY = Family(
         suffix=" masterpiece, film grained, best quality.",
         source="github.com/baaivision/Emu3",
     ),
+    trained=(1, 1),  # shapes of as many pixels as the square
     search=("emu3",),
     published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "23.0 / 16.5 GiB"),),
 )

@@ -255,6 +255,7 @@ FAMILY = Family(
     ),
     beside=GlmImagePrompter.FOLDER,
     single_files=("glm_image*.safetensors", "GLM-Image*.safetensors"),
+    trained=(1, 2),  # 1024 to 2048 pixels: 1K to 4K tokens, by its model card
     search=("glm image", "glm"),
     published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", "17.7 / 10.1 GiB"),),
 )

@@ -123,6 +123,7 @@ FAMILY = Family(
     unneeded=chameleon.FAMILY.unneeded,
     remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
+    trained=(1, 1),  # shapes of as many pixels as the square
     search=("lumina",),
     published=(
         _published("512", "15.8 / 9.8 GiB"),

@@ -114,6 +114,7 @@ FAMILY = Family(
     unneeded=("model.vqmodel.", f"{CODEC}loss.", f"{CODEC}ema_"),
     remedies={CODEC: ("download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it", MOVQGAN)},
     sampling=PublishedSampling(guidance=4.0, top_k=4096, source="github.com/Alpha-VLLM/Lumina-mGPT-2.0"),
+    trained=(1, 1),  # shapes of as many pixels as the square
     search=("lumina mgpt 2", "movqgan"),
     beside=_CODEC_FILES,
     published=(_published("Lumina-mGPT-2.0"), _published("Lumina-mGPT-2.0-Omni")),
