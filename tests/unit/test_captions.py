@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from adt_core import AdtError
+from adt_core.errors import AdtError, pip_install
 from adt_core.models.families.llamagen_captions import clean
 
 CASES = {
@@ -52,10 +52,21 @@ def test_what_is_left(caption):
 @pytest.mark.parametrize("package", ["ftfy", "bs4"])
 def test_a_missing_library_is_named(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        AdtError, match=f"{package} is not installed.*{re.escape(sys.executable)} -m pip install ftfy beautifulsoup4"
-    ):
+    with pytest.raises(AdtError, match=f"{package} is not installed.*{re.escape(pip_install('ftfy beautifulsoup4'))}"):
         clean("a fox")
+
+
+@pytest.mark.parametrize(
+    "python, command",
+    [
+        ("/usr/bin/python3", "/usr/bin/python3 -m pip install ftfy"),
+        ("/my pack (1)/python", '"/my pack (1)/python" -m pip install ftfy'),
+        ("", "python -m pip install ftfy"),
+    ],
+)
+def test_the_command_to_install_it_can_be_pasted(python, command, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python)
+    assert pip_install("ftfy") == command
 
 
 def test_a_caption_like_a_file_s_name_is_a_caption():

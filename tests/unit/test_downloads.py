@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from adt_core import AdtError, cli, load_target
 from adt_core.app.checkpoints import published
 from adt_core.app.inspect import inspect
 from adt_core.app.loading import default_drafter
+from adt_core.errors import pip_install
 from adt_core.models import load
 from adt_core.models.rotary import rope_tables
 from tests.layouts.edits import edit_config
@@ -47,7 +47,7 @@ def test_a_published_model_that_is_not_there(row, tmp_path, capsys):
         assert all(file in message for file in one.files)
         assert one.size in message and one.licence in message
     assert message.count("`hf download") == len(row.downloads) and row.libraries in message and len(message) < 1000
-    assert not row.libraries or f"`{sys.executable} -m pip install {row.libraries}`" in message
+    assert not row.libraries or f"`{pip_install(row.libraries)}`" in message
     assert cli.main(["generate", "--model", str(tmp_path / row.name), "--prompt", "x", "--output", "x.png"]) == 1
     assert message in capsys.readouterr().err
 

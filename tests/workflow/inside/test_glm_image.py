@@ -166,7 +166,7 @@ def test_what_cannot_be_decoded_is_said(pack, first, stage, tokens, text, model)
 def test_a_missing_library_is_said_with_what_to_run(pack, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     said = pack.fails("ADTTreeGLMDecoderLoader")
-    assert f"run `{sys.executable} -m pip install --upgrade diffusers`" in said
+    assert f"run `{pack.package('.adt_core.errors').pip_install('--upgrade diffusers')}`" in said
 
 
 def test_a_missing_stage_is_said_with_what_to_download(pack):
