@@ -141,7 +141,7 @@ def test_the_docs_name_what_is_depended_on():
 
 
 def test_actions_are_named_by_commit():
-    """A tag or a branch may be moved to other code, which would then hold the registry's key. Our own are this commit's."""
+    """A tag or a branch may be moved to other code, which would then hold the registry's key."""
     uses = [
         (path.name, line)
         for path in (ROOT / ".github" / "workflows").iterdir()
