@@ -160,8 +160,8 @@ def _unpickled(file: Path) -> Any:
 def _read_pickle(file: Path) -> dict[str, Stored]:
     """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
     if file.suffix == ".safetensors":  # torch.load chooses its reader by the name
-        named = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
-        raise AdtError(f"{file} is a pickle and no safetensors file; rename it to {named}, or download the file again.")
+        name = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
+        raise AdtError(f"{file} is a pickle and no safetensors file; rename it to {name}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
         raise AdtError(
             f"{file} is a pickle, from which code can break out in torch {torch.__version__} (CVE-2025-32434, "

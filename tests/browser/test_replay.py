@@ -170,7 +170,6 @@ def test_the_map_is_saved_as_an_image(tab, workflow):
     assert scale == sorted(scale) and scale[-1] > scale[0] + 200, "from dark to light between the words"
 
 
-@pytest.mark.smoke
 def test_plain_decoding_shows_when_each_token_came(tab, workflow):
     sampler = done(tab, workflow.method("autoregressive"))
     tab.widget(sampler).get_by_label("Opacity").fill("100")

@@ -65,6 +65,7 @@ def test_numbers_are_shown_where_they_count(tab, own):
     assert shown(tab) == SHOWN
 
 
+@pytest.mark.smoke
 def test_shares_are_shown_with_an_image_to_start_from(tab, own):
     tab.load(own)
     before = sent(tab)

@@ -56,6 +56,10 @@ def test_a_target_brings_its_own_along(tiny):
 def test_what_is_not_given_is_the_models_own(draw):
     assert figures(draw()[0]) == (3.0, 0.7, 0, 0.9, "")
     assert figures(draw("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
+
+
+@pytest.mark.long
+def test_what_is_not_given_is_the_bundled_models_own(draw):
     most = "--continue-from", ROOT / "docs" / "comfyui.png", "--keep", 0.93
     assert figures(draw(*most, model="bundled")[0]) == (2.0, 0.6, 0, 1.0, "")
 
