@@ -69,7 +69,7 @@ def demo() -> int:
 
 
 def test(options: list[str]) -> int:
-    """Run every check and the tests, even if one of them fails; the last line says how many tests ran and did not.
+    """Run every check and the tests, even if one of them fails; the last line counts the tests that ran and did not.
 
     Args:
         options: Nothing, ``--all``, or arguments for pytest, which then runs without the other checks.
@@ -120,7 +120,7 @@ def summary(counts: Counter[str]) -> str:
 
 
 def _pytest(counts: Counter[str], *options: str) -> int:
-    """Run pytest, and add what it counted to ``counts``."""
+    """Run pytest, and add the numbers of tests to ``counts``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         # One thread for each process: the processes share the cores.
@@ -130,7 +130,7 @@ def _pytest(counts: Counter[str], *options: str) -> int:
 
 
 def types() -> int:
-    """Check the types in a copy of the sources, because mypy needs a folder whose name can be that of a package."""
+    """Check the types in a copy of the sources, because mypy needs a folder with the name of a package."""
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "adt_tree"
         for name in ("adt_core", "adt_lab", "nodes"):
@@ -141,7 +141,7 @@ def types() -> int:
 
 
 class SetUpError(Exception):
-    """The environment could not be created; the message says what to do."""
+    """The set-up failed. The message names the command."""
 
 
 def environment(*requirements: Path) -> bool:
@@ -180,7 +180,7 @@ def _install(*command: str) -> None:
 def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
     """Run the environment's Python in ``cwd``, with this terminal and further environment variables.
 
-    It keeps what it compiles, whatever the user has set: importing torch takes half a minute otherwise.
+    Python keeps its compiled files, even if the user switched that off: importing torch takes half a minute otherwise.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables}
     process = subprocess.Popen([str(PYTHON), *arguments], cwd=cwd, env=environment)

@@ -13,7 +13,7 @@ def register(folder: str = Path(__file__).parents[1].name) -> None:
     """Serve the scripts under the pack's name if the folder's name cannot be part of an address.
 
     ComfyUI serves a pack's scripts under the name of its folder, but answers 404 where that name has spaces, brackets
-    or letters that are not ASCII. Help pages stay at the folder's name, so the log says what to do.
+    or letters that are not ASCII. Help pages stay at the folder's name, so a warning is logged.
 
     Args:
         folder: Name of the pack's folder in ``custom_nodes``.

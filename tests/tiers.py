@@ -86,12 +86,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def load_profile(config: pytest.Config) -> None:
-    """Have hypothesis try as many examples as the tier asks for."""
+    """Set the number of examples that hypothesis tries, by tier."""
     settings.load_profile("all" if config.getoption("--all") else "default")
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Whether a test belongs to ``--all`` only. Timed tests do, because nothing may run beside them."""
+    """Return whether a test runs with ``--all`` only. Timed tests do, because nothing may run beside them."""
     return any(map(item.get_closest_marker, ("long", "alone")))
 
 
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def group_of(nodeid: str, everything: bool) -> str:
     """Return the group of a test: tests of one group run in one process, because they share a server or a browser.
 
-    All smoke tests share one server; with ``--all`` each version of ComfyUI and of its page has a group of its own.
+    All smoke tests share one server; with ``--all`` each version of ComfyUI and of its page has its own group.
     """
     folder, version = Path(nodeid.split("::")[0]).parent.name, re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
     if folder not in WITH_CHILDREN or version is None or "test_inside.py" in nodeid:
@@ -118,7 +118,7 @@ def group_of(nodeid: str, everything: bool) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Distribute tests by :func:`group_of`. pytest-xdist 3.8 has groups of its own, which pytest 9.2 does not form."""
+    """Distribute tests by :func:`group_of`. The groups of pytest-xdist 3.8 do not work with pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
