@@ -30,6 +30,8 @@ LONGEST_NAME = 100
 """Characters of the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
 """Behind the names of published models in the Model Loader's list."""
+_MOST_NAMED = 10
+"""Models that an error lists."""
 _SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
 _LARGEST_CONFIG = 8  # MiB: Anole's has 2, and larger ones would be slow to read
 _DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
@@ -84,8 +86,14 @@ def missing(name: str) -> str:
     row, home = find_published(plain(name)), Path(_roots(MODELS_KEY)[0])
     if row is None:
         problem = f"{shown(name, 200)} is in no folder registered for '{MODELS_KEY}'"
-        return f"{problem}; put it there, or press R and choose another."
+        return f"{problem}; put it there and press R, or choose another: {_named([plain(one) for one in offered()])}."
     return f"'{row.name}' is not installed; to get it, {row.how_to_get(home)}, and press R."
+
+
+def _named(names: list[str]) -> str:
+    """Return the first names of a list, with the number of the others."""
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def drafters() -> dict[str, str]:

@@ -133,10 +133,10 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
-def tell(text: str) -> None:
+def tell(text: str, level: int = logging.WARNING) -> None:
     """Show a line of text under the node that runs, and in the log. It may quote what can't be printed."""
     text = one_line(text)
-    logging.warning("ADT-Tree: %s", text)
+    logging.log(level, "ADT-Tree: %s", text)
     tab = watched()
     if tab is not None and PromptServer.instance.last_node_id is not None:
         PromptServer.instance.send_progress_text(text, PromptServer.instance.last_node_id, tab)

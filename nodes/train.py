@@ -1,5 +1,6 @@
 """The training node: a drafter for the loaded model, from nothing but a list of prompts."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -124,7 +125,10 @@ class ADTTreeTrainDrafter(io.ComfyNode):
             )
             news, log = _run(plan, model, cls.hidden.unique_id)
         last, picture = log[-1], curve(log, plan.training.passes)
-        tell(f"'{name}' drafts {last['tau']:.2f} tokens a pass after {last['step']} steps; the Drafter Loader has it.")
+        tell(
+            f"'{name}' drafts {last['tau']:.2f} tokens a pass after {last['step']} steps; the Drafter Loader has it.",
+            logging.INFO,
+        )
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
         shown = ui.SavedImages([_saved(picture, f"adt_tree_{name}_{last['step']}.png")])
         return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui=shown)
@@ -151,7 +155,7 @@ class _Shown(Watch):
 
     def expects(self, needs: Needs) -> None:
         self._all = f"; about {needs.minutes} min in all"
-        tell(f"The training takes {needs}.")
+        tell(f"The training takes {needs}.", logging.INFO)
 
     def draws(self, done: float, total: int) -> None:
         self._update("pictures", done / total, f"{int(done)} of {total} pictures{self._all}")

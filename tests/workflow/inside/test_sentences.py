@@ -146,6 +146,20 @@ def test_a_published_model_that_is_missing_says_what_to_download(pack, name, mar
     assert not row.libraries or f" -m pip install {row.libraries}`" in said
 
 
+def test_an_unknown_model_names_those_that_there_are(pack, monkeypatch):
+    """By the API no list is seen. Only the first ten are named, those that are installed before the others."""
+    (said,) = pack.refused("ADTTreeModelLoader", model="no-such-model")
+    assert "'no-such-model' is in no folder" in said
+    named = said.partition("or choose another: ")[2].rstrip(".")
+    *first, last = named.split(", ")
+    assert first[0] == "bundled" and len(first) == 9 and " and " in last
+    folders = pack.package(".nodes.folders")
+    assert [*first, last.split(" and ")[0]] == [folders.plain(name) for name in folders.offered()][:10]
+    assert pack.fails("ADTTreeModelLoader", model="no-such-model", dtype="auto").endswith(said.partition(": ")[2])
+    monkeypatch.setattr(folders, "offered", lambda: ["bundled", "other"])
+    assert "another: bundled, other." in pack.refused("ADTTreeModelLoader", model="no-such-model")[0]
+
+
 def test_a_damaged_model(pack):
     cut = shutil.copytree(pack.bundled / "target", pack.base / "models" / "LLM" / "cut")
     weights = next(cut.glob("*.safetensors"))

@@ -37,11 +37,13 @@ def test_what_it_trains_is_found_and_drafts_losslessly(pack, small, train, caplo
     """After a run of the sampler, which leaves tensors of inference mode behind. Nobody's random numbers are taken."""
     before = small.vectors()
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
-    drafter, curve, figures = train("first")
+    with caplog.at_level("INFO"):
+        drafter, curve, figures = train("first")
     assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
     assert torch.equal(torch.get_rng_state(), states[2])
-    said = [message for message in caplog.messages if message.startswith("ADT-Tree: The training takes about ")]
-    assert len(said) == 1 and said[0].endswith(" GB of disk.")
+    (said,) = (one for one in caplog.records if one.message.startswith("ADT-Tree: The training takes about "))
+    assert said.message.endswith(" GB of disk.")
+    assert {one.levelname for one in caplog.records} == {"INFO"}, "an estimate is no warning"
     assert curve.shape == (1, 400, 640, 3) and 0 <= curve.min() < curve.max() <= 1 and ": 4 steps in " in figures
     _, options = pack.ours["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
     assert "first" in options["options"]
