@@ -1,4 +1,4 @@
-"""The ComfyUI side of the pack: sockets, schemas and memory management. All tensor maths is in ``adt_core``."""
+"""ComfyUI nodes of the pack: sockets, schemas and memory management. All tensor maths is in `adt_core`."""
 
 from comfy_api.v0_0_2 import ComfyExtension, io
 from server import PromptServer
@@ -21,7 +21,7 @@ from .train import ADTTreeTrainDrafter
 
 
 class ADTTreeExtension(ComfyExtension):
-    """Everything that ComfyUI registers for this pack."""
+    """Nodes, model folders, routes and prompt handlers that ComfyUI registers for this pack."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()

@@ -1,8 +1,9 @@
-"""The colour scale of acceptance maps, the same as in js/colours.js.
+"""Colour scale of acceptance maps, identical to js/colours.js.
 
-The scale is a curve through the colour space OKLab (B. Ottosson, "A perceptual color space for image processing",
-2020), from dark blue over green to light yellow. Its steps have equal length, so equal differences look equal. It gets
-lighter all the way, so the order can be read with every kind of colour blindness, and in a black-and-white print.
+The scale is a curve through the OKLab colour space (B. Ottosson, "A perceptual color space for image processing",
+2020), from dark blue through green to light yellow. Its steps have equal length, so equal differences look equal.
+Lightness increases monotonically, so readers with any kind of colour blindness, or with a black-and-white print, can
+still read the order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TO_RGB = np.array(
 
 @lru_cache(maxsize=1)
 def scale() -> np.ndarray:
-    """The scale as [256, 3] uint8 sRGB, dark to light."""
+    """Return the scale as [256, 3] uint8 sRGB, dark to light."""
     t = np.linspace(0, 1, 2049)[:, None]
     curve = (1 - t) ** 2 * _CURVE[0] + 2 * t * (1 - t) * _CURVE[1] + t**2 * _CURVE[2]
     length = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(curve, axis=0), axis=1))])

@@ -1,4 +1,4 @@
-"""What only decorates an image: maps, previews, lines of text. An image is never lost for it."""
+"""Guard for decorations of an image, such as maps, previews and lines of text: their errors never lose the image."""
 
 import logging
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ import comfy.model_management as mm
 
 @contextmanager
 def decorating(what: str) -> Iterator[None]:
-    """Where the block fails, the log says so, and the run goes on without it. Cancelling comes through.
+    """Log errors of the block instead of raising them, except ComfyUI's interruption.
 
-    what: the decoration's name, for the log.
+    Args:
+        what: Name of the decoration, for the log.
     """
     try:
         yield

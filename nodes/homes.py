@@ -1,4 +1,7 @@
-"""Tells the page that queues a prompt where the maps of its nodes belong: another workflow may be open at its end."""
+"""Prompt handler that tells the page to which workflow each map of a queued prompt belongs.
+
+The page needs this because another workflow may be open when the prompt finishes.
+"""
 
 from uuid import uuid4
 
@@ -11,7 +14,16 @@ EVENT = "adt_tree.queued"
 
 
 def announce(request: dict) -> dict:
-    """Before a prompt is queued. Its id is made here, as any client may do, so that the page can be told of it."""
+    """Send the homes of a prompt's maps to the browser tab that queues it.
+
+    The message needs the prompt's id, so this handler creates one if the client did not.
+
+    Args:
+        request: Body of `POST /prompt`.
+
+    Returns:
+        The request, with a `prompt_id`.
+    """
     with decorating("where maps belong"):
         tab, places = request.get("client_id"), homes(request)
         if isinstance(tab, str) and places is not None:

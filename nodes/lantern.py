@@ -1,4 +1,4 @@
-"""The LANTERN node: relaxed acceptance, which changes the image within bounds that its inputs set."""
+"""LANTERN node: relaxed acceptance, which changes the image within the bounds that its inputs set."""
 
 from comfy_api.v0_0_2 import io
 
@@ -13,7 +13,7 @@ class ADTTreeLantern(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         own = Lantern.fields()
-        own["factor"] = own["factor"]._replace(default=2.0)  # it counts where the rule asks for it
+        own["factor"] = own["factor"]._replace(default=2.0)  # used only by LANTERN++
         return schema(
             "ADTTreeLantern",
             "ADT-Tree LANTERN",

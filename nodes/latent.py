@@ -1,4 +1,4 @@
-"""A LATENT as what an image starts from: the first tokens of each of its images are kept."""
+"""Continuation of images from a LATENT, whose first tokens are kept."""
 
 import torch
 from torch import Tensor
@@ -13,11 +13,23 @@ from .sockets import LoadedModel
 def read_latent(
     latent: dict, model: LoadedModel, target: Target, keep: float, keep_left: float, copies: int
 ) -> tuple[Tensor, list[int]]:
-    """What is kept of the images of a LATENT, each of them ``copies`` times. target: the model, as it is to draw.
+    """Return the kept tokens of a LATENT's images, and the noise index of each new image.
 
-    Returns the codes [B * copies, P], and for each image the index of its noise. An image that was taken out of a batch
-    (``batch_index``) keeps the noise that it had there. Raises AdtError for a LATENT of another model or another size,
-    and for a noise mask, which an order row by row can't follow.
+    Args:
+        latent: LATENT of B images. If it has a `batch_index`, as an image taken out of a batch does, each image keeps
+            the noise index that it had in that batch.
+        model: Model whose codec made the LATENT.
+        target: Target to draw with, after source images were applied.
+        keep: Share of the rows to keep.
+        keep_left: Share of the next row to keep, from the left.
+        copies: New images per image of the LATENT.
+
+    Returns:
+        Codes [B * copies, P], and noise indices [B * copies].
+
+    Raises:
+        AdtError: If the LATENT has the channels or the size of another model, or a noise mask, which row-by-row
+            decoding cannot follow.
     """
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)
@@ -28,7 +40,19 @@ def read_latent(
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
-    """The codes [B, rows, columns] of a LATENT, on the CPU. AdtError, naming the input, if another model made it."""
+    """Return the codes of a LATENT's images.
+
+    Args:
+        latent: LATENT of B images.
+        model: Model whose codebook the codes index.
+        name: Id of the input, for error messages.
+
+    Returns:
+        Codes [B, rows, columns], on the CPU.
+
+    Raises:
+        AdtError: If another model made the LATENT.
+    """
     samples, codec = latent.get("samples"), model.target.codec
     channels = codec.codebook.shape[1]
     if not isinstance(samples, Tensor):

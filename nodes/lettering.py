@@ -1,4 +1,4 @@
-"""Text of any language in a picture: each letter in the first of the system's fonts that has it."""
+"""Text of any language in an image: each character is drawn with the first system font that has it."""
 
 import unicodedata
 from bisect import bisect_right
@@ -15,33 +15,41 @@ _FONTS = (
     "Hiragino Sans GB.ttc", "AppleSDGothicNeo.ttc", "Arial Unicode.ttf", "seguiemj.ttf", "seguisym.ttf",
     "NotoEmoji-Regular.ttf", "Symbola.ttf", "Apple Symbols.ttf",
 )  # fmt: skip
-"""Files that Linux, Windows and macOS have in their font folders, for everyday letters first."""
-_NOBODY_S = "\U0010fffe"
-"""Not a letter: every font draws its sign for a missing letter here."""
+"""Font files of Linux, Windows and macOS, fonts with Latin letters first."""
+_NONCHARACTER = "\U0010fffe"
+"""Unassigned code point, for which every font draws its missing-glyph sign."""
 MISSING = "\N{WHITE SQUARE}"
-"""Stands for a letter that no font has."""
+"""Replacement for a character that no font has."""
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Lettering:
-    """Draws lines of text, ``size`` pixels high."""
+    """Text renderer with font fallback, for text `size` pixels high."""
 
     def __init__(self, size: int):
         self._fonts = _fonts(size)
         self._of: dict[str, Font | None] = {}
 
     def readable(self, text: str) -> str:
-        """The text in letters that there are: an emoji that no font has by its name, any other letter as MISSING."""
+        """Replace the characters that no font has: an emoji by its name in brackets, any other by `MISSING`."""
         return "".join(self._readable(letter) for letter in text)
 
     def length(self, text: str) -> float:
-        """Pixels that a readable text is wide."""
+        """Return the width of a readable text in pixels."""
         return sum(font.getlength(part) for font, part in self._parts(text))
 
     def wrap(self, text: str, width: int, lines: int) -> list[str]:
-        """A readable text in at most ``lines`` lines of ``width`` pixels, broken between words where that is possible.
-        One that does not fit ends in three dots."""
+        """Break a readable text into lines, between words if possible.
+
+        Args:
+            text: Result of `readable`.
+            width: Maximum width of a line in pixels.
+            lines: Maximum number of lines. A longer text ends in three dots.
+
+        Returns:
+            The lines.
+        """
         wrapped: list[str] = []
         rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
         while rest and len(wrapped) < lines:
@@ -54,20 +62,28 @@ class Lettering:
         return wrapped
 
     def _fitting(self, text: str, width: float, ending: str) -> int:
-        """How many letters of a text fit into so many pixels: all, or at least one, with an ending behind them."""
+        """Return how many characters fit into `width` pixels: all, or at least one, followed by `ending`."""
         if self.length(text) <= width:
             return len(text)
         return max(1, bisect_right(range(1, len(text)), width, key=lambda count: self.length(text[:count] + ending)))
 
     def draw(self, on: ImageDraw.ImageDraw, left: float, top: float, text: str, ink: tuple[int, int, int]) -> None:
-        """Draw a readable text, whose letters stand on one line whatever their fonts are."""
+        """Draw a readable text, with the characters of all fonts on one baseline.
+
+        Args:
+            on: Image to draw on.
+            left: Left edge in pixels.
+            top: Top edge of the tallest font in pixels.
+            text: Result of `readable`.
+            ink: RGB colour.
+        """
         base = top + max((_ascent(font) for font, _ in self._parts(text)), default=0)
         for font, part in self._parts(text):
             on.text((left, base - _ascent(font)), part, ink, font)
             left += font.getlength(part)
 
     def _parts(self, text: str) -> list[tuple[Font, str]]:
-        """The text in parts of one font each."""
+        """Split a text into runs of one font each."""
         parts = groupby(text, lambda letter: self._font(letter) or self._fonts[0])
         return [(font, "".join(letters)) for font, letters in parts]
 
@@ -75,7 +91,7 @@ class Lettering:
         if letter.isspace() or self._font(letter) is not None:
             return letter
         kind = unicodedata.category(letter)
-        if kind in ("Cf", "Mn", "Me"):  # joiners, variants and skin tones only change what stands before them
+        if kind in ("Cf", "Mn", "Me"):  # joiners, variation selectors and marks only modify other characters
             return ""
         name = unicodedata.name(letter, "") if kind in ("So", "Sk") else ""
         return f"[{name.lower()}]" if name else MISSING
@@ -88,7 +104,7 @@ class Lettering:
 
 @lru_cache(maxsize=4)
 def _fonts(size: int) -> tuple[Font, ...]:
-    """What there is of the list, and Pillow's own at the end, which is always there."""
+    """Return the installed fonts of the list, followed by Pillow's own, which is always available."""
     fonts: list[Font] = []
     for name in _FONTS:
         with suppress(OSError):
@@ -97,7 +113,7 @@ def _fonts(size: int) -> tuple[Font, ...]:
 
 
 def _has(font: Font, letter: str) -> bool:
-    return letter.isspace() or bytes(font.getmask(letter)) != bytes(font.getmask(_NOBODY_S))
+    return letter.isspace() or bytes(font.getmask(letter)) != bytes(font.getmask(_NONCHARACTER))
 
 
 def _ascent(font: Font) -> int:

@@ -1,8 +1,8 @@
-"""By what a page knows which image of a batch a file is.
+"""Marks by which the page finds the image of a batch that a file holds.
 
-Save Image writes one workflow, and so one map, into all files of a batch. What differs is the picture. So a map of
-several images has a mark of each, the mean colours of its regions, and js/own_image.js compares them with the file's.
-They are known once VAE Decode has made the picture, which is before anything can save it.
+Save Image writes one workflow, and with it one map, into all files of a batch, so only the pixels differ. A map of
+several images therefore has one mark per image, the mean colours of its regions, and js/own_image.js compares them with
+the file. The marks are set when VAE Decode makes the image, which is before any node can save it.
 """
 
 import base64
@@ -13,16 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SIDE = 8
-"""Regions along each side of a picture."""
-_KEPT = 256  # images that have not been decoded, or may be again
-_MAPS = 4  # maps with the same image, as where two nodes draw it
+"""Regions along each side of an image."""
+_KEPT = 256  # images that are not decoded yet, or may be decoded again
+_MAPS = 4  # maps per image; two samplers that draw the same image have one map each
 
 _awaited: OrderedDict[bytes, list[tuple[dict, int]]] = OrderedDict()
-"""Digest of vectors -> maps, and the image's number."""
+"""Digest of the vectors of an image -> the maps that wait for its mark, and its index in each."""
 
 
 def expect(vectors: Tensor, saved: dict) -> None:
-    """Let a saved map have the marks of its images once they are decoded. vectors: [B, C, h, w], of all its images."""
+    """Register a saved map to receive the marks of its images as soon as they are decoded.
+
+    Args:
+        vectors: Codebook vectors of all images of the map, [B, C, h, w].
+        saved: Saved map that gets the key `marks`.
+    """
     if len(vectors) < 2:
         return
     for image in range(len(vectors)):
@@ -33,8 +38,12 @@ def expect(vectors: Tensor, saved: dict) -> None:
 
 
 def note(vectors: Tensor, picture: Tensor) -> None:
-    """Give the maps that wait for it the mark of an image that was decoded. vectors: [1, C, h, w]. picture: an IMAGE of
-    one."""
+    """Add the mark of a decoded image to the maps that wait for it.
+
+    Args:
+        vectors: Codebook vectors of the image, [1, C, h, w].
+        picture: IMAGE [1, H, W, 3].
+    """
     if not _awaited:
         return
     for saved, image in _awaited.get(_digest(vectors[0]), ()):
@@ -42,7 +51,11 @@ def note(vectors: Tensor, picture: Tensor) -> None:
 
 
 def mark(image: Tensor) -> str:
-    """Of an image [H, W, 3] in 0..1: base64 of the mean bytes of its regions, row by row, three to each."""
+    """Return the mark of an image: base64 of the mean RGB bytes of its regions, row by row.
+
+    Args:
+        image: [H, W, 3] in 0..1.
+    """
     levels = (255 * image.clamp(0, 1)).floor().movedim(-1, 0).float()  # the bytes that Save Image writes
     means = F.adaptive_avg_pool2d(levels, SIDE).round().byte().movedim(0, -1)
     return base64.b64encode(means.contiguous().cpu().numpy().tobytes()).decode()

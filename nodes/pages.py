@@ -1,4 +1,4 @@
-"""The address under which ComfyUI serves the scripts of the pack's page."""
+"""Address under which ComfyUI serves the pack's scripts."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ def register(folder: str = Path(__file__).parents[1].name) -> None:
     or letters that are not ASCII. Help pages stay at the folder's name, so a warning is logged.
 
     Args:
-        folder: Name of the pack's folder in ``custom_nodes``.
+        folder: Name of the pack's folder in `custom_nodes`.
     """
     if quote(folder) == folder or folder not in EXTENSION_WEB_DIRS:
         return

@@ -1,4 +1,4 @@
-"""The image size node, for the families that draw more than one size."""
+"""Image size node for the families that draw more than one size."""
 
 from dataclasses import replace
 
