@@ -1,4 +1,4 @@
-"""The collector node: what a batch made, as a contact sheet, a table and all figures."""
+"""Collector node: writes the results of a batch as a contact sheet, a table and a JSON file."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The compare node: one prompt and seed, two ways to draft, side by side."""
+"""Compare node: one prompt and seed, decoded in two ways side by side."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -40,7 +40,7 @@ from .stock import ImageTokenizer, to_picture
 
 
 class ADTTreeCompare(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # as the sampler's
+    HAS_INTERMEDIATE_OUTPUT = True  # as in the sampler
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -112,9 +112,9 @@ class ADTTreeCompare(io.ComfyNode):
 
 
 def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> list[LiveMap]:
-    """Decode both to the end, with progress and a live map for each, which are returned.
+    """Decode both to the end, with progress and a live map for each, and return the maps.
 
-    The next round is always that of the decoding which is behind, so both see the same moments of the machine.
+    The decoding with fewer tokens always runs next, so changes in the machine's load affect both alike.
     """
     total = both[0].total_tokens
     progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))
@@ -136,7 +136,7 @@ def _picture(images: Tensor, number: int) -> Image.Image:
 
 
 def _report(a: Decoding, b: Decoding) -> str:
-    """A line that compares them, then one for each: a small node shows the first lines."""
+    """Return one line that compares the two, then one line for each, because a small node shows only the first."""
     reports = [decoding.trace.report() for decoding in (a, b)]
     differ = int((a.codes != b.codes).sum())
     difference = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
@@ -148,7 +148,7 @@ def _report(a: Decoding, b: Decoding) -> str:
 
 
 def _side_by_side(model: LoadedModel, both: list[Decoding]) -> Image.Image:
-    """Both images as far as they are decided."""
+    """Return a preview of both images, left and right."""
     a, b = (preview(model.target, decoding) for decoding in both)
     together = Image.new("RGB", (a.width + b.width, a.height))
     together.paste(a)

@@ -1,4 +1,4 @@
-"""The report of a batch: a contact sheet and a table for people, and all figures for programs."""
+"""Report of a batch: a contact sheet, a table (CSV), and all figures (JSON)."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ from .lettering import MISSING, Lettering
 COLUMNS = tuple(
     "id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split()
 )
-"""Columns of the CSV; JSON has all figures."""
+"""Columns of the CSV. The JSON has all figures."""
 _OWN = "id", "prompt", "file"
-"""What tells the rows of a list from those of another."""
+"""Keys that identify a row across reports."""
 ENDINGS = "csv", "json", "png"
-"""Of a report's files."""
+"""Extensions of a report's files."""
 LONGEST_SIDE = 8192
-"""Pixels of a contact sheet's longer side, at most: the more images, the smaller their thumbnails."""
+"""Maximum length of a contact sheet's longer side, in pixels. Thumbnails shrink to fit."""
 NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
 _PAPER, _INK, _GAP, _LINES = (24, 24, 24), (235, 235, 235), 8, 3
 _COMPRESSION = 4
-"""Of the sheet's PNG: a level that takes half the time of Pillow's usual 6, for a file 3 % larger."""
+"""PNG compression level of the sheet: half the time of Pillow's default of 6, for a file 3 % larger."""
 
 
 def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
-    """The figures of all images together. rows: ``id``, ``prompt``, ``file`` and the figures of each. left_out: how
-    many prompts were not drawn.
+    """Summarise the figures of all images.
 
-    An image that several rows share counts once. seconds: of decoding. tau, mean_depth, substitution_rate: means over
-    the images.
+    Args:
+        rows: `id`, `prompt`, `file` and the figures of each image. An image that several rows share counts once.
+        left_out: Number of prompts that were not drawn.
+
+    Returns:
+        Counts, `seconds` of decoding, and means of `tau`, `mean_depth` and `substitution_rate` over the images.
     """
     images = list({row["file"]: row for row in rows}.values())
     seconds, tokens = (sum(image[name] for image in images) for name in ("seconds", "tokens"))
@@ -54,9 +57,14 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
 
 def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
-    """The name of a list's report in a folder: the wanted one, or with a number behind it where that is another list's.
+    """Return the name of a list's report, with a number appended if another list's report has the name.
 
-    A report is this list's if all its images are among the list's: so nothing is lost when the list has grown.
+    A report belongs to this list if the list contains all its images, so a list that has grown replaces its report.
+
+    Args:
+        folder: Folder of the batch.
+        name: Name that the user chose.
+        rows: Rows of the list.
     """
     mine = {tuple(row[key] for key in _OWN) for row in rows}
     names = chain([name], (f"{name}-{number}" for number in count(2)))
@@ -64,18 +72,18 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
-    """Is there no report of this name, or one whose images are all among ``mine``?"""
+    """Return whether a report of this name may be written: there is none, or `mine` contains all its images."""
     if not any(os.path.lexists(folder / f"{name}.{ending}") for ending in ENDINGS):
         return True
     try:
         images = parse_json(read_text(folder / f"{name}.json", LARGEST_LIST))["images"]
         return {tuple(row[key] for key in _OWN) for row in images} <= mine
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # it can't be read, so nobody knows whose it is
+        return False  # unreadable, so it may belong to another list
 
 
 def remark(rows: Sequence[dict]) -> str:
-    """What a sheet says below images that are not exactly those of their seeds; nothing below others."""
+    """Return the line below a sheet of images that LANTERN changed, or "" if all images are exact."""
     replaced = [row["substitution_rate"] for row in rows if row["relaxed"]]
     return f"Relaxed (LANTERN): {100 * mean(replaced):.1f} % of the tokens replaced" if replaced else ""
 
@@ -89,15 +97,25 @@ def write_report(
     texts: Mapping[str, str] = {},
     left_out: Sequence[dict] = (),
 ) -> list[Path]:
-    """Write ``name.csv``, ``name.json`` and ``name.png`` into the folder. Files of these names are replaced.
+    """Write `name.csv`, `name.json` and `name.png` into the folder, and replace files of these names.
 
-    texts: text chunks of the PNG, by name. left_out: prompts that were not drawn: ``id``, ``prompt`` and ``note``.
+    Args:
+        rows: One row per image; see `summary`.
+        settings: Settings that all images share.
+        sheet: Contact sheet.
+        folder: Folder of the batch.
+        name: File name without extension.
+        texts: Text chunks of the PNG, by keyword.
+        left_out: `id`, `prompt` and `note` of each prompt that was not drawn.
+
+    Returns:
+        Paths of the three files.
     """
     picture = io.BytesIO()
     sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
     whole = {"summary": summary(rows, len(left_out)), "images": list(rows), "left_out": list(left_out)}
-    # JSON first: it says whose report this is, if no more is written. By the byte order mark spreadsheets know UTF-8.
+    # JSON first: `own_name` reads it, even if writing stops here. Spreadsheets detect UTF-8 by the byte order mark.
     write_in(folder, paths[1].name, to_json({"settings": settings, **whole}))
     write_in(folder, paths[0].name, to_csv(COLUMNS, [*rows, *left_out], "utf-8-sig"))
     write_in(folder, paths[2].name, picture.getvalue())
@@ -107,11 +125,14 @@ def write_report(
 def contact_sheet(
     pictures: Sequence[Image.Image], labels: Sequence[str], columns: int = 0, width: int = 192, remark: str = ""
 ) -> Image.Image:
-    """Thumbnails in rows, each above its label.
+    """Draw thumbnails in rows, each above its label, within `LONGEST_SIDE`.
 
-    pictures: all of the same shape. labels: one for each; they take no room if all are empty. columns: 0 for about as
-    many as rows. width: pixels of a thumbnail, less where the sheet would exceed LONGEST_SIDE. remark: a line below
-    all.
+    Args:
+        pictures: Images of one shape.
+        labels: One per image, "" for none.
+        columns: Thumbnails per row, 0 for a roughly square sheet.
+        width: Maximum width of a thumbnail in pixels.
+        remark: Line below the thumbnails.
     """
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
     size = max(8, min(12, width // 8))

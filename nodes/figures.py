@@ -1,4 +1,4 @@
-"""A run's trace as data for other nodes: pictures of its maps, and its figures as text."""
+"""Nodes that turn the trace of a run into images of its maps and into text."""
 
 import json
 
@@ -12,7 +12,7 @@ from .colours import scale
 from .schema import schema
 from .sockets import TraceSocket, checked
 
-_PIXELS = 16  # the side of a token where no images are given
+_PIXELS = 16  # pixels per side of a token, if no images are connected
 
 
 class ADTTreeMapImage(io.ComfyNode):
@@ -53,8 +53,10 @@ class ADTTreeMapImage(io.ComfyNode):
 
 
 def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
-    """The two ends of the colour scale, as in the sampler's widget. For time, the slowest 2 % of the tokens don't
-    count: the first token of a run is always slow."""
+    """Return the ends of the colour scale, as in the sampler's map.
+
+    For time, the slowest 2 % of the tokens are ignored, because the first token of a run is always slow.
+    """
     low = 1.0 if show == "acceptance" else 0.0
     top = float(values.flatten().quantile(0.98) if show == "time" else values.max())
     return low, max(top, low + (0.01 if show == "time" else 1.0))
@@ -87,12 +89,16 @@ def _lines(report: dict) -> str:
     ]
     if report["verified_nodes"]:
         lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_nodes']:.2f} drafts on average")
-    if report["drafting_seconds"]:  # unknown on a GPU, where a round is launched at once
+    if report["drafting_seconds"]:  # not measured on a GPU, where drafting and verification are launched together
         lines.append(f"{100 * report['drafting_seconds'] / report['seconds']:.0f} % of the time spent on drafting")
     return "\n".join(lines)
 
 
 def relaxed(report: dict) -> str:
-    """What stands behind the name of a run's method, or nothing if its image is exactly the seed's."""
+    """Return the suffix of a run's method name: the share of tokens that LANTERN replaced, or "" without LANTERN.
+
+    Args:
+        report: Result of `Trace.report`.
+    """
     replaced = f"{100 * report['substitution_rate']:.1f} % of the tokens replaced by LANTERN"
     return f", Relaxed ({replaced})" if report["lantern"] else ""

@@ -1,4 +1,4 @@
-"""The nodes of GLM-Image's second stage: tokens become pixels by diffusion."""
+"""Nodes for the second stage of GLM-Image, which decodes tokens to pixels by diffusion."""
 
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, che
 from .stock import cropped, read_prompt, read_sources, to_image, to_picture
 
 PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "beside the transformer"
-"""The transformer of the folder as it is published; and where the other parts are then."""
+"""Transformer in the layout of the published folder, and the choice for parts in the same folder."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FP8 = "fp8 weights"
 _SHOWN = 64
-"""Latents per side of a preview at most, which are 512 pixels."""
+"""Maximum number of latents per side of a preview, equal to 512 pixels."""
 
 
 class ADTTreeGLMDecoderLoader(io.ComfyNode):
@@ -84,13 +84,13 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
 
 
 def _transformer(name: str) -> str | None:
-    """The path of a transformer of the list, if it is installed. A folder of its makers may be around the published."""
+    """Return the path of an installed transformer, also if a publisher's folder contains the published one."""
     found = folders.glm_transformers()
     return found.get(name) or next((path for own, path in found.items() if own.endswith(f"/{name}")), None)
 
 
 def _file(name: str, key: str, value: str) -> Path | None:
-    """The file that is chosen at the input ``name``; None if the part lies beside the transformer."""
+    """Return the file chosen at the input `name`, or None if the part is beside the transformer."""
     return None if value == BESIDE else Path(folders.resolve(folders.files(key), value, name, key))
 
 
@@ -148,7 +148,7 @@ class ADTTreeGLMDecode(io.ComfyNode):
 
 
 def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
-    """AdtError if the tokens of the model mean nothing to the decoder."""
+    """Raise AdtError if the decoder cannot read the model's tokens."""
     target, known = model.target, decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
     if target.family != FAMILY.name or len(target.codec.codebook) != known:
         raise AdtError(
@@ -158,7 +158,7 @@ def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
 
 
 def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[Source]:
-    """The source pictures of a prompt: the images, with the tokens by which the prompt has them."""
+    """Pair the source images with their tokens in the prompt."""
     tokens = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
     pictures = [] if images is None else list(map(to_picture, cropped(images, PIXELS, "source_images")))
     if [picture.size for picture in pictures] != [(own.shape[1] * PIXELS, own.shape[0] * PIXELS) for own in tokens]:
@@ -169,7 +169,10 @@ def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[
 
 
 def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Source], **options: Any) -> Tensor:
-    """Tokens [rows, columns] -> IMAGE [1, H, W, 3]. The transformer may leave the card before the VAE needs room."""
+    """Decode tokens [rows, columns] to an IMAGE [1, H, W, 3].
+
+    The VAE is loaded after denoising, so ComfyUI can unload the transformer first if memory is short.
+    """
     pipeline, size = decoder.pipeline, tokens.numel() * PIXELS**2
     with loaded([decoder.patcher, decoder.vae], glm_pixels.denoising_bytes(pipeline, size, sources)):
         latents = glm_pixels.denoise(pipeline, tokens, prompt, sources=sources, check=check_cancelled, **options)
@@ -178,7 +181,7 @@ def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Sour
 
 
 def _preview(decoder: GlmDecoder, latents: Tensor) -> Image.Image:
-    """The image that is expected at the end, made of fewer latents: of all of them it takes as long as a step."""
+    """Decode the expected final image from downscaled latents; at full size this would be as slow as a step."""
     scale = min(1.0, _SHOWN / max(latents.shape[2:]))
     fewer = torch.nn.functional.interpolate(latents, scale_factor=scale, mode="area")
     return to_picture(to_image(glm_pixels.pixels(decoder.pipeline, fewer, check_cancelled))[0])
