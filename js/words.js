@@ -7,8 +7,8 @@ const LINES = [
   /^(\d+) of (\d+) prompts, (\d+) methods each$/,
   /^(\d+) prompts; the results are in (.+)$/,
   /^(.+) is not installed; the error says how to get it$/,
-  /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (\d+) of (\d+) prompts: (.+?)( and others)?\.$/,
-  /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (.+)\.$/,
+  /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (\d+) of (\d+) prompts: (.+?)( and others)?\.(?: Unknown words: (.+?)( and others)?\.)?$/,
+  /This small model knows houses, boats, balloons, mugs and the like, and drew something else for (.+?)\.(?: Unknown words: (.+?)( and others)?\.)?$/,
   /^Here an image may depend on the prompts beside it; drawn alone, it is as it should be\.$/,
   /^To keep the image, this device needs products of fewer rows, which is slower\.$/,
   /^To keep the image, this device needs attention without the fast kernel, which is slower\.$/,
@@ -125,6 +125,8 @@ const ENGLISH = {
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
 
+const unknownWords = (words, others) => (words ? `不认识的词：${words}${others ? " 等" : ""}。` : "");
+
 const CHINESE = {
   methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "普通解码" },
   staticTree: (name) => `固定树：${name}`,
@@ -215,8 +217,9 @@ const CHINESE = {
     "$2 个提示词中的 $1 个，每个用 $3 种方法",
     "$1 个提示词；结果位于 $2",
     "$1 尚未安装；错误信息说明如何获取",
-    (_, some, all, prompts, others) => `这个小模型只认识房子、船、热气球、杯子等的英文词，${all} 个提示词中有 ${some} 个画成了别的：${prompts}${others ? " 等" : ""}。`,
-    "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 $1，画了别的。",
+    (_, some, all, prompts, others, ...unknown) =>
+      `这个小模型只认识房子、船、热气球、杯子等的英文词，${all} 个提示词中有 ${some} 个画成了别的：${prompts}${others ? " 等" : ""}。${unknownWords(...unknown)}`,
+    (_, prompt, ...unknown) => `这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 ${prompt}，画了别的。${unknownWords(...unknown)}`,
     "在这台设备上，图像可能受同批其他提示词的影响；单独生成时则没有问题。",
     "为了保持图像不变，这台设备需要行数更少的乘法，因此更慢。",
     "为了保持图像不变，这台设备不能使用快速的注意力内核，因此更慢。",

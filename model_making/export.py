@@ -21,7 +21,7 @@ from adt_lab.training.save import layer_tensors, write_checkpoint
 from .codec import CONFIG
 from .target import trained_decoder, vocabulary
 from .tokenise import open_codec
-from .wording import naming_words
+from .wording import known_words
 
 VQ_CONFIG = {
     "model_type": "chameleon_vqgan",
@@ -64,8 +64,8 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
 
 
 def write_words(path: Path) -> None:
-    """The words with which a prompt asks for something that the target can draw: ``adt_core/bundled/words.json``."""
-    path.write_text(json.dumps(naming_words(), indent=0) + "\n", encoding="utf-8")
+    """Write the words that the target is taught, by what they name: ``adt_core/bundled/words.json``."""
+    path.write_text(json.dumps(known_words(), indent=0) + "\n", encoding="utf-8")
 
 
 def main() -> None:

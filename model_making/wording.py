@@ -13,6 +13,7 @@ understand. A word in none of them is :data:`UNKNOWN` to it.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
@@ -39,6 +40,8 @@ _NOTHING_ALONE = (
     "toy weather white"
 )
 """Words of names that ask for nothing by themselves."""
+_FRAMING = "photo photograph picture image painting drawing illustration sketch scene view beautiful"
+"""Words around a scene that the model passes over without harm, and that no remark lists."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,38 @@ def vocabulary() -> list[str]:
     ]
 
 
-def naming_words() -> list[str]:
-    """The words of captions that ask for something that a picture can show, in a fixed order."""
-    return sorted(_words_of(naming_phrases()) - {*_NOTHING_ALONE.split()})
+def known_words() -> dict[str, list[str]]:
+    """Return the words that the model is taught, in a fixed order.
+
+    "things": nouns that name a thing ("boat" of "sailing boat", "bowl" of "bowl of fruit"). "scenery": words for what
+    is around things. "others": colours, places, words between them, and words that ask for nothing.
+    """
+    things = {_noun(name) for name in _thing_names()} | {f"{noun}s" for noun in SINGULAR_ONLY}
+    plain = {*_NOTHING_ALONE.split(), *_words_of(_names(COLOUR_NAMES))}
+    scenery = _words_of(naming_phrases()) - things - plain
+    others = {*vocabulary()[1:], *_FRAMING.split()} - things - scenery
+    return {"things": sorted(things), "scenery": sorted(scenery), "others": sorted(others)}
 
 
 def naming_phrases() -> list[str]:
     """All names of what a picture can show."""
-    tables = (THING_NAMES, COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, TABLE_NAMES)
-    names = [name for table in tables for options in table.values() for name in options]
-    return names + [_plural(name) for options in THING_NAMES.values() for name in options]
+    around = (COLOUR_NAMES, GROUND_NAMES, SKY_NAMES, BACKDROP_NAMES, WALL_NAMES, TABLE_NAMES)
+    return [*_thing_names(), *(name for table in around for name in _names(table))]
+
+
+def _thing_names() -> list[str]:
+    singular = _names(THING_NAMES)
+    return singular + [_plural(name) for name in singular]
+
+
+def _names(table: dict[str, tuple[str, ...]]) -> list[str]:
+    return [name for options in table.values() for name in options]
+
+
+def _noun(name: str) -> str:
+    """Return the word of a thing's name that says what it is: "vase" of "vase with flowers"."""
+    words = re.split(" (?:of|with) ", name)[0].split()
+    return words[-1]
 
 
 def asked_by(caption: list[Said]) -> Prompt:

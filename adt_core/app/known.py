@@ -7,20 +7,29 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import shown
 from ..files import LARGEST_LIST, parse_json, read_text
-from ..models.target import Target
+from ..models.target import Target, Words
 
 _WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
+_THINGS = "houses, boats, balloons, mugs and the like"
 _NAMED = 3
 """Prompts that a remark names."""
+_QUOTED = 40
+"""Characters of such a prompt."""
+_LISTED = 10
+"""Unknown words that a remark lists."""
+_LONGEST = 20
+"""Characters of such a word."""
+_LETTERS = re.compile(r"[^\W\d_]+")
+_TEXTS = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+"""Words as they are listed: with digits and apostrophes."""
 _ABOUT = 0.8
 """Least ratio of two numbers of pixels that count as equal: shapes such as 4:3 are rounded to cells."""
 
 
-def bundled_words() -> frozenset[str]:
-    """The words with which a prompt asks for something that the bundled model can draw."""
-    return frozenset(parse_json(read_text(_WORDS, LARGEST_LIST)))
+def bundled_words() -> Words:
+    """Return the words that the bundled model is taught."""
+    return Words(**{kind: frozenset(words) for kind, words in parse_json(read_text(_WORDS, LARGEST_LIST)).items()})
 
 
 def remark(target: Target, prompts: Sequence[str]) -> str:
@@ -50,18 +59,39 @@ def _size_remark(target: Target) -> str:
 
 
 def _prompt_remark(target: Target, prompts: Sequence[str]) -> str:
-    """Return a sentence that names the prompts that ask for nothing that the model knows, or ""."""
-    unknown = [prompt for prompt in prompts if not _asks_for_known(target, prompt)]
-    if not unknown:
+    """Return sentences that name the prompts that ask for no thing that the model knows, and their unknown words."""
+    missed = [prompt for prompt in prompts if target.words and not _is_understood(target.words, prompt)]
+    if not missed:
         return ""
-    distinct = list(dict.fromkeys(unknown))
-    named = ", ".join(map(shown, distinct[:_NAMED])) + (" and others" if len(distinct) > _NAMED else "")
-    counted = f"{len(unknown)} of {len(prompts)} prompts: " if len(prompts) > 1 else ""
-    things = "houses, boats, balloons, mugs and the like"
-    return f"This small model knows {things}, and drew something else for {counted}{named}."
+    distinct = list(dict.fromkeys(missed))
+    counted = f"{len(missed)} of {len(prompts)} prompts: " if len(prompts) > 1 else ""
+    named = _listed([repr(_cut(prompt, _QUOTED)) for prompt in distinct], _NAMED)
+    sentence = f"This small model knows {_THINGS}, and drew something else for {counted}{named}."
+    unknown = dict.fromkeys(word for prompt in distinct for word in _unknown(target.words, prompt))
+    return sentence + (f" Unknown words: {_listed(list(unknown), _LISTED)}." if unknown else "")
 
 
-def _asks_for_known(target: Target, prompt: str) -> bool:
-    """A model that has no list of words may know all. A blank prompt asks for nothing, and that is said elsewhere."""
-    words = re.findall(r"[^\W\d_]+", prompt.lower())
-    return not target.words or not prompt.strip() or not target.words.isdisjoint(words)
+def _is_understood(words: Words, prompt: str) -> bool:
+    """Return whether the prompt names a thing, or is about scenery in known words. Blank ones are refused elsewhere."""
+    asked = set(_LETTERS.findall(prompt.lower()))
+    if not prompt.strip() or not words.things.isdisjoint(asked):
+        return True
+    return not words.scenery.isdisjoint(asked) and not _unknown(words, prompt)
+
+
+def _unknown(words: Words, prompt: str) -> list[str]:
+    """Return the words of a prompt that the model passes over, in lower case."""
+    unknown = []
+    for text in _TEXTS.findall(prompt.lower()):
+        parts = [part for part in _LETTERS.findall(text) if len(part) > 1 or not part.isascii()]  # not the "k" of "4k"
+        if parts and not any(part in words for part in parts):
+            unknown.append(_cut(text, _LONGEST))
+    return unknown
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (" and others" if len(names) > most else "")

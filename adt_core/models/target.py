@@ -108,6 +108,23 @@ class Prompter:
         return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"
 
 
+class Words(NamedTuple):
+    """Words that a model understands, in lower case, if these are few.
+
+    Attributes:
+        things: Nouns of things that it can draw, such as "house".
+        scenery: Words for what is around things, such as "snow" or "city".
+        others: Colours, places, and words that ask for nothing, such as "the".
+    """
+
+    things: frozenset[str]
+    scenery: frozenset[str]
+    others: frozenset[str]
+
+    def __contains__(self, word: object) -> bool:
+        return any(word in words for words in self)
+
+
 @dataclass
 class Target:
     """A target model. Its weights: ``decoder`` (the transformer), ``codec`` and, if it has one, ``text_encoder``.
@@ -118,10 +135,9 @@ class Target:
     by the scale that is asked for and the grid. lead_of: if a small picture is written before the image, its rows and
     columns, by those of the image (GLM-Image). sources: codes [rows, columns] of the pictures that every image is made
     of, see :meth:`with_sources`. published: how its authors draw. trained: sizes that it was trained for, as its family
-    states them. words: those with which a prompt asks for something
-    that it can draw, of a model that knows few. draws_from: how wide the vector is that its authors' script samples
-    from, other tokens at minus infinity; 0 if it is the codes alone. drawn_before: tokens of an image that the script
-    draws before the first that we draw, and that stand in our prompts.
+    states them. words: those of a model that knows few. draws_from: how wide the vector is that its authors' script
+    samples from, other tokens at minus infinity; 0 if it is the codes alone. drawn_before: tokens of an image that the
+    script draws before the first that we draw, and that stand in our prompts.
     """
 
     name: str
@@ -137,7 +153,7 @@ class Target:
     sources: Sequence[Tensor] = ()
     published: PublishedSampling = PublishedSampling()
     trained: tuple[float, float] | None = None
-    words: frozenset[str] = frozenset()
+    words: Words | None = None
     draws_from: int = 0
     drawn_before: int = 0
     prompter: Prompter = field(init=False)

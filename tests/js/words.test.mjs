@@ -19,6 +19,10 @@ test("what the server says of progress and of unknown prompts is said in Chinese
     "3 of 8 images, 700 of 2048 tokens; Relaxed: 3.1 % of the tokens replaced": "8 张图像中的 3 张，2048 个 token 中的 700 个；放宽：3.1% 的 token 被替换",
     "This small model knows houses, boats, balloons, mugs and the like, and drew something else for 'a cat'.":
       "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'a cat'，画了别的。",
+    "This small model knows houses, boats, balloons, mugs and the like, and drew something else for 'St. Peter'. Unknown words: st, peter.":
+      "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'St. Peter'，画了别的。不认识的词：st, peter。",
+    "This small model knows houses, boats, balloons, mugs and the like, and drew something else for 2 of 3 prompts: 'a cat', 'a dog'. Unknown words: cat, dog and others.":
+      "这个小模型只认识房子、船、热气球、杯子等的英文词，3 个提示词中有 2 个画成了别的：'a cat', 'a dog'。不认识的词：cat, dog 等。",
     "The images are in output/x. This small model knows houses, boats, balloons, mugs and the like, and drew something else for 4 of 8 prompts: 'a', 'b', 'c' and others.":
       "图像位于 output/x。这个小模型只认识房子、船、热气球、杯子等的英文词，8 个提示词中有 4 个画成了别的：'a', 'b', 'c' 等。",
     "The images are in output/x. 1 of 9 prompts are left out. This small model knows houses, boats, balloons, mugs and the like, and drew something else for 1 of 8 prompts: 'a'.":

@@ -53,7 +53,9 @@ def test_saved_png_brings_its_workflow_along(comfy, graph):
     assert prompt == graph.prompt
 
 
-@pytest.mark.parametrize("text, lines", [("a cat in 2024", [f"{UNKNOWN}'a cat in 2024'."]), ("a red house", [])])
+@pytest.mark.parametrize(
+    "text, lines", [("a cat in 2024", [f"{UNKNOWN}'a cat in 2024'. Unknown words: cat."]), ("a red house", [])]
+)
 def test_a_prompt_of_unknown_words_is_told_under_its_sampler(comfy, graph, text, lines):
     """After the run, and of the positive prompt alone."""
     graph.set("CLIPTextEncode", text=text).set("ADTTreeSampler", seed=1)

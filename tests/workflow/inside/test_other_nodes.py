@@ -120,13 +120,13 @@ def test_prompts_of_unknown_words_are_told(pack, model, small, monkeypatch, capl
     cat = {"model": small.model, "positive": small.text("a cat")}
     assert said("ADTTreeSampler", batch_size=1, **cat) == []
     monkeypatch.setattr(small.model.target, "words", model.target.words)
-    assert said("ADTTreeSampler", batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
-    assert said("ADTTreeCompare", **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'."]
+    assert said("ADTTreeSampler", batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
+    assert said("ADTTreeCompare", **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
     batch = {"model": [small.model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
     for _ in range(2):
         (last,) = said("ADTTreeBatchSampler", **batch)
         assert last.startswith("ADT-Tree: The images are in output/adt_tree_batches/")
-        assert last.endswith(f". {UNKNOWN}2 of 3 prompts: 'a cat', '房子'.")
+        assert last.endswith(f". {UNKNOWN}2 of 3 prompts: 'a cat', '房子'. Unknown words: cat, 房子.")
     assert said("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
 
 
