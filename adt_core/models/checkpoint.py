@@ -45,6 +45,9 @@ MOST_MAPPED = 2**24
 """Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
 _UNPICKLING = Lock()
 """Held while a pickle is read: what torch allows in one holds for all threads."""
+_INCOMPLETE = "download it again, or choose a model with a supported architecture"
+_ANOTHERS = "the file belongs to another model, choose the matching file"
+"""Remedies for tensors that are missing or have another shape."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 
 
@@ -56,13 +59,13 @@ def resolve(path: str | Path, role: str) -> Path:
         remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
         if bare and os.path.exists(os.path.expanduser(bare)):
-            remedy = "leave the quotation marks away"
+            remedy = "remove the quotation marks"
         raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
     check_utf8(place, f"{role} {str(path)!r}")
     folder = _whole(place)
     if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
-        problem = f"is not read with {folder}, whose weights are in other files"
-        raise AdtError(f"{role} {str(path)!r} {problem}; put it into another folder, with its config.json.")
+        problem = f"is not one of the weights files of the model in {folder}"
+        raise AdtError(f"{role} {str(path)!r} {problem}; move it to another folder, with its config.json.")
     place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
     return place / STAGE if _is_there(place / STAGE / "config.json") else place
 
@@ -88,7 +91,7 @@ def _newest_snapshot(cache: Path) -> Path:
     folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
     snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
-        raise AdtError(f"{cache} is a folder of Hugging Face's cache without a finished download; download it again.")
+        raise AdtError(f"{cache}, in the Hugging Face cache, has no finished download; download the model again.")
     main = cache / "refs" / "main"
     named = read_text(main, 1, errors="replace").strip() if main.is_file() else ""
     return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
@@ -161,22 +164,22 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
     """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
     if file.suffix == ".safetensors":  # torch.load chooses its reader by the name
         name = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
-        raise AdtError(f"{file} is a pickle and no safetensors file; rename it to {name}, or download the file again.")
+        raise AdtError(f"{file} is a pickle, not a safetensors file; rename it to {name}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
         raise AdtError(
-            f"{file} is a pickle, from which code can break out in torch {torch.__version__} (CVE-2025-32434, "
-            f"CVE-2026-24747); update torch to {SAFE_PICKLES} or newer, or use a safetensors version of it."
+            f"{file} is a pickle, which can run code when torch {torch.__version__} loads it (CVE-2025-32434, "
+            f"CVE-2026-24747); update torch to {SAFE_PICKLES} or newer, or use a safetensors file."
         )
     try:
         loaded = _unpickled(file)
     except Exception as error:  # torch raises many types
-        problem = "is a pickle that holds more than tensors or is damaged, and was refused"
-        raise AdtError(f"{file} {problem}; use a safetensors version of it, or save only its tensors.") from error
+        problem = "is a pickle that is damaged or contains more than tensors, so it was not loaded"
+        raise AdtError(f"{file} {problem}; use a safetensors file, or save only the tensors.") from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
     if not named or not all(map(_is_dense, loaded.values())):
-        raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors version of it.")
+        raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors file.")
     return {
         name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
         for name, value in loaded.items()
@@ -209,7 +212,7 @@ class Checkpoint:
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
-            raise NoWeights(f"{path} holds no *.safetensors and no pytorch_model.bin; {remedy}.")
+            raise NoWeights(f"{path} contains no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
             self.add(file, replaces=False)
         self.config = self.config or self.embedded(CONFIG)
@@ -220,7 +223,9 @@ class Checkpoint:
             return {}
         stored = self[name]
         if stored.dtype not in ("U8", "uint8") or math.prod(stored.shape) > LARGEST_JSON * 2**20:
-            raise AdtError(f"{self.path}: {name} is no JSON object in bytes; download it again.")
+            raise AdtError(
+                f"{self.path}: the tensor {name} is not a JSON object stored as bytes; download the file again."
+            )
         return json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
 
     def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",), replaces: bool = True) -> None:
@@ -236,7 +241,7 @@ class Checkpoint:
         """
         unsound.refuse_dangling(file)
         if not file.is_file():
-            raise AdtError(f"{file} is no regular file; put the file of weights itself there.")
+            raise AdtError(f"{file} is not a regular file; replace it with the weights file.")
         unsound.refuse_damaged(file)
         read = _read_pickle if unsound.is_pickle(file) else _read_safetensors
         stored = with_scales(plain_names(read(file)))
@@ -244,8 +249,8 @@ class Checkpoint:
         added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
         twice = None if replaces else min(added.keys() & self.names, default=None)
         if twice is not None:
-            problem = f"both hold the tensor {twice!r}, and each was expected in one file"
-            raise AdtError(f"{self[twice].file} and {file} {problem}; keep the files of one model in the folder.")
+            problem = f"both contain the tensor {twice!r}"
+            raise AdtError(f"{self[twice].file} and {file} {problem}; keep only the files of one model in the folder.")
         self.files.append(file)
         self._tensors |= added
 
@@ -276,14 +281,14 @@ class Checkpoint:
     def __getitem__(self, name: str) -> Stored:
         """A tensor, not read yet. AdtError if it is missing."""
         if name not in self._tensors:
-            raise AdtError(f"{self.path} lacks the tensor {name!r}; it is incomplete or of another architecture.")
+            raise AdtError(f"{self.path} lacks the tensor {name!r}; {_INCOMPLETE}.")
         return self._tensors[name]
 
     def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
         """A tensor's shape. AdtError if it is missing, or has fewer dimensions than ``least``."""
         shape = self[name].shape
         if len(shape) < least:
-            raise AdtError(f"{self.path}: {name} has shape {shape}; the file belongs to another model.")
+            raise AdtError(f"{self.path}: {name} has shape {shape}; {_ANOTHERS}.")
         return shape
 
     def count(self, name: str) -> int:
@@ -348,13 +353,13 @@ def check_entries(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
-        remedy = next(fitting, "it is incomplete or of another architecture")
+        remedy = next(fitting, _INCOMPLETE)
         raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
     for name, shape in (pair for entry in entries for pair in zip(entry.names, entry.shapes)):
         stored = checkpoint[name].shape
         if stored != shape:
             problem = f"{name} has shape {stored}, but {shape} was expected"
-            raise AdtError(f"{checkpoint.path}: {problem}; the file belongs to another model.")
+            raise AdtError(f"{checkpoint.path}: {problem}; {_ANOTHERS}.")
     _check_kinds([name for entry in entries if entry.parameter.is_floating_point() for name in entry.names], checkpoint)
 
 
@@ -366,7 +371,7 @@ def _check_kinds(names: list[str], checkpoint: Checkpoint) -> None:
         if not _REAL.fullmatch(kind):
             problem = f"{name} is stored in {kind}, so it is quantised or damaged"
         elif "8_" in kind and not scaled.isdisjoint((name, name.rpartition(".")[0])):
-            problem = f"{name} is stored in {kind} with a scale beside it, which this version can't read"
+            problem = f"{name} is stored in {kind} with a separate scale, which this version can't read"
         if problem:
             raise AdtError(f"{checkpoint.path}: {problem}; {unsound.ORIGINAL}.")
 

@@ -70,14 +70,14 @@ def _work_here(device: torch.device, dtype: torch.dtype, stored: torch.dtype) ->
                 break
         else:
             return True
-        reason = f"what was tried with {rows} rows was wrong"
+        reason = f"the fast product of {rows} rows gave wrong results"
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise  # it passes, and this function's answer is remembered
         reason = str(error).split("\n")[0].rstrip(".")
     kind = str(stored).removeprefix("torch.")
     logging.getLogger(__name__).warning(
-        "Weights in %s are converted for each product, which is slow: %s.", kind, reason
+        "Weights in %s are converted for each matrix multiplication, which is slow: %s.", kind, reason
     )
     return False
 

@@ -39,7 +39,7 @@ def read(config: dict, name: str, kind: Kind, source: Source, default: Any = Non
         return default
     problem = kind.problem(name, value)
     if problem:
-        raise AdtError(f"{source}: config.json says {problem}; download it again.")
+        raise AdtError(f"{source}: config.json's {problem}; download it again.")
     return value
 
 
@@ -86,5 +86,5 @@ def check_maths(config: dict, source: Source) -> None:
         if any(kind not in _UNSCALED for kind in kinds) or fields.get("partial_rotary_factor") not in _ONE:
             asked[name] = rope
     for name, value in asked.items():
-        problem = f"config.json asks for {name} {shown(value, 60)}, which none of the models here has"
-        raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or another model.")
+        problem = f"config.json sets {name} to {shown(value, 60)}, which is not supported"
+        raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or choose another model.")

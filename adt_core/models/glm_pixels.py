@@ -76,9 +76,9 @@ def diffusers() -> Any:
 
         _ = diffusers.GlmImagePipeline
     except (ImportError, AttributeError, RuntimeError) as error:
-        order = f"run `{pip_install('--upgrade diffusers')}` and start again"
+        order = f"run `{pip_install('--upgrade diffusers')}` and restart"
         raise AdtError(
-            f"GLM-Image's pixels are made with diffusers {_LEAST} or newer, which is not here; {order}."
+            f"GLM-Image Decode needs diffusers {_LEAST} or newer, which is not installed; {order}."
         ) from error
     return diffusers
 
@@ -128,10 +128,12 @@ def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae:
         ]
     reads, text, codec = (module.config for module in modules)
     if text.d_model != reads.text_embed_dim:
-        raise AdtError(f"{text_encoder.path} does not fit the transformer {transformer.path}; use GLM-Image's own.")
+        raise AdtError(
+            f"{text_encoder.path} does not fit the transformer {transformer.path}; use GLM-Image's text encoder."
+        )
     moments = codec.latents_mean, codec.latents_std
     if codec.latent_channels != reads.in_channels or not all(moments) or len(codec.block_out_channels) != 4:
-        raise AdtError(f"{vae.path} does not fit the transformer {transformer.path}; use GLM-Image's own VAE.")
+        raise AdtError(f"{vae.path} does not fit the transformer {transformer.path}; use GLM-Image's VAE.")
     return modules
 
 
@@ -139,7 +141,7 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
     """The path of a part; where none is chosen, that of the folder beside the transformer's."""
     path = path or transformer.parent / name
     if not path.exists():
-        raise AdtError(f"`{name}`: there is no folder {name} beside {transformer}; choose the part's own file.")
+        raise AdtError(f"`{name}`: there is no folder {name} next to {transformer}; choose a file or folder.")
     return path
 
 
@@ -148,7 +150,9 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
     for name, value in part.config.items():
         if type(value) is int:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
-    with told_by_library(lambda why: f"{part.path} describes no {kind.__name__} ({why}); use GLM-Image's own."):
+    with told_by_library(
+        lambda why: f"{part.path} can't be loaded as {kind.__name__} ({why}); use the file published with GLM-Image."
+    ):
         return kind.from_config(part.config or published)
 
 
@@ -159,14 +163,16 @@ def _tokenizer(transformer: Path) -> Any:
     folder = transformer.parent / "tokenizer"
     if not folder.is_dir():
         return ByT5Tokenizer()
-    with told_by_library(lambda why: f"{folder} holds no tokenizer of ByT5 ({why}); use GLM-Image's own."):
+    with told_by_library(
+        lambda why: f"{folder} contains no ByT5 tokenizer ({why}); use the one published with GLM-Image."
+    ):
         return ByT5Tokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _scheduler(library: Any, transformer: Path) -> Any:
     file = transformer.parent / "scheduler" / "scheduler_config.json"
     config = read_json(file) if file.is_file() else _SCHEDULER
-    with told_by_library(lambda why: f"{file} can't be used ({why}); use GLM-Image's own."):
+    with told_by_library(lambda why: f"{file} can't be used ({why}); use the file published with GLM-Image."):
         return library.FlowMatchEulerDiscreteScheduler.from_config(config)
 
 

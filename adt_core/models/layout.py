@@ -86,7 +86,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     without = gate_up if c.qkv_bias else (*qkv, *gate_up)
     bias = next((name for name in without if name.replace(".weight", ".bias") in checkpoint.names), None)
     if bias is not None:
-        raise AdtError(f"{checkpoint.path} has a bias beside {bias}, which none of the models here has; use another.")
+        raise AdtError(f"{checkpoint.path} has a bias for {bias}, which is not supported; choose another model.")
     entries = [
         Entry(layer.qkv, tuple(qkv), ((every, h), (kv, h), (kv, h)), lambda parts: fused(parts).T, put("qkv")),
         same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
@@ -161,7 +161,7 @@ def decoder_entries(
     text_config = checkpoint.config.get("text_config")
     fields = text_config if isinstance(text_config, dict) else checkpoint.config
     if fields.get("tie_word_embeddings") and head != f"{prefix}embed_tokens.weight":
-        problem = "config.json asks for tie_word_embeddings, which models of its kind do not have"
+        problem = "config.json sets tie_word_embeddings, which this kind of model does not support"
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
         same(decoder.embedding, f"{prefix}embed_tokens.weight"),
@@ -182,7 +182,7 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size:
         raise AdtError(f"{source} lacks {missing}; use the checkpoint's own config.json.")
     vocab_size = vocab_size or size(checkpoint.config, "vocab_size", checkpoint.path)
     if not all(map(whole_number(0, vocab_size - 1).fits, vocabulary.values())):
-        raise AdtError(f"{source} names ids outside its vocab_size {vocab_size}; download it again.")
+        raise AdtError(f"{source} contains ids outside vocab_size {vocab_size}; download it again.")
     return vocabulary
 
 
@@ -212,7 +212,9 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
     width, latent, *_ = checkpoint.sizes(f"{prefix}quant_conv.weight", 2)
     widths = [checkpoint.sizes(level.format(i))[0] for i in range(checkpoint.count(level))]
     if not min(base, width, latent, *widths):
-        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+        raise AdtError(
+            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
+        )
     return {
         "embed_dim": width,
         "latent_channels": latent,
@@ -229,7 +231,9 @@ def codec_config(checkpoint: Checkpoint, prefix: str, usual: VQConfig) -> VQConf
     codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
     found = replace(usual, num_embeddings=codes, **codec_shape(checkpoint, prefix, "down.{}.block.{}"))
     if not codes or width != found.embed_dim or found.downsample > found.resolution:
-        raise AdtError(f"{checkpoint.path}: the shapes of its codec make no sense; download its file again.")
+        raise AdtError(
+            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
+        )
     check_channels(found.in_channels, [found.base_channels, *found.widths], checkpoint.path)
     return found
 
@@ -240,6 +244,6 @@ def numbered_tokens(words: int, first: int, codes: int, source: Path, field: str
     words: how many there are, as the ``field`` of the ``config.json`` says.
     """
     if first + codes > words:
-        problem = f"{field} {words} has no room for the {codes} tokens of its images"
+        problem = f"{field} {words} is too small for the {codes} image tokens"
         raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
     return [*range(first, first + codes)]

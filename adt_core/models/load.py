@@ -31,10 +31,14 @@ def family_of(checkpoint: Checkpoint) -> Family:
             return family
     titles = ", ".join(family.title for family in FAMILIES)
     if not checkpoint.config:
-        remedy = "download the whole repository and not its weights alone"
-        raise AdtError(f"{checkpoint.path} has no config.json that names its family; {remedy}, of {titles}.")
+        remedy = "download the complete repository, not only its weights"
+        raise AdtError(
+            f"{checkpoint.path} has no config.json that names its model family; {remedy} (supported: {titles})."
+        )
     kind = shown(checkpoint.config.get("model_type"))
-    raise AdtError(f"{checkpoint.path} is of the family {kind}; this version reads {titles}.")
+    raise AdtError(
+        f"{checkpoint.path} has the model type {kind}, which this version can't read; choose a model of {titles}."
+    )
 
 
 @torch.inference_mode(False)

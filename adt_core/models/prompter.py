@@ -20,13 +20,15 @@ MOST_CHARACTERS = 10_000
 def stripped(text: str) -> str:
     """A text without white space around it. AdtError if nothing is left, if it is far too long, or if it is no text."""
     if not text.strip():
-        raise AdtError("prompt is empty; describe the picture in a few words.")
+        raise AdtError("prompt is empty; describe the image in a few words.")
     if len(text) > MOST_CHARACTERS:
         raise AdtError(f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise AdtError(f"prompt has half a character at position {error.start}; type that character again.") from None
+        raise AdtError(
+            f"prompt contains half of a character at position {error.start}; delete that character and type it again."
+        ) from None
     return text.strip()
 
 
@@ -40,8 +42,8 @@ def check_ids(ids: Iterable[int], size: int, name: str) -> None:
     """AdtError if a prompt has an id that the model ``name``, of ``size`` tokens, does not know."""
     largest = max(ids, default=0)
     if largest >= size:
-        problem = f"prompt has the token {largest}, and {name} knows {size}"
-        raise AdtError(f"{problem}; take the tokenizer.json of {name}'s page.")
+        problem = f"prompt contains token {largest}, but {name} has only {size} tokens"
+        raise AdtError(f"{problem}; use the tokenizer.json published with {name}.")
 
 
 @dataclass

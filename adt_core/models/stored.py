@@ -61,7 +61,7 @@ def numbers(stored: Stored) -> Tensor:
     if not _is_finite(value):
         found = "NaN" if value.isnan().any() else "infinity"
         problem = f"the tensor {stored.name!r} holds {found}, but finite numbers were expected"
-        remedy = "download the file again, or if it was converted to float16, take the original or a bfloat16 version"
+        remedy = "download the file again, or if it was converted to float16, use the original or a bfloat16 version"
         raise AdtError(f"{stored.file}: {problem}; {remedy}.")
     return value
 
@@ -90,8 +90,8 @@ def refuse_overflow(parameter: Tensor, sources: list[Stored]) -> None:
     largest = [_common(stored.read()).abs().max().item() for stored in sources]
     stored = sources[largest.index(max(largest))]
     name, most = str(parameter.dtype).removeprefix("torch."), torch.finfo(parameter.dtype).max
-    problem = f"numbers of the tensor {stored.name!r} are infinite in {name}, where {most:.6g} is the largest"
-    remedy = f"this model does not fit {name}, load it with dtype {_WIDER.get(parameter.dtype, 'bfloat16 or float32')}"
+    problem = f"the tensor {stored.name!r} has values too large for {name}, whose maximum is {most:.6g}"
+    remedy = f"load this model with dtype {_WIDER.get(parameter.dtype, 'bfloat16 or float32')}"
     raise AdtError(f"{stored.file}: {problem}; {remedy}.")
 
 
@@ -122,7 +122,7 @@ def plain_names(stored: dict[str, Stored]) -> dict[str, Stored]:
         short = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))
         if short in plain:
             problem = f"holds the tensor {short!r} twice, as {plain[short].name!r} and {name!r}"
-            raise AdtError(f"{tensor.file} {problem}; save one model in it.")
+            raise AdtError(f"{tensor.file} {problem}; save only one model in the file.")
         plain[short] = tensor
     return plain
 

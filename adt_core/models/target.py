@@ -105,7 +105,7 @@ class Prompter:
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         """If the family can't draw ``grid``, what it can draw; else "". usual: the grid that the model draws best."""
-        return "" if grid == usual else f"it draws a grid of {usual[0]} x {usual[1]} tokens only"
+        return "" if grid == usual else f"its images always have {usual[0]} x {usual[1]} tokens"
 
 
 class Words(NamedTuple):
@@ -168,9 +168,11 @@ class Target:
         else:
             problem = self.prompter.check_grid(resized.grid, resized.usual_grid)
         if not problem and resized.length >= room:
-            problem = f"that is {resized.length} tokens, and it has room for {room} with the prompt"
+            problem = f"that is {resized.length} tokens, but it accepts {room} including the prompt"
         if problem:
-            raise AdtError(f"size is {width}x{height}, which {self.name} can't draw: {problem}.")
+            rows, columns = resized.usual_grid
+            usual = f"{columns * side}x{rows * side}"
+            raise AdtError(f"size is {width}x{height}, which {self.name} does not support: {problem}; try {usual}.")
         return resized
 
     @property
@@ -256,7 +258,9 @@ class Target:
         Then no small picture is written before the image. AdtError if it draws from texts alone.
         """
         if self.lead_of is None:
-            raise AdtError(f"a source picture was given, but {self.name} draws from a text alone; take it away.")
+            raise AdtError(
+                f"a source image was given, but {self.name} generates images from text only; remove the source image."
+            )
         alone = copy(self)
         alone.sources, alone.lead_of = sources, None
         return alone

@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     files = [folder / name for name in _FILES]
     file = next((file for file in files if file.is_file() or file.is_symlink()), None)
     if file is None:
-        raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page into that folder.")
+        raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page to this folder.")
     return made_of(read_json(file), file)
 
 
@@ -54,8 +54,10 @@ def made_of(tokenizer: dict, file: Path) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
     """The tokens of a text, and of nothing around it. AdtError, naming the ``model``, if its tokenizer fails."""
-    remedy = f"shorten it, or take the tokenizer.json of {model}'s page"
-    with told_by_library(lambda reason: f"prompt could not be read by the tokenizer of {model} ({reason}); {remedy}."):
+    remedy = f"shorten it, or use the tokenizer.json published with {model}"
+    with told_by_library(
+        lambda reason: f"prompt could not be tokenized by the tokenizer of {model} ({reason}); {remedy}."
+    ):
         return tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -63,13 +65,13 @@ def _checked(content: dict, file: Path) -> dict:
     """What the library is given of a ``tokenizer.json``. AdtError if that is of no published kind, or is absurd."""
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or len(added) > _MOST_TOKENS:
-        _refuse(file, "its added_tokens are no list of tokens")
+        _refuse(file, "its added_tokens are not a list of tokens")
     tokens = [_fields(token, _ADDED_TOKEN, "added_tokens", file) for token in added]
     if _too_long(token.get("content") for token in tokens):
         _refuse(file, "its added_tokens are too long")
     kind = _kind(content.get("model"))
     if not one_of(*_MODELS).fits(kind):
-        _refuse(file, f"its model is {shown(kind)}, and {' or '.join(_MODELS)} was expected")
+        _refuse(file, f"its model is {shown(kind)}, but {' or '.join(_MODELS)} was expected")
     return {
         "version": "1.0",
         "added_tokens": tokens,
@@ -80,7 +82,7 @@ def _checked(content: dict, file: Path) -> dict:
 
 
 def _refuse(file: Path, problem: str) -> NoReturn:
-    raise AdtError(f"{file} can't be used, {problem}; take the tokenizer.json of the model's page.")
+    raise AdtError(f"{file} can't be used because {problem}; use the tokenizer.json published with the model.")
 
 
 def _kind(part: object) -> Any:
@@ -91,10 +93,10 @@ def _kind(part: object) -> Any:
 def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
     """A part of the file. AdtError if one of its fields is unknown, or is not as it should be."""
     if not isinstance(part, dict):
-        _refuse(file, f"it has {shown(part)} in its {where}")
+        _refuse(file, f"its {where} contains {shown(part)}, which is not an object")
     for name, value in part.items():
         if name not in kinds or not kinds[name].fits(value):
-            _refuse(file, f"{name!r} in its {where} is {shown(value)}, which no model here has")
+            _refuse(file, f"{name!r} in its {where} is {shown(value)}, which is not supported")
     return part
 
 
@@ -110,15 +112,15 @@ def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]]
     is_list = _kind(part) == "Sequence"
     steps = part.get(inside) if is_list else [part]
     if not isinstance(steps, list) or len(steps) > _MOST_STEPS:
-        _refuse(file, f"its {where} has not 0 to {_MOST_STEPS} steps")
+        _refuse(file, f"its {where} is not a list of 0 to {_MOST_STEPS} steps")
     names = [_kind(step) for step in steps]
     for name in names:
         if not one_of(*kinds).fits(name):
-            _refuse(file, f"its {where} is {shown(name)}, which no model here has")
+            _refuse(file, f"its {where} is {shown(name)}, which is not supported")
         if names.count(name) > 1 and name not in _REPEATED:
-            _refuse(file, f"its {where} does the same twice")
+            _refuse(file, f"its {where} contains {name} twice")
     if len(_LENGTHENING.intersection(names)) > 1:
-        _refuse(file, f"its {where} makes texts longer in two ways")
+        _refuse(file, f"its {where} has two steps that lengthen the text")
     checked = [_typed(step, name, kinds, f"{where} {name}", file) for name, step in zip(names, steps)]
     return {"type": "Sequence", inside: checked} if is_list else checked[0]
 

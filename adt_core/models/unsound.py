@@ -30,7 +30,7 @@ _DFLOAT11 = re.compile(r"(^|\.)(encoded_exponent|sign_mantissa)$")
 _PICKLED = b"PK\x03\x04", b"\x80"
 """How files of ``torch.save`` begin: zip files, before torch 1.6 pickles."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-ORIGINAL = "take the original weights; the loader's 'int8 weights', or `weights` int8, make them small in memory"
+ORIGINAL = "use the original weights (to save memory, choose 'int8 weights' in the loader, or `weights` int8)"
 
 
 def is_pickle(file: Path) -> bool:
@@ -61,8 +61,8 @@ def refuse_dangling(path: Path) -> None:
     """
     link = dangling_link(path)
     if link is not None:
-        problem = f"is a link whose target {os.readlink(link)} is missing"
-        raise AdtError(f"{link} {problem}; put the target back, or replace the link by a new download.")
+        problem = f"is a symbolic link to {os.readlink(link)}, which does not exist"
+        raise AdtError(f"{link} {problem}; restore the target, or replace the link with a new download.")
 
 
 def refuse_damaged(file: Path) -> None:
@@ -81,11 +81,13 @@ def refuse_damaged(file: Path) -> None:
     if first == _POINTER:
         is_clone = (file.parent / ".git").exists()
         remedy = (
-            f"run git lfs pull in {file.parent}" if is_clone else "download the file itself, such as with hf download"
+            f"run git lfs pull in {file.parent}"
+            if is_clone
+            else "download the file itself, for example with hf download"
         )
-        raise AdtError(f"{file} is a Git LFS pointer and not the file itself; {remedy}.")
+        raise AdtError(f"{file} is a Git LFS pointer, not the file itself; {remedy}.")
     if first.startswith(_ZIP) and _ZIP_END not in last:
-        raise AdtError(f"{file} is cut short; download it again.")
+        raise AdtError(f"{file} is incomplete; download it again.")
 
 
 def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:

@@ -33,11 +33,11 @@ _MOST_CHANNELS = 2**14
 def check_channels(colours: int, widths: Iterable[int], source: Source) -> None:
     """AdtError if a codec has channels in the wrong places, or can't have its norms."""
     if colours != 3:
-        problem = f"says that pictures have {colours} channels, and they have 3"
+        problem = f"has {colours} image channels, but 3 were expected"
         raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
     wrong = next((width for width in widths if width % _GROUPS or width > _MOST_CHANNELS), None)
     if wrong is not None:
-        problem = f"asks for {wrong} channels, and multiples of {_GROUPS} up to {_MOST_CHANNELS} were expected"
+        problem = f"has {wrong} channels, but a multiple of {_GROUPS} up to {_MOST_CHANNELS} was expected"
         raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
 
 
@@ -250,8 +250,8 @@ def _finite(values: Tensor) -> Tensor:
     """Return the values as they are if all of them are finite numbers; else raise an AdtError."""
     if not values.isfinite().all():
         raise AdtError(
-            "image: the codec, which turns tokens into pixels, gives numbers that are infinite or NaN, so there is no "
-            "image; download the model's codec again."
+            "image: the codec, which turns tokens into pixels, returned infinite or NaN values; "
+            "download the model's codec again."
         )
     return values
 

@@ -184,7 +184,7 @@ def test_with_guidance_a_row_without_text_keeps_the_sources(target):
 
 
 def test_models_that_take_no_source_picture(tmp_path):
-    with pytest.raises(AdtError, match="draws from a text alone; take it away"):
+    with pytest.raises(AdtError, match="generates images from text only; remove"):
         load_target(write_tiny_checkpoint(tmp_path / "target")).with_sources([torch.zeros(2, 2, dtype=torch.long)])
 
 

@@ -140,7 +140,7 @@ def empty_codec(path):
 DOWN = "model.layers.1.mlp.down_proj.weight"
 WRONG = {
     "chameleon": {
-        "codes that do not follow each other": (config(swap_codes), r"gives code 2 the id \d+, but code 0 has \d+"),
+        "codes that do not follow each other": (config(swap_codes), r"gives code 2 the id \d+, but \d+ was expected"),
         "no codec": (config(lambda c: c.pop("vq_config")), "no vq_config.*own config.json"),
         "no vocabulary": (config(lambda c: c.pop("vocabulary_map")), "vocabulary_map lacks <s>"),
         "no width": (config(lambda c: c.pop("hidden_size")), "hidden_size is None"),
@@ -158,9 +158,12 @@ WRONG = {
         ),
         "too small a vocabulary": (
             config(lambda c: c.update(vocab_size=155010)),
-            "vocab_size 155010 has no room for the 40 tokens of its images",
+            "vocab_size 155010 is too small for the 40 image tokens",
         ),
-        "a codec of no channels": (empty_codec, "the shapes of its codec make no sense; download its file again"),
+        "a codec of no channels": (
+            empty_codec,
+            "the shapes of the codec's tensors do not fit together; download the codec again",
+        ),
     },
     "liquid": {
         "the tokenizer of Gemma": (
@@ -169,17 +172,17 @@ WRONG = {
         ),
         "too small a vocabulary": (
             config(lambda c: c.update(vocab_size=256010)),
-            "vocab_size 256010 has no room for the 40 tokens of its images",
+            "vocab_size 256010 is too small for the 40 image tokens",
         ),
     },
     "glm-image": {
         "too small a head": (
             stage(lambda c: c["text_config"].update(vision_vocab_size=30)),
-            "vision_vocab_size 30 has no room for the 40 tokens of its images",
+            "vision_vocab_size 30 is too small for the 40 image tokens",
         ),
         "too small a vocabulary": (
             stage(lambda c: c["text_config"].update(vocab_size=20)),
-            " vocab_size 20 has no room for the 40 tokens of its images",
+            " vocab_size 20 is too small for the 40 image tokens",
         ),
     },
     "emu3": {
@@ -194,7 +197,7 @@ WRONG = {
         ),
         "more codes": (
             config(lambda c: c["vq_config"].update(codebook_size=50)),
-            "names 40 image tokens, but its vq_config 50 codes",
+            "has 40 image tokens, but its vq_config has 50 codes",
         ),
         "no decoder": (config(lambda c: c.pop("text_config")), "config.json has no text_config"),
         "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),

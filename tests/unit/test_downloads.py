@@ -80,7 +80,7 @@ def test_lumina_without_a_tokenizer(tmp_path, version):
     folder = write_lumina(tmp_path / f"Lumina-mGPT-7B-{version}", size_tokens=33)
     (folder / "tokenizer.json").unlink()
     command = f"hf download Alpha-VLLM/Lumina-mGPT-7B-768 tokenizer.json --local-dir {folder.as_posix()}"
-    with pytest.raises(AdtError, match="has no tokenizer.json.*take that of Lumina-mGPT-7B-768") as raised:
+    with pytest.raises(AdtError, match="has no tokenizer.json.*use the one of Lumina-mGPT-7B-768") as raised:
         load_target(folder)
     (found,) = inspect(str(folder))
     assert command in str(raised.value) and command in found["to_do"][0]
@@ -100,7 +100,7 @@ def test_lumina_without_its_codec(tmp_path):
 @pytest.mark.parametrize("name", ["lumina", "my-finetune", "Lumina-512-or-768"])
 def test_lumina_whose_name_says_no_size_is_not_guessed(tmp_path, name):
     message = said(write_lumina(tmp_path / name))
-    assert "doesn't say whether it draws 512, 768 or 1024 pixels; name its folder as it is published" in message
+    assert "does not have its image size (512, 768 or 1024) in its name; use the published folder name" in message
 
 
 @pytest.mark.parametrize("size", [512, 768, 1024])
@@ -123,7 +123,7 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
     assert load_target(cache).decoder.config.hidden_size == 32
     shutil.rmtree(cache / "snapshots")
     (cache / "snapshots").mkdir()
-    assert "without a finished download" in said(cache) == said(cache / "snapshots")
+    assert "has no finished download" in said(cache) == said(cache / "snapshots")
 
 
 # ---- what is no model ------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_git_lfs_pointers(tmp_path, name):
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
-    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*download the file itself, such as with hf"):
+    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*download the file itself, for example with hf"):
         load_target(folder)
     (tmp_path / ".git").rename(folder / ".git")
     with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):
@@ -149,7 +149,7 @@ def test_a_bin_that_was_cut_short(tmp_path):
     (folder / "model.safetensors").unlink()
     load_target(folder)
     whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    assert "pytorch_model.bin is cut short; download it again" in said(folder)
+    assert "pytorch_model.bin is incomplete; download it again" in said(folder)
 
 
 def test_emu3_in_its_authors_layout(tmp_path):
@@ -164,7 +164,7 @@ def test_emu3_in_its_authors_layout(tmp_path):
 def test_a_quantised_repository(tmp_path):
     folder, stated = write_tiny_checkpoint(tmp_path / "target"), {"quant_method": "bitsandbytes", "load_in_4bit": True}
     edit_config(folder, lambda config: config.update(quantization_config=stated))
-    assert "is quantised by 'bitsandbytes'" in said(folder) and "take the original weights" in said(folder)
+    assert "is quantised by 'bitsandbytes'" in said(folder) and "use the original weights" in said(folder)
 
 
 @pytest.mark.parametrize("path", ["anole.gguf", ""])
@@ -209,7 +209,7 @@ def test_shards_without_an_index_or_a_configuration(tmp_path):
     assert "lacks model-00001-of-00002.safetensors; download the missing files" in said(folder)
     whole = write_emu3(tmp_path / "whole")
     (whole / "config.json").unlink()
-    assert "has no config.json that names its family; download the whole repository" in said(whole)
+    assert "has no config.json that names its model family; download the complete repository" in said(whole)
 
 
 # ---- fewer positions than an image has -----------------------------------------------------------

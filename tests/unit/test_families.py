@@ -70,7 +70,7 @@ TOO_LONG = r"prompt is \d+ tokens long, and .* has room for \d+; shorten it"
         ("chameleon", "x" * 400, TOO_LONG),
         ("janus", "x" * 200, TOO_LONG),
         ("emu3", "x" * 9200, TOO_LONG),
-        ("llamagen", "狐狸", "describe the picture in English"),
+        ("llamagen", "狐狸", "describe the image in English"),
     ],
 )
 def test_prompts_that_it_cannot_read(models, family, text, reason):
@@ -81,17 +81,17 @@ def test_prompts_that_it_cannot_read(models, family, text, reason):
 @pytest.mark.parametrize(
     "family, size, reason",
     [
-        ("janus", (128, 64), "grid of 6 x 6 tokens only"),
+        ("janus", (128, 64), "its images always have 6 x 6 tokens"),
         ("emu3", (44, 40), "both sides must be multiples of 8"),
-        ("emu3", (1024, 1024), "a grid of 90 x 90"),
-        ("emu3", (0, 8), "one token at least"),
+        ("emu3", (1024, 1024), "as many tokens as 90 x 90"),
+        ("emu3", (0, 8), "at least one token"),
         ("lumina", (100, 64), "multiples of"),
         ("lumina", (48, 64), "multiples of 32"),
         ("lumina", (32, 160), "4 times"),
         ("lumina", (1024, 1024), "no more pixels"),
         ("lumina-mgpt-2", (48, 64), "multiples of 32"),
         ("lumina-mgpt-2", (800, 768), "no more pixels than 768x768"),
-        ("liquid", (512, 256), "grid of 8 x 8 tokens only"),
+        ("liquid", (512, 256), "its images always have 8 x 8 tokens"),
         ("glm-image", (48, 64), "multiples of 32"),
         ("glm-image", (2080, 1024), "from 32 to 2048 pixels"),
     ],

@@ -34,7 +34,7 @@ def target(tmp_path):
 def test_swin_norm(tmp_path, write, name):
     folder = write(tmp_path / name)
     edit_config(folder, lambda config: config.update(swin_norm=True))
-    with pytest.raises(AdtError, match="swin_norm, which the 30B and 34B models have and this version can't; use a 7B"):
+    with pytest.raises(AdtError, match="swin_norm, as in the 30B and 34B models, which is not supported; use a 7B"):
         load_target(folder)
 
 
@@ -61,7 +61,7 @@ def test_scales_beside_the_weights(tmp_path, name):
     """Without their scales, such weights agree with the model in none of the codes."""
     save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2), name: torch.ones(1)}, tmp_path / WEIGHTS)
     with pytest.raises(
-        AdtError, match=r"is quantised \(it has the tensor .*\), which this version can't read; take the"
+        AdtError, match=r"is quantised \(it has the tensor .*\), which this version can't read; use the"
     ):
         Checkpoint(tmp_path)
 
@@ -97,7 +97,7 @@ def test_kinds_of_numbers_that_are_no_weights(target, kind):
         content += numbers
     text = json.dumps(header).encode()
     (target / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + content)
-    with pytest.raises(AdtError, match=f"{name} is stored in {kind}, so it is quantised or damaged; take the original"):
+    with pytest.raises(AdtError, match=f"{name} is stored in {kind}, so it is quantised or damaged; use the original"):
         load_target(target)
 
 
@@ -109,7 +109,7 @@ def test_fp8_with_scales_of_any_name(target, scale):
     save_file(tensors, target / WEIGHTS)
     load_target(target)  # fp8 without scales has the numbers themselves
     save_file({**tensors, f"{name.removesuffix('weight')}{scale}": torch.ones(1)}, target / WEIGHTS)
-    with pytest.raises(AdtError, match=f"{name} is stored in F8_E4M3 with a scale beside it, which this version can't"):
+    with pytest.raises(AdtError, match=f"{name} is stored in F8_E4M3 with a separate scale, which this version can't"):
         load_target(target)
 
 
@@ -122,7 +122,7 @@ def test_fp8_with_scales_of_any_name(target, scale):
 )
 def test_fields_that_change_what_is_computed(target, name, value):
     edit_config(target, lambda config: config.update({name: value}))
-    with pytest.raises(AdtError, match=f"config.json asks for {name}.*; use the checkpoint's own config.json"):
+    with pytest.raises(AdtError, match=f"config.json sets {name}.*; use the checkpoint's own config.json"):
         load_target(target)
 
 
@@ -142,17 +142,17 @@ def test_fields_that_ask_for_what_is_usual():
 
 def test_a_bias_that_would_be_ignored(target):
     edit_tensors(target, lambda tensors: tensors.update({"model.layers.1.self_attn.k_proj.bias": torch.ones(64)}))
-    with pytest.raises(AdtError, match="has a bias beside model.layers.1.self_attn.k_proj.weight"):
+    with pytest.raises(AdtError, match="has a bias for model.layers.1.self_attn.k_proj.weight"):
         load_target(target)
 
 
 @pytest.mark.parametrize(
     "fields, said",
     [
-        ({"in_channels": 32, "base_channels": 3}, "pictures have 32 channels"),
-        ({"base_channels": 3}, "asks for 3 channels"),
+        ({"in_channels": 32, "base_channels": 3}, "has 32 image channels"),
+        ({"base_channels": 3}, "has 3 channels"),
     ]
-    + [({"in_channels": 4}, "pictures have 4 channels"), ({"base_channels": 2**20}, "asks for 1048576 channels")],
+    + [({"in_channels": 4}, "has 4 image channels"), ({"base_channels": 2**20}, "has 1048576 channels")],
 )
 def test_swapped_channels_of_a_codec(target, fields, said):
     edit_config(target, lambda config: config["vq_config"].update(fields))
@@ -174,9 +174,9 @@ def test_a_file_is_opened_seldom_however_many_tensors_are_read(monkeypatch, tiny
 
 @pytest.mark.parametrize(
     "fields, said",
-    [({"in_channels": 64}, "pictures have 64 channels"), ({"out_channels": 4}, "pictures have 4 channels")]
+    [({"in_channels": 64}, "has 64 image channels"), ({"out_channels": 4}, "has 4 image channels")]
     + [
-        ({"base_channels": 3}, "asks for 3 channels"),
+        ({"base_channels": 3}, "has 3 channels"),
         ({"hidden_size": 64, "num_attention_heads": 3}, "hidden_size 64"),
     ],
 )

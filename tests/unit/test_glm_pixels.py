@@ -18,7 +18,7 @@ def folder(tmp_path):
     [
         ("vae", {"latents_mean": None}, "does not fit"),
         ("vae", {"latent_channels": 8}, "does not fit"),
-        ("vae", {"down_block_types": ["Odd"] * 4}, "describes no AutoencoderKL"),
+        ("vae", {"down_block_types": ["Odd"] * 4}, "loaded as AutoencoderKL"),
         ("text_encoder", {"d_model": 64}, "does not fit"),
         ("transformer", {"num_layers": 10**9}, "num_layers is 1000000000, but a whole number"),
         ("transformer", {"num_layers": 3}, "lacks the tensor"),

@@ -77,7 +77,7 @@ def test_a_training_checkpoint_runs_no_code(tmp_path, place):
     content = training({"a": torch.zeros(1)}, **({"harmful": harmful} if place == "args" else {}))
     torch.save(content if place == "args" else {**content, "harmful": harmful}, tmp_path / "a.pt")
     with pytest.raises(
-        AdtError, match="a.pt is a pickle that holds more than tensors.*use a safetensors version of it"
+        AdtError, match="a.pt is a pickle that is damaged or contains more than tensors.*use a safetensors file"
     ):
         Checkpoint(tmp_path / "a.pt")
     assert not (tmp_path / "ran").exists()
@@ -95,7 +95,7 @@ def test_what_others_allow_in_pickles_stays_as_it_was(tmp_path, allowed):
 @pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta"), [1.0], None])
 def test_a_pickle_of_other_things_than_dense_tensors(tmp_path, odd):
     torch.save({"a": torch.zeros(1), "b": odd}, tmp_path / "a.pt")
-    with pytest.raises(AdtError, match="a.pt is not a flat dictionary of dense tensors; use a safetensors version"):
+    with pytest.raises(AdtError, match="a.pt is not a flat dictionary of dense tensors; use a safetensors file"):
         Checkpoint(tmp_path / "a.pt")
 
 
@@ -164,7 +164,7 @@ def test_dfloat11(target, how):
     else:
         edit_tensors(target, compress)
     path = target / WEIGHTS if how == "one file" else target
-    assert "is compressed with DFloat11 (DF11), which this version can't read; take the original weights" in said(path)
+    assert "is compressed with DFloat11 (DF11), which this version can't read; use the original weights" in said(path)
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
@@ -173,7 +173,7 @@ def test_a_pickle_named_safetensors_is_named(target, is_zip):
     before = load_target(target).decoder.head
     torch.save(load_file(target / WEIGHTS), target / "other", _use_new_zipfile_serialization=is_zip)
     (target / "other").replace(target / WEIGHTS)
-    assert f"{WEIGHTS} is a pickle and no safetensors file; rename it to pytorch_model.bin, or" in said(target)
+    assert f"{WEIGHTS} is a pickle, not a safetensors file; rename it to pytorch_model.bin, or" in said(target)
     (target / WEIGHTS).rename(target / "pytorch_model.bin")
     assert torch.equal(load_target(target).decoder.head, before)
 
@@ -182,7 +182,7 @@ def test_a_pickle_named_safetensors_is_named(target, is_zip):
 def test_a_file_of_llamagen_named_safetensors_is_named(tmp_path, is_zip):
     torch.save({"a": torch.zeros(1)}, tmp_path / "t2i_256.pt", _use_new_zipfile_serialization=is_zip)
     (tmp_path / "t2i_256.pt").rename(tmp_path / "t2i_256.safetensors")
-    assert "is a pickle and no safetensors file; rename it to t2i_256.pt" in said(tmp_path / "t2i_256.safetensors")
+    assert "is a pickle, not a safetensors file; rename it to t2i_256.pt" in said(tmp_path / "t2i_256.safetensors")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt", "weights.ckpt", "weights.pth"])
@@ -194,7 +194,10 @@ def test_a_safetensors_file_named_as_a_pickle_is_read(target, name):
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\0" * 20, b"{}"])
 def test_what_is_neither_is_named_by_its_name(tmp_path, content):
-    for name, said in ((WEIGHTS, "is not a complete safetensors file"), ("a.pt", "is a pickle that holds more")):
+    for name, said in (
+        (WEIGHTS, "is not a complete safetensors file"),
+        ("a.pt", "is a pickle that is damaged or contains more"),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(AdtError, match=f"{name} {said}"):
             Checkpoint(tmp_path / name)
@@ -237,8 +240,9 @@ def test_a_drafter_of_eagle_3(target, drafter, layout):
 def break_link(file: Path) -> str:
     """Replace a file or folder by a link without a target; return the error that is expected."""
     shutil.rmtree(file) if file.is_dir() else file.unlink()
-    file.symlink_to(file.parent / "blobs" / "0123")
-    return f"{file} is a link whose target {file.parent / 'blobs' / '0123'} is missing; put the target back, or replace"
+    target = file.parent / "blobs" / "0123"
+    file.symlink_to(target)
+    return f"{file} is a symbolic link to {target}, which does not exist; restore the target, or replace"
 
 
 @needs_links

@@ -80,7 +80,7 @@ def test_a_long_caption_is_cut_as_in_training(target):
 
 def test_a_file_whose_stage_is_unknown(folder, tmp_path):
     shutil.copy(folder / "upstream" / layout.NAMES[16], tmp_path / "best.pt")
-    with pytest.raises(AdtError, match="best.pt doesn't say how large.*t2i_XL_stage2_512.pt"):
+    with pytest.raises(AdtError, match="best.pt does not have its image size in its name.*t2i_XL_stage2_512.pt"):
         load_target(tmp_path / "best.pt")
 
 
@@ -95,7 +95,7 @@ def test_classes_of_imagenet(tmp_path):
         "cls_embedding.embedding_table.weight": torch.zeros(1001, 64),
     }
     torch.save({"model": tensors}, tmp_path / "c2i_B_256.pt")
-    with pytest.raises(AdtError, match="c2i_B_256.pt is LlamaGen for classes of ImageNet"):
+    with pytest.raises(AdtError, match="c2i_B_256.pt is a LlamaGen for ImageNet classes"):
         load_target(tmp_path / "c2i_B_256.pt")
 
 

@@ -51,7 +51,7 @@ def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
 def test_a_path_in_quotation_marks(tmp_path, marks):
     """As Windows copies paths."""
     message = said(f"{marks[0]}{tmp_path}{marks[1]}")
-    assert message.endswith("does not exist; leave the quotation marks away.")
+    assert message.endswith("does not exist; remove the quotation marks.")
 
 
 @pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
@@ -117,7 +117,10 @@ def test_janusflow(tmp_path):
     edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
     edit_config(folder, lambda config: config.pop("gen_vision_config"))
     message = said(folder)
-    assert "is JanusFlow, which draws by rectified flow and not in tokens; take Janus-Pro: run `hf download" in message
+    assert (
+        "is JanusFlow, which generates images by rectified flow, not as tokens; use Janus-Pro: run `hf download"
+        in message
+    )
     assert f"--local-dir {(tmp_path / 'Janus-Pro-1B').as_posix()}`" in message
 
 
@@ -125,7 +128,7 @@ def test_janusflow(tmp_path):
     "name, config, words",
     [
         ("Emu3.5-Image", {"architectures": ["Emu3ForCausalLM"], "vocab_size": 282926}, "Emu3.5, which has 34 billion"),
-        ("Emu3-Chat-hf", {}, "Emu3-Chat, which was made to describe pictures"),
+        ("Emu3-Chat-hf", {}, "Emu3-Chat, which describes images"),
     ],
 )
 def test_other_models_of_emu3s_family(tmp_path, name, config, words):
@@ -135,7 +138,7 @@ def test_other_models_of_emu3s_family(tmp_path, name, config, words):
     message = said(folder)
     assert f"is {words}" in message
     assert (
-        f"; take BAAI/Emu3-Gen-hf: run `hf download BAAI/Emu3-Gen-hf --local-dir {tmp_path.as_posix()}/Emu3" in message
+        f"; use BAAI/Emu3-Gen-hf: run `hf download BAAI/Emu3-Gen-hf --local-dir {tmp_path.as_posix()}/Emu3" in message
     )
 
 

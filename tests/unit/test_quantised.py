@@ -199,7 +199,7 @@ def test_digits_are_for_gpus_that_multiply_bytes(digits, monkeypatch, capability
     assert used == kinds
 
 
-@pytest.mark.parametrize("said", ["CUBLAS_STATUS_NOT_SUPPORTED.", "with 1 rows was wrong", "with 130 rows was wrong"])
+@pytest.mark.parametrize("said", ["CUBLAS_STATUS_NOT_SUPPORTED.", "of 1 rows gave wrong", "of 130 rows gave wrong"])
 @HALVES
 @BYTES
 def test_digits_are_tried_before_they_are_used(digits, monkeypatch, caplog, kind, dtype, said):

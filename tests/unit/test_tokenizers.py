@@ -132,7 +132,9 @@ def test_what_could_end_the_process_never_reaches_the_library(tmp_path, monkeypa
         content[part] = {**content[part], **value} if part == "model" and value else value
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setattr(ours, "Tokenizer", None)
-    with pytest.raises(AdtError, match="tokenizer.json can't be used, .*; take the tokenizer.json of the model's page"):
+    with pytest.raises(
+        AdtError, match="tokenizer.json can't be used because .*; use the tokenizer.json published with the model"
+    ):
         load_tokenizer(tmp_path)
 
 
@@ -196,7 +198,9 @@ def test_a_panic_of_the_library_is_a_sentence():
     """Rust's panics are no Exception, and ended the worker of a server."""
     panicking = byte_tokenizer()
     panicking.enable_padding(pad_to_multiple_of=2**62)
-    with pytest.raises(AdtError, match=r"prompt could not be read by the tokenizer of M \(.*\); shorten it, or take"):
+    with pytest.raises(
+        AdtError, match=r"prompt could not be tokenized by the tokenizer of M \(.*\); shorten it, or use"
+    ):
         encode(panicking, "a cat", "M")
 
 
@@ -215,5 +219,7 @@ def test_a_prompt_of_absurd_length_is_refused_before_it_is_read():
 def test_a_token_that_the_model_does_not_know():
     """Of another model's tokenizer. A GPU would have failed for everybody."""
     prompter.check_ids([3, 7], 8, "M")
-    with pytest.raises(AdtError, match="prompt has the token 8, and M knows 8; take the tokenizer.json of M's page"):
+    with pytest.raises(
+        AdtError, match="prompt contains token 8, but M has only 8 tokens; use the tokenizer.json published with M"
+    ):
         prompter.check_ids([3, 8], 8, "M")

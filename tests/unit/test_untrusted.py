@@ -82,7 +82,7 @@ def test_a_pipe_is_no_file(tmp_path, told):
     checkpoint = write_tiny_checkpoint(tmp_path / "target")
     (checkpoint / "model.safetensors").unlink()
     os.mkfifo(checkpoint / "model.safetensors")
-    assert "no regular file" in told(load_target, checkpoint)
+    assert "not a regular file" in told(load_target, checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,12 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
     folder = write_emu3(tmp_path / "target")
     name = min(load_file(folder / ONE))
     save_file({**load_file(folder / TWO), name: torch.zeros(1)}, folder / TWO)
-    said = f"{folder / ONE} and {folder / TWO} both hold the tensor '{name}', and each was expected in one file"
+    said = f"{folder / ONE} and {folder / TWO} both contain the tensor '{name}'"
     with pytest.raises(AdtError) as raised:
         load_target(folder)
-    assert said in str(raised.value) and "keep the files of one model in the folder" in str(raised.value)
+    assert said in str(raised.value) and "keep only the files of one model in the folder" in str(raised.value)
     (folder / INDEX).unlink()
-    with pytest.raises(AdtError, match="both hold the tensor"):
+    with pytest.raises(AdtError, match="both contain the tensor"):
         load_target(folder)
 
 
@@ -210,7 +210,10 @@ def test_a_file_that_the_folders_model_is_not_read_from(target):
     """It would be taken for the folder, and so for another file."""
     other_model(target / "model2.safetensors", target / "model.safetensors")
     assert resolve(target / "model.safetensors", "target") == target
-    with pytest.raises(AdtError, match="model2.safetensors' is not read with .*; put it into another folder"):
+    with pytest.raises(
+        AdtError,
+        match="model2.safetensors' is not one of the weights files of the model in .*; move it to another folder",
+    ):
         load_target(target / "model2.safetensors")
     (target / "model.safetensors").unlink()
     assert resolve(target / "model2.safetensors", "target") == target

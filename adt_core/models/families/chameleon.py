@@ -42,7 +42,7 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     codes = image_tokens(vocabulary, "IMGIMG", "Z", "image-generating Chameleon")
     wrong = next((code for code, number in enumerate(codes) if number != codes[0] + code), None)
     if wrong is not None:
-        problem = f"gives code {wrong} the id {codes[wrong]}, but code 0 has {codes[0]} and codes follow each other"
+        problem = f"gives code {wrong} the id {codes[wrong]}, but {codes[0] + wrong} was expected"
         raise AdtError(f"config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
     return codes
 
@@ -75,7 +75,7 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     named: more tokens that the vocabulary must have; the first of them ends every row of cells.
     """
     if checkpoint.config.get("swin_norm"):
-        problem = "config.json asks for swin_norm, which the 30B and 34B models have and this version can't"
+        problem = "config.json sets swin_norm, as in the 30B and 34B models, which is not supported"
         raise AdtError(f"{checkpoint.path}: {problem}; use a 7B checkpoint.")
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE, *named))
     config, codes = decoder_config(checkpoint.config, checkpoint.path), image_token_ids(vocabulary)

@@ -62,11 +62,11 @@ class Emu3Prompter(TokenPrompter):
         """Sides of a given ratio are rounded to whole tokens, so either may be half a token too long."""
         rows, columns = grid
         if not min(grid):
-            return "both sides must be one token at least"
+            return "both sides must be at least one token"
         if (rows - 0.5) * (columns - 0.5) <= usual[0] * usual[1]:
             return ""
-        most = f"it may have about as many tokens as a grid of {usual[0]} x {usual[1]}"
-        return f"{most}, and that would be {rows} x {columns}"
+        most = f"it supports about as many tokens as {usual[0]} x {usual[1]}"
+        return f"{most}, but this size has {rows} x {columns}"
 
 
 class Emu3Codec(Codec):
@@ -85,7 +85,7 @@ class Emu3Codec(Codec):
         for colours in (config.in_channels, config.out_channels):
             check_channels(colours, widths, source)
         if config.hidden_size % config.num_attention_heads:
-            problem = f"hidden_size {config.hidden_size} is no multiple of num_attention_heads"
+            problem = f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads"
             raise AdtError(f"{source}: config.json's vq_config: {problem}; use the checkpoint's own config.json.")
         model = Emu3VQVAE(config)
         self.encoder, self.decoder = model.encoder, model.decoder
@@ -134,7 +134,7 @@ def _not_emu3_gen(checkpoint: Checkpoint) -> str:
             return "Emu3.5, which has 34 billion weights and an image decoder that this version can't read"
         return "Emu3 in BAAI's own layout, which this version can't read"
     if "chat" in checkpoint.name.lower():  # nothing else tells them apart
-        return "Emu3-Chat, which was made to describe pictures and not to draw them"
+        return "Emu3-Chat, which describes images and does not generate them"
     return ""
 
 
@@ -142,14 +142,14 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family."""
     source, problem = checkpoint.path, _not_emu3_gen(checkpoint)
     if problem:
-        remedy = f"take BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
+        remedy = f"use BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
         raise AdtError(f"{source} is {problem}; {remedy}.")
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
     codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
     if len(codes) != len(codec.codebook):
-        problem = f"names {len(codes)} image tokens, but its vq_config {len(codec.codebook)} codes"
+        problem = f"has {len(codes)} image tokens, but its vq_config has {len(codec.codebook)} codes"
         raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
     cells = _PIXELS // codec.downsample
     config = with_room(config, cells * (cells + 1))

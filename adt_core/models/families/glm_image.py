@@ -117,7 +117,7 @@ class GlmImagePrompter(TokenPrompter):
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         if not min(grid) or not min(small_grid(grid)) or max(grid) > _MOST:
-            return f"both sides must be from {PIXELS} to {_MOST * PIXELS} pixels, and not too far apart"
+            return f"both sides must be from {PIXELS} to {_MOST * PIXELS} pixels, and not too different"
         return ""
 
 
@@ -139,7 +139,7 @@ class GlmImageCodec(Codec):
         self._vision = {name: size(vision, name, source, usual) for name, usual in _VISION.items()}
         channels, heads = self._vision["hidden_size"], self._vision["num_heads"]
         if size(fields, "latent_channels", source, 1536) != channels or channels % heads:
-            problem = f"vision_config has {channels} channels, which do not fit its {heads} heads or the vq_config"
+            problem = f"vision_config has {channels} channels, which does not match its {heads} heads or the vq_config"
             raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
         self.quantize, self.quant_conv = Quantizer(codes, width), nn.Conv2d(channels, width, 1)
         self.downsample, self.base_channels = 2 * self._vision["patch_size"], 3
@@ -222,7 +222,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         plain | {"rope_parameters": others}, source, qk_norm=False, axes=axes, qkv_bias=True, norm_behind=True
     )
     if len(axes) != 3 or 2 * sum(axes) != int(config.head_dim * share):
-        problem = f"mrope_section {list(axes)} does not fit a head of {config.head_dim}"
+        problem = f"mrope_section {list(axes)} does not fit head_dim {config.head_dim}"
         raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
     config = with_room(replace(config, max_positions=min(config.max_positions, _ROOM)), _CELLS**2 + _SMALL**2)
     codec, rows = GlmImageCodec(stated, checkpoint), size(text, "vision_vocab_size", source)

@@ -135,8 +135,9 @@ class LlamaGenPrompter(Prompter):
         text = stripped(text)
         cleaned = captions.clean(text)
         if not cleaned:
-            dropped = "links, file names and Chinese characters are dropped; describe the picture in English words"
-            raise AdtError(f"prompt {shown(text)} has nothing that {self.name} could read: {dropped}.")
+            ignored = "links, file names and Chinese characters are ignored"
+            problem = f"prompt {shown(text)} has no words that {self.name} can read ({ignored})"
+            raise AdtError(f"{problem}; describe the image in English words.")
         encoding = encode(self.tokenizer, cleaned, self.name)
         ids = [*encoding.ids, self.end]
         check_ids(ids, self.encoder.t5.config.vocab_size, "T5")
@@ -164,8 +165,8 @@ class LlamaGenPrompter(Prompter):
 def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family. The codec and T5 are added to the checkpoint from the files beside it."""
     if f"{_prefix(checkpoint)}{EMBEDDER}embedding_table.weight" in checkpoint.names:
-        problem = "is LlamaGen for classes of ImageNet, which can't be described in words"
-        raise AdtError(f"{checkpoint.path} {problem}; use one of its text-to-image models.")
+        problem = "is a LlamaGen for ImageNet classes, which takes no text prompt"
+        raise AdtError(f"{checkpoint.path} {problem}; use a text-to-image LlamaGen.")
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
     codec = checkpoint.beside(_CODEC_FILES)
@@ -195,8 +196,8 @@ def _side(checkpoint: Checkpoint) -> int:
         return math.isqrt(block)
     sizes = {int(n) for n in re.findall(r"(?<!\d)(?:256|512)(?!\d)", checkpoint.name)}
     if len(sizes) != 1:
-        remedy = "name it as it was published, t2i_XL_stage1_256.pt or t2i_XL_stage2_512.pt"
-        raise AdtError(f"{checkpoint.path} doesn't say how large its pictures are; {remedy}.")
+        remedy = "use the published file name, t2i_XL_stage1_256.pt or t2i_XL_stage2_512.pt"
+        raise AdtError(f"{checkpoint.path} does not have its image size in its name; {remedy}.")
     return sizes.pop() // 16
 
 

@@ -104,6 +104,6 @@ def libraries() -> tuple[ModuleType, ModuleType]:
         return import_module("ftfy"), import_module("bs4")
     except ImportError as error:
         raise AdtError(
-            f"LlamaGen's prompts are cleaned with ftfy and Beautiful Soup, and {error.name} is not installed; "
-            f"run: {pip_install(PACKAGES)}"
+            f"LlamaGen needs ftfy and Beautiful Soup to clean prompts, and {error.name} is not installed; "
+            f"run {pip_install(PACKAGES)}"
         ) from error

@@ -64,9 +64,9 @@ class LuminaPrompter(ChameleonPrompter):
             return f"both sides must be multiples of {PIXELS}"
         if rows * columns > usual[0] * usual[1]:
             height, width = (side // self.CELLS * PIXELS for side in usual)
-            return f"it may have no more pixels than {width}x{height}"
+            return f"it supports no more pixels than {width}x{height}"
         if max(grid) > MOST_OBLONG * min(grid):
-            return f"one side may be {MOST_OBLONG} times the other at most"
+            return f"one side may be at most {MOST_OBLONG} times the other"
         return ""
 
 
@@ -74,8 +74,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     """An empty target of the family. Nothing but its name says its size in pixels. AdtError if that does not."""
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.name)
     if len(set(sizes)) != 1:
-        remedy = "name its folder as it is published, such as Lumina-mGPT-7B-768"
-        raise AdtError(f"{checkpoint.path} doesn't say whether it draws 512, 768 or 1024 pixels; {remedy}.")
+        remedy = "use the published folder name, such as Lumina-mGPT-7B-768"
+        raise AdtError(f"{checkpoint.path} does not have its image size (512, 768 or 1024) in its name; {remedy}.")
     steps = int(sizes[0]) // PIXELS
     stated = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
     codec = VQModel(VQConfig.from_dict(stated, checkpoint.path))
@@ -88,8 +88,10 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
     """What reads the prompts of a target. AdtError if its tokenizer is missing, which only one repository has."""
     if not has_tokenizer(checkpoint.folder):
         command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
-        remedy = f"take that of Lumina-mGPT-7B-768: run `{command}`"
-        raise AdtError(f"{checkpoint.folder} has no tokenizer.json, as most Lumina-mGPT are published; {remedy}.")
+        remedy = f"use the one of Lumina-mGPT-7B-768: run `{command}`"
+        raise AdtError(
+            f"{checkpoint.folder} has no tokenizer.json, which most Lumina-mGPT repositories lack; {remedy}."
+        )
     return LuminaPrompter.of(target, checkpoint)
 
 

@@ -53,7 +53,7 @@ class Lumina2Prompter(LuminaPrompter):
         name = first.get("content") if isinstance(first, dict) else first
         number = made.tokenizer.token_to_id(name) if isinstance(name, str) else None
         if number is None:
-            problem = "tokenizer_config.json names no bos_token or eos_token of its tokenizer.json"
+            problem = "tokenizer_config.json names no bos_token or eos_token that tokenizer.json has"
             raise AdtError(f"{checkpoint.folder}: {problem}; download both again.")
         made.vocabulary[cls.BOS] = number
         return made

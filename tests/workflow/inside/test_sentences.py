@@ -99,7 +99,7 @@ def test_latents_that_do_not_fit(pack, model, loaded, sampler_says, shape, words
 
 def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):
     said = pack.fails("ADTTreeImageSize", model=model, width=256, height=128)
-    assert "size is 256x128, which bundled can't draw: it draws a grid of 16 x 16 tokens only" in said
+    assert "size is 256x128, which bundled does not support: its images always have 16 x 16 tokens; try 128x128" in said
     _, trace = pack.run("ADTTreeSampler", model=model, positive=encoded("a cat"), batch_size=1)
     said = pack.fails("ADTTreeMapImage", trace=trace, show="depth", opacity=0.5, images=torch.zeros(3, 64, 64, 3))
     assert said.startswith("images: 3 were given, but the trace is of 1")
