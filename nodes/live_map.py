@@ -1,8 +1,8 @@
-"""What the acceptance map in the browser is told: new rounds while a run goes on, and the whole map at its end.
+"""Data of the acceptance map in the browser: messages with new rounds during a run, and the finished map.
 
-Both have the same header. A message has ``first``, the number of its first round, and ``rounds``: a round is
-``[milliseconds, of them drafting, share, share, ...]``, and a share, one image's part of the round, is a list in the
-order of ``SHARE``. js/map_model.js reads it. The whole map is a saved map, see :mod:`.saved_map`.
+Both have the same header. A message has `first`, the index of its first round, and `rounds`. A round is
+`[milliseconds, drafting milliseconds, share, share, ...]`. A share is one image's part of the round, a list in the
+order of `SHARE`. js/map_model.js reads the messages. The finished map is a saved map; see `saved_map`.
 """
 
 import base64
@@ -26,18 +26,21 @@ from .saved_map import attach, pack, workflow_of
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-"""What live messages say of a share. Its levels come with the whole map: only a replay shows them."""
-_PICTURE = 512  # most pixels of a kept picture's longer side
-_THUMBNAIL = 192  # the same of a picture that travels with the map
-_THUMBNAILS = 16_000  # characters that all of them may take
+"""Fields of a share in live messages. Only the finished map has its levels, because only a replay shows them."""
+_PICTURE = 512  # maximum length of a kept image's longer side, in pixels
+_THUMBNAIL = 192  # the same for a thumbnail in the saved map
+_THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
 
 
 class LiveMap:
-    """Tells the browser tab that queued a prompt what each round did, at most ten times a second.
+    """Sender of a run's rounds to the browser tab that queued the prompt, at most ten times a second.
 
-    trace: of the run, as it grows. model: its name; the browser compares the speed of runs of the same model only.
-    hidden: the node's hidden inputs ``unique_id``, ``prompt``, and ``extra_pnginfo``, which names the workflow that
-    the node belongs to. part: number of this run among the ``parts`` runs that the node makes side by side.
+    Args:
+        trace: Trace of the run, which grows during the run.
+        model: Name of the model. The browser compares the speed of runs of the same model only.
+        hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
+        part: Index of this run among the runs that the node makes side by side.
+        parts: Number of these runs.
     """
 
     _INTERVAL = 0.1
@@ -45,7 +48,7 @@ class LiveMap:
     def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
         self._trace, self._model = trace, model
         self._prompt = prompt_id()
-        self._node = PromptServer.instance.last_node_id  # as the page knows it, in a loop, too
+        self._node = PromptServer.instance.last_node_id  # the id that the page uses, also inside a loop
         self._part, self._parts = part, parts
         self._interval = self._INTERVAL * parts
         self._id = secrets.token_hex(8)
@@ -55,11 +58,11 @@ class LiveMap:
         self._sent, self._next = 0, 0.0
 
     def update(self) -> None:
-        """Send the rounds since the last message, unless that was less than the interval ago."""
+        """Send the rounds since the last message, if the interval has passed."""
         tab, now = watched(), time.monotonic()
         if tab is None or now < self._next:
             return
-        self._next = math.inf  # what fails once is not tried again
+        self._next = math.inf  # no further attempt after a failure
         with decorating("the live map"):
             rounds = [_pack(round) for round in self._trace.rounds[self._sent :]]
             PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
@@ -67,11 +70,13 @@ class LiveMap:
             self._next = now + self._interval
 
     def whole(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
-        """The finished map, for the list ``adt_tree_map`` of a node's ``ui`` output, which ComfyUI keeps in its
-        history, and for saved images. Without pictures where they can't be made or kept.
+        """Return the finished map, for a node's `ui` output `adt_tree_map` and for saved images.
 
-        picture: decodes the image of this number. If a browser tab queued the run, pictures are kept: the first one,
-        and further ones until decoding them has taken ``budget``, a share of the run's time.
+        If a browser tab queued the run, the map includes images: the first, and more until the budget is used up.
+
+        Args:
+            picture: Function that decodes the image of an index.
+            budget: Time for decoding these images, as a share of the run's time.
         """
         pictures: list[dict] = []
         thumbnails: list[str] = []
@@ -104,7 +109,7 @@ class LiveMap:
             "workflow": self._workflow,
             "method": settings["method"],
             "relaxed": settings["lantern"] is not None,
-            "seed": str(settings["seed"]),  # 64 bits are more than a number holds in the browser
+            "seed": str(settings["seed"]),  # a JavaScript number cannot hold 64 bits
             "inputs": self._inputs,
             "comparable": f"{self._model}, {settings['device']}, {precision}, guidance {guided}",
             "images": trace.images,
@@ -117,7 +122,13 @@ class LiveMap:
 
 
 def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Image.Image]) -> dict | None:
-    """The ``ui`` output of a node whose runs are over; saved images get their maps as well. pictures: by run."""
+    """Return the `ui` output of a node whose runs have finished, and attach the maps to the workflow.
+
+    Args:
+        maps: One per run.
+        hidden: Hidden inputs of the node.
+        *pictures: One function per run, which decodes the image of an index.
+    """
     with decorating("the map"):
         wholes = [live_map.whole(picture) for live_map, picture in zip(maps, pictures)]
         attach(hidden, wholes)
@@ -126,15 +137,14 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
 
 def _values(hidden: Any) -> dict[str, str]:
-    """The values of the node's own widgets as they were queued, by input; links are left out."""
+    """Return the values of the node's widgets as queued, by input id, without linked inputs."""
     inputs = _inputs(hidden, hidden.unique_id)
     plain = {name: value for name, value in inputs.items() if isinstance(value, str | int | float)}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
 
 
 def _texts(hidden: Any) -> dict[str, dict[str, str]]:
-    """The texts that the node's prompts were made of, by node and input: what is typed in the nodes before them, a
-    model's own left out."""
+    """Return the texts typed into the nodes upstream of the prompts, by node and input; `clip` links are ignored."""
     texts: dict[str, dict[str, str]] = {}
     pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
     while pending:
@@ -148,7 +158,7 @@ def _texts(hidden: Any) -> dict[str, dict[str, str]]:
 
 
 def _inputs(hidden: Any, number: Any) -> dict:
-    """What a node of the prompt was given."""
+    """Return the inputs of a node in the queued prompt."""
     return ((hidden.prompt or {}).get(number) or {}).get("inputs") or {}
 
 
@@ -162,7 +172,7 @@ def _milliseconds(seconds: float) -> float:
 
 
 def _keep(picture: Image.Image) -> dict:
-    """Write a picture into ComfyUI's temporary folder. Returns what ``/view`` needs to find it."""
+    """Write an image into ComfyUI's temporary folder, and return the parameters of its `/view` address."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     picture = picture.copy()  # a preview may still be on its way to the browser
@@ -173,7 +183,7 @@ def _keep(picture: Image.Image) -> dict:
 
 
 def _thumbnail(picture: Image.Image) -> str:
-    """A small JPEG as a data URL."""
+    """Return a small JPEG as a data URL."""
     picture = picture.convert("RGB")
     picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
     picture.save(file := io.BytesIO(), "JPEG", quality=60)

@@ -1,4 +1,4 @@
-"""What the nodes need from ComfyUI while they run: memory management, cancelling, progress and previews."""
+"""Interface to ComfyUI's runtime: memory management, interruption, progress and previews."""
 
 import gc
 import logging
@@ -23,19 +23,23 @@ from ..adt_core.errors import AdtError, is_out_of_memory, one_line
 from .decoration import decorating
 
 _AMPLE = 128 * 2**30
-"""While so many bytes of RAM are free, ComfyUI's cache keeps results of earlier prompts as well."""
+"""Target for free RAM in bytes, below which ComfyUI's cache drops results of earlier prompts."""
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
-"""Raises ComfyUI's own exception once the user has pressed Cancel; in newer versions it is a BaseException. The engine
-takes this function as ``check`` and catches nothing that it raises."""
+"""Raise ComfyUI's exception, in newer versions a BaseException, if the user has cancelled the run. The engine calls
+this function as `check` and does not catch the exception."""
 
 
 def refusal(make: Callable, **values) -> bool | str:
-    """What ``validate_inputs`` answers: True, or the reason for which ``make`` refuses these values.
+    """Return the result of `validate_inputs`: True, or the message of the AdtError that `make` raises.
 
-    An input that is linked or missing is None here and is not checked; where ``make`` can't do without it, nothing is.
-    ComfyUI itself checks the bounds of numbers, and then names the one input that is wrong; this answer counts for all
-    inputs that ``validate_inputs`` has.
+    Bounds of numbers are left to ComfyUI, which marks the input that is wrong; a message from `validate_inputs` marks
+    all inputs in its signature.
+
+    Args:
+        make: Function that raises AdtError for invalid values.
+        **values: Its arguments. None means linked or missing, and is not passed on; if `make` requires such an
+            argument, nothing is checked.
     """
     given = {name: value for name, value in values.items() if value is not None}
     try:
@@ -50,14 +54,14 @@ def refusal(make: Callable, **values) -> bool | str:
 
 
 def watched() -> str | None:
-    """The browser tab that queued the prompt; None if it was queued without a browser."""
+    """Return the client id of the browser tab that queued the prompt, or None if no browser did."""
     return getattr(getattr(PromptServer, "instance", None), "client_id", None)
 
 
 def wants_previews() -> bool:
-    """Does the server send previews, or does somebody watch in a browser who has not chosen to see none?
+    """Return whether to make previews: the server enables them, or a browser tab that has not disabled them watches.
 
-    The server's own setting is off unless an option switches it on, and few know that it exists.
+    The server's setting is off by default, so it does not disable previews in a browser.
     """
     if args.preview_method != LatentPreviewMethod.NoPreviews:
         return True
@@ -68,14 +72,18 @@ def wants_previews() -> bool:
 
 
 def prompt_id() -> str | None:
-    """Of the prompt that runs; None where ComfyUI's own loop does not run it."""
+    """Return the id of the running prompt, or None outside ComfyUI's prompt loop."""
     return getattr(PromptServer.instance, "last_prompt_id", None)
 
 
 def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
-    """Show images that are finished on a node that goes on, in the tab that queued the prompt.
+    """Show finished images on a running node, in the tab that queued the prompt.
 
-    saved: for each what ``/view`` needs to find it. A preview would hide them, even after the run.
+    Such a node sends no previews, because a preview would hide these images, even after the run.
+
+    Args:
+        node_id: Id of the node.
+        saved: Parameters of the `/view` address of each image.
     """
     tab = watched()
     if tab is not None:
@@ -84,36 +92,36 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
 
 
 class ADTTreeWeights(torch.nn.Module):
-    """Holds a module for a ModelPatcher, which sets attributes such as ``device`` on what it manages.
+    """Wrapper of a module for a ModelPatcher, which sets attributes such as `device` on the module that it manages.
 
-    ComfyUI's log names this class when the weights are loaded. title, remedy, decoder: see :func:`manage`.
+    ComfyUI's log shows the name of this class when the weights are loaded. `manage` describes the arguments.
     """
 
     def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module):
         super().__init__()
         self.module = module
         self.title, self.remedy = title, remedy
-        self.decoder = [decoder]  # in a list, so that its weights don't count as this module's
-        # What the engine keeps holds the weights, so those that ComfyUI drops would stay on the card until Python looks
-        # for cycles.
+        self.decoder = [decoder]  # in a list, so that it is not registered as a submodule
+        # The engine's caches refer to the weights. Without the finalizer, weights that ComfyUI drops would stay on the
+        # device until the next run of the garbage collector.
         weakref.finalize(self, release, decoder).atexit = False
 
 
 class WeightsPatcher(ModelPatcher):
-    """Frees what the engine keeps beside the weights when ComfyUI takes the weights away, in whole or in part.
+    """ModelPatcher that frees the engine's caches when ComfyUI unloads the weights, completely or partially.
 
-    ComfyUI also calls ``detach`` and ``unpatch_model`` before every load, for weights that stay where they are
-    (``unpatch_weights`` is False then). What is kept stays with them.
+    ComfyUI also calls `detach` and `unpatch_model` before every load of weights that stay on their device. Then
+    `unpatch_weights` is False, and the caches stay, too.
     """
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
-        """Move the weights to ``device_to``, usually the CPU."""
+        """Move the weights to `device_to`, usually the CPU."""
         if unpatch_weights:
             release(self.model.decoder[0])
         super().unpatch_model(device_to, unpatch_weights)
 
     def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, *args, **kwargs) -> int:
-        """Free so many bytes of the device: first what is kept, then weights. Returns the bytes that this gave."""
+        """Free memory of the device, first the engine's caches and then weights, and return the freed bytes."""
         freed = held_bytes(self.model.decoder[0])
         release(self.model.decoder[0])
         if freed >= memory_to_free:
@@ -124,9 +132,13 @@ class WeightsPatcher(ModelPatcher):
 def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module | None = None) -> WeightsPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
-    title: what the user calls them. remedy: what to do if memory is too small, as an order. decoder: the target's;
-    the engine's caches that depend on these weights belong to it. The module itself unless given.
-    The newer, dynamic ModelPatcher only works with layers of ``comfy.ops``, so this is made from the plain one.
+    The result is a plain ModelPatcher, because the newer, dynamic one requires layers of `comfy.ops`.
+
+    Args:
+        module: Module with the weights.
+        title: Name of the weights in error messages.
+        remedy: Advice in the error message if memory is too small, in the imperative.
+        decoder: Decoder of the target, which owns the engine's caches that depend on these weights. Default: `module`.
     """
     device, offload = mm.get_torch_device(), mm.unet_offload_device()
     weights = ADTTreeWeights(module, title, remedy, decoder or module)
@@ -134,7 +146,7 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
 
 
 def tell(text: str, level: int = logging.WARNING) -> None:
-    """Show a line of text under the node that runs, and in the log. It may quote what can't be printed."""
+    """Show a line of text under the running node and in the log, with unprintable characters escaped."""
     text = one_line(text)
     logging.log(level, "ADT-Tree: %s", text)
     tab = watched()
@@ -143,12 +155,11 @@ def tell(text: str, level: int = logging.WARNING) -> None:
 
 
 def drop_unused_results() -> None:
-    """Let ComfyUI's cache forget what earlier prompts made and this one has no use for, such as another model.
+    """Drop cached results of earlier prompts that the current one does not use, such as another model.
 
-    So there is no time at which RAM holds both the old model and the new one, and the old one is not copied there from
-    the card to make room. Older versions of ComfyUI, and newer ones with ``--cache-classic``, forget such results
-    before a prompt begins. Newer ones forget them after every node, which is late for a node that loads a model. What
-    the prompt can still ask for stays.
+    Call this before loading a model, so that RAM never holds the old and the new one together, and the old one is not
+    copied from the device to RAM. Older versions of ComfyUI, and newer ones with `--cache-classic`, drop such results
+    before a prompt begins. Newer ones drop them after every node, which is too late for a node that loads a model.
     """
     forget = getattr(comfy.memory_management, "extra_ram_release", None)
     if forget is not None:
@@ -160,15 +171,23 @@ def drop_unused_results() -> None:
 def loaded(
     patchers: Sequence[ModelPatcher], memory_required: int = 0, least: int | None = None
 ) -> Iterator[torch.device]:
-    """Bring weights to the device on which they run, and keep to them while they are read.
+    """Load weights on their device for the duration of the block.
 
-    memory_required: bytes to make room for beside them. least: how many of these bytes it can't do without, all of them
-    unless told. Yields the device. Raises AdtError, in the words of the first patcher, if the device is too small, if
-    its memory runs out, or if ComfyUI left weights behind, as it does under ``--novram``.
+    Args:
+        patchers: Patchers of the weights. Error messages use the title and the remedy of the first.
+        memory_required: Bytes to free in addition to the weights.
+        least: Minimum of these bytes. Default: all.
+
+    Yields:
+        The device.
+
+    Raises:
+        AdtError: If the device is too small, if its memory runs out in the block, or if ComfyUI did not load all
+            weights, as with `--novram`.
     """
     device = patchers[0].load_device
     needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
-    is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML can't say how much memory there is
+    is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML does not report its memory
     if is_limited and needed > mm.get_total_memory(device):
         raise _too_large(patchers[0], needed, "has {total:.1f} GB; {remedy}")
     held = sum(map(held_bytes, {patcher.model.decoder[0] for patcher in patchers}))
@@ -179,22 +198,22 @@ def loaded(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        mm.unload_all_models()  # as ComfyUI does where such an error reaches it
+        mm.unload_all_models()  # as ComfyUI does for such an error
         for patcher in patchers:
-            patcher.detach()  # ComfyUI forgot those that were on the card when loading another failed
+            patcher.detach()  # ComfyUI loses track of loaded weights when loading others fails
         words = "ran out of its {total:.1f} GB; close other programs that use it, or {remedy}"
         raise _too_large(patchers[0], needed, words) from error
 
 
 def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
-    """The sentence for weights that take more memory than there is. words: what became of it, and what to do."""
+    """Return the error for weights that need more memory than the device has; `words` is the end of the sentence."""
     device, weights = patcher.load_device, patcher.model
     rest = words.format(total=mm.get_total_memory(device) / 2**30, remedy=weights.remedy)
     return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
 
 
 def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
-    """Raises AdtError if weights are not on the device on which they run."""
+    """Raise AdtError if weights are not on the device on which they run."""
     for patcher in patchers:
         if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             size = patcher.model_size() / 2**30
@@ -205,16 +224,21 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
 
 
 class Progress:
-    """The bar, the preview and the line of text of one run, as often as a person can follow.
+    """Progress bar, preview and line of text of one run, at a limited rate.
 
-    A preview costs a pass through the codec. So previews take a fiftieth of the time at most, there is none in the
-    first second, and none if the run will be over within a second at its pace so far. The run ends with a preview of
-    the whole image, which stays: ``last``. preview: None for a node that shows its results instead; it may
-    give None while there is nothing to show.
+    A preview costs a pass through the codec. Previews therefore use at most 2 % of the time, begin after the first
+    second, and stop if the run will finish within a second at its current rate. A run ends with a preview of the
+    complete image, which remains available as `last`.
+
+    Args:
+        total: Value of `done` at the end.
+        node_id: Id of the node.
+        preview: Makes a preview, or returns None while there is nothing to show. None for a node that shows its
+            results instead.
     """
 
-    _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds: between two bars, before the first preview, between two previews
-    _SHARE = 50.0  # this many times as long as a preview took, there is no other
+    _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds between updates, before the first preview, between previews
+    _SHARE = 50.0  # minimum time between previews, as a multiple of the time that the last preview took
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image | None] | None):
         self._total, self._node_id = total, node_id
@@ -227,10 +251,18 @@ class Progress:
         self._preview = preview if wants_previews() else None
 
     def update(self, done: int, text: str = "") -> None:
-        """Report ``done`` of the total, and show a line of text. Raises ComfyUI's exception if the user cancelled."""
+        """Report progress, and show a line of text if there is one.
+
+        Args:
+            done: Part of the total.
+            text: Line of text.
+
+        Raises:
+            InterruptProcessingException: If the user has cancelled the run.
+        """
         now = time.monotonic()
         if self._had is None:
-            self._had = done  # what was done before this run says nothing about its pace
+            self._had = done  # the rate is measured from here, because a continued run does not begin at 0
         if now < self._next_bar and done < self._total:
             return
         self._next_bar = now + self._BAR
@@ -247,7 +279,7 @@ class Progress:
             self.say(text)
 
     def _picture(self) -> Image.Image | None:
-        """A preview; None if it can't be made, and then no other is tried."""
+        """Make a preview, or return None after an error and make no further previews."""
         make, self._preview = self._preview, None
         with decorating("the preview"):
             picture = make() if make else None
@@ -258,7 +290,10 @@ class Progress:
     def say(self, text: str) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.
 
-        js/words.js translates it there, and finds it by its words: ``LINES`` has to follow what nodes say here.
+        js/words.js translates the line by matching its text, so `LINES` there must match the lines of the nodes.
+
+        Args:
+            text: Line of text.
         """
         tab = watched()
         if tab is not None:

@@ -1,9 +1,9 @@
-"""Maps that travel in saved images: small, and put into the workflow that ComfyUI writes into its PNGs.
+"""Compact maps, stored in the workflow that ComfyUI writes into saved images.
 
-A saved map is the map's header with ``data`` in place of the rounds: base64 of zlib of varints, column by column (see
-:func:`pack`). js/saved_map.js reads it. In a workflow, ``extra.adt_tree_maps`` holds the maps of an image by
-node: ``{"12:5": {"parts": [saved map, ...]}}``. Every workflow that is queued here and has such a node gets this entry.
-An empty entry tells the page that there is no map.
+A saved map is a map's header with `data` instead of the rounds: base64 of zlib of varints, column by column (see
+`pack`). js/saved_map.js reads it. In a workflow, `extra.adt_tree_maps` holds the maps of an image by node:
+`{"12:5": {"parts": [saved map, ...]}}`. Every queued workflow with such a node gets this entry. An empty entry means
+that there is no map.
 """
 
 import base64
@@ -18,20 +18,20 @@ from ..adt_core.rules.trace import ImageRound, Round
 
 KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
-"""Of a node in a workflow: what the page notes of its map."""
+"""Property of a workflow node, in which the page stores the tag of its map."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-_KEPT = 32  # finished maps, for results that ComfyUI takes from its cache
+_KEPT = 32  # finished maps, for results that ComfyUI returns from its cache
 
-_finished: OrderedDict[str, dict] = OrderedDict()  # digest of a node and what feeds it -> its entry
+_finished: OrderedDict[str, dict] = OrderedDict()  # digest of a node and its upstream nodes -> its entry
 
 
 def pack(rounds: list[Round]) -> str:
-    """Rounds as text.
+    """Encode rounds as text.
 
-    Columns, one after the other, as varints: the number of rounds; of each its hundredths of a millisecond, those of
-    them spent on drafting, and its number of shares; then of each share the image, the position (how far it is behind
-    the one expected, zigzag), and ``_NUMBERS``; then the drafts on each level of each share's tree, ``depth`` of them.
+    The columns follow each other as varints: the number of rounds; for each round, its time and its drafting time in
+    units of 0.01 ms, and its number of shares; for each share, the image, the distance of its position from the
+    expected one (zigzag), and `_NUMBERS`; finally, the number of drafts on each of the `depth` levels of each share.
     """
     shares = [share for entry in rounds for share in entry.images]
     columns: list[Iterable[int]] = [
@@ -53,7 +53,7 @@ def _levels(share: ImageRound) -> tuple[int, ...]:
 
 
 def _jumps(shares: list[ImageRound]) -> Iterable[int]:
-    """How far each position is from where the image's last share left it; 0 nearly always."""
+    """Yield the distance of each position from the end of the image's previous share, zigzag encoded; mostly 0."""
     expected: dict[int, int] = {}
     for share in shares:
         jump = share.position - expected.get(share.image, 0)
@@ -62,7 +62,7 @@ def _jumps(shares: list[ImageRound]) -> Iterable[int]:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Encode a number in groups of seven bits, the lowest first; the high bit marks that more groups follow."""
     varint = bytearray()
     while number > 127:
         varint.append(number & 127 | 128)
@@ -71,15 +71,20 @@ def _varint(number: int) -> bytes:
 
 
 def digest(prompt: dict, node: str) -> str | None:
-    """What a node is given, whatever its number and whatever else is in the prompt; None for a prompt without sense.
+    """Hash a node together with its upstream nodes, independently of node ids and of the rest of the prompt.
 
-    prompt: in ComfyUI's API format, where an input is a value or ``[node, output]``.
+    Args:
+        prompt: Prompt in ComfyUI's API format, where an input is a value or `[node, output]`.
+        node: Id of the node.
+
+    Returns:
+        Hex digest, or None if the prompt is malformed.
     """
     digests: dict[str, str | None] = {}
 
     def part(number: str) -> str | None:
         if number not in digests:
-            digests[number] = None  # a node that feeds itself
+            digests[number] = None  # ends the recursion if a node feeds itself
             inputs = prompt[number]["inputs"]
             content = [prompt[number]["class_type"], [[name, value(inputs[name])] for name in sorted(inputs)]]
             digests[number] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -96,11 +101,14 @@ def digest(prompt: dict, node: str) -> str | None:
 
 
 def attach(hidden: Any, parts: list[dict]) -> None:
-    """Put a node's finished maps into the workflow that images made of its result are saved with.
+    """Store a node's finished maps in the workflow that its images are saved with.
 
-    hidden: the node's hidden inputs ``unique_id``, ``prompt`` and ``extra_pnginfo``. A node that runs over a list has
-    several maps, and no image says which is its own, so none of them travels. Nor do ``pictures``, which are files of
-    this server.
+    A node that runs over a list has one map per run, and its images do not identify their run, so none is stored.
+    `pictures` are not stored either, because they are files of this server.
+
+    Args:
+        hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
+        parts: Maps of the node's runs.
     """
     key = digest(hidden.prompt or {}, hidden.unique_id)
     maps = _maps(workflow_of(hidden))
@@ -117,13 +125,13 @@ def attach(hidden: Any, parts: list[dict]) -> None:
 
 
 def parts_of(hidden: Any) -> list[dict]:
-    """The maps of a node that :func:`attach` has put into its workflow; what they get is saved as well."""
+    """Return the maps that `attach` has stored for a node; keys added to them are saved as well."""
     entry = _entry(_maps(workflow_of(hidden)), hidden.unique_id)
     return entry["parts"] if entry is not None else []
 
 
 def without_maps(extra: dict) -> dict:
-    """What images carry beside their prompt, for one that no map of its workflow shows: so none is shown with it."""
+    """Return `extra_pnginfo` with an empty map entry, for images that no map of their workflow belongs to."""
     workflow = _entry(extra, "workflow")
     more = _entry(workflow, "extra")
     if workflow is None or more is None or KEY not in more:
@@ -132,7 +140,7 @@ def without_maps(extra: dict) -> dict:
 
 
 def workflow_of(hidden: Any) -> dict | None:
-    """The workflow that a node's prompt came with, which any client may have written; None if that is none."""
+    """Return the workflow in a node's `extra_pnginfo`, or None if the client sent none or something else."""
     return _entry(hidden.extra_pnginfo, "workflow")
 
 
@@ -142,19 +150,26 @@ def _entry(value: Any, name: str) -> dict | None:
 
 
 def _maps(workflow: dict | None) -> dict:
-    """Where a workflow keeps its maps; a dictionary that nobody sees if there is no workflow."""
+    """Return the map entry of a workflow, created if missing, or an unused dictionary if there is no workflow."""
     return {} if workflow is None else _dictionary(_dictionary(workflow, "extra"), KEY)
 
 
 def _dictionary(holder: dict, name: str) -> dict:
-    """The dictionary of this name, in place of whatever else is there."""
+    """Return the dictionary at `name`, after replacing a missing or different value by an empty one."""
     if not isinstance(holder.get(name), dict):
         holder[name] = {}
     return holder[name]
 
 
 def remind(request: dict) -> dict:
-    """Before a prompt is queued: its workflow gets the maps of nodes whose results ComfyUI may take from its cache."""
+    """Add to a queued workflow the maps of nodes whose results ComfyUI may return from its cache.
+
+    Args:
+        request: Body of `POST /prompt`, changed in place.
+
+    Returns:
+        The request.
+    """
     prompt, workflow, ours = _parts(request)
     if prompt is not None and workflow is not None and ours:
         maps = _maps(workflow)
@@ -166,9 +181,13 @@ def remind(request: dict) -> dict:
 
 
 def homes(request: dict) -> dict[str, str] | None:
-    """Where the maps of a prompt's nodes belong, by execution id: "12:5" is node 5 in the subgraph of node 12.
+    """Return the home of each map of a prompt: the workflow's id and the node's tag, as in js/node_map.js.
 
-    A home is what js/node_map.js calls so: the workflow's id and the node's tag. None for a prompt without a workflow.
+    Args:
+        request: Body of `POST /prompt`.
+
+    Returns:
+        Homes by execution id ("12:5" is node 5 in the subgraph of node 12), or None if there is no workflow.
     """
     _, workflow, ours = _parts(request)
     if workflow is None:
@@ -178,14 +197,14 @@ def homes(request: dict) -> dict[str, str] | None:
 
 
 def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
-    """The prompt and the workflow of a request, None for what is none, and the nodes that have maps."""
+    """Return the prompt and the workflow of a request, each None if missing, and the ids of nodes with maps."""
     prompt, workflow = _entry(request, "prompt"), _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
     nodes = (prompt or {}).items()
     return prompt, workflow, [key for key, node in nodes if isinstance(node, dict) and node.get("class_type") in NODES]
 
 
 def _tag(workflow: dict, number: str) -> str | None:
-    """The tag of a node's map, where its workflow says it."""
+    """Return the tag that the page has stored for a node's map, or None."""
     *path, last = number.split(":")
     graph = workflow
     try:

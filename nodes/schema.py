@@ -1,7 +1,7 @@
-"""A node's schema, with the words of its help page: what an input or an output does is said there, and nowhere else.
+"""Node schemas, whose tooltips are read from the help pages, so that each input and output is described once.
 
-A page, ``js/docs/<node id>/en.md``, ends in two tables. The rows of "## Inputs" begin with the id of an input, those of
-"## Outputs" with the display name of an output, in backquotes; the second column is the tooltip.
+A page, `js/docs/<node id>/en.md`, ends in two tables. Rows of "## Inputs" begin with the id of an input in backquotes,
+rows of "## Outputs" with the display name of an output. The second column is the tooltip.
 """
 
 import re
@@ -15,24 +15,32 @@ from ..adt_core.rules.settings import Option
 
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
-"""What people search for who look for models of this kind; a search finds words of any language, as they are typed."""
+"""Search terms for models of this kind, in any language; ComfyUI's node search matches them literally."""
 _PAGES = Path(__file__).parents[1] / "js" / "docs"
 
 
 class _Least(float):
-    """The lower bound of a number: NaN lies below it too, which ComfyUI's comparison would let pass."""
+    """Lower bound of a number that also rejects NaN, which would pass ComfyUI's comparison."""
 
     def __gt__(self, value: float) -> bool:
         return not value >= float(self)
 
 
 def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **more) -> io.Schema:
-    """The schema of a node of this pack. Inputs and outputs without a tooltip get theirs from the node's page.
+    """Return the schema of a node of this pack, with missing tooltips from the node's help page.
 
-    An input that has a default is optional: who calls the API may leave it out. The page makes its widgets in this
-    order all the same, as long as each has a default.
+    An input with a default is optional, so API clients may omit it. The frontend keeps the order of the widgets as long
+    as each has a default.
 
-    more: what else ``io.Schema`` takes. Raises KeyError for an input or an output that the page does not have.
+    Args:
+        node_id: Id of the node, which is also the name of its help folder.
+        display_name: Title of the node.
+        inputs: Inputs of the node.
+        outputs: Outputs of the node.
+        **more: Further arguments of `io.Schema`.
+
+    Raises:
+        KeyError: If the page has no row for an input or an output.
     """
     on_page = _tooltips(node_id)
     for plug in inputs:
@@ -46,9 +54,12 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
 
 
 def widget(name: str, option: Option, **more: Any) -> io.Input:
-    """The input for a setting, by its kind and bounds.
+    """Return the input for a setting, by its kind and bounds.
 
-    more: what else the input takes. A tooltip that is not among it is that of the node's page.
+    Args:
+        name: Id of the input.
+        option: The setting.
+        **more: Further arguments of the input, which override those from `option`.
     """
     if option.choices:
         return io.Combo.Input(name, list(option.choices), default=option.default, **more)
@@ -57,15 +68,15 @@ def widget(name: str, option: Option, **more: Any) -> io.Input:
 
 
 def default(plug: io.Input) -> Any:
-    """What an input is where it is left out; None if nothing is said of it."""
+    """Return the default of an input, or None if it has none."""
     return getattr(plug, "default", None)
 
 
 @cache
 def _tooltips(node_id: str) -> dict[str, dict[str, str]]:
-    """Title of a section of the page -> its rows, by name, without the page's asterisks: tooltips are plain text.
+    """Return the tables of a help page: title of the section -> name of the row -> tooltip, without asterisks.
 
-    Read once: ComfyUI asks for schemas again and again.
+    The result is cached, because ComfyUI requests schemas for every prompt.
     """
     page = (_PAGES / node_id / "en.md").read_text(encoding="utf-8").replace("*", "")
     sections = (section.split("\n", 1) for section in page.split("\n## ")[1:])

@@ -1,4 +1,4 @@
-"""The pack's own socket types and what travels on them."""
+"""Socket types of the pack, and the values that they carry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,9 +29,16 @@ GlmDecoderSocket = io.Custom("ADT_GLM_DECODER")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target model, and the path that it was loaded from. ``patcher`` manages the memory of its transformer,
-    ``codec`` that of its image tokeniser, and ``text`` that of its text encoder, if it has one. ``own_drafters`` is for
-    the drafter that serves where none is connected."""
+    """Target model under ComfyUI's memory management.
+
+    Attributes:
+        target: The target model.
+        path: Path that it was loaded from.
+        patcher: Manages the memory of the transformer.
+        codec: Manages the memory of the image tokeniser.
+        text: Manages the memory of the text encoder, if the model has one.
+        own_drafters: Cache for the drafter that is used if none is connected.
+    """
 
     target: Target
     path: str
@@ -43,8 +50,14 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class LoadedDrafter:
-    """A drafter, the path or name that it was loaded by, and the target that it was loaded for. ``patcher`` manages the
-    memory of its network, if it has one."""
+    """Drafter under ComfyUI's memory management.
+
+    Attributes:
+        drafter: The drafter.
+        patcher: Manages the memory of its network, if it has one.
+        target: Target that it was loaded for.
+        path: Path or name that it was loaded by.
+    """
 
     drafter: Drafter
     patcher: ModelPatcher | None
@@ -54,8 +67,13 @@ class LoadedDrafter:
 
 @dataclass(frozen=True)
 class GlmDecoder:
-    """GLM-Image's second stage, a GlmImagePipeline. ``patcher`` manages the memory of its transformer and its text
-    encoder, ``vae`` that of its VAE."""
+    """Second stage of GLM-Image under ComfyUI's memory management.
+
+    Attributes:
+        pipeline: GlmImagePipeline of diffusers.
+        patcher: Manages the memory of the transformer and the text encoder.
+        vae: Manages the memory of the VAE.
+    """
 
     pipeline: Any
     patcher: ModelPatcher
@@ -64,11 +82,14 @@ class GlmDecoder:
 
 @dataclass(frozen=True)
 class BatchResults:
-    """What a batch made.
+    """Results of a batch.
 
-    images: IMAGE [N, H, W, 3]. rows: for each image its figures, with ``id``, ``prompt`` and ``file``. settings: what
-    all images have in common. folder: where the files are. left_out: the ``id`` and ``prompt`` of what was not drawn,
-    with a ``note`` that says why.
+    Attributes:
+        images: IMAGE [N, H, W, 3].
+        rows: `id`, `prompt`, `file` and the figures of each image.
+        settings: Settings that all images share.
+        folder: Folder of the image files.
+        left_out: `id`, `prompt` and a `note` with the reason, for each prompt that was not drawn.
     """
 
     images: Tensor
@@ -79,11 +100,17 @@ class BatchResults:
 
 
 def checked(function: Callable) -> Callable:
-    """A function that refuses named arguments that it does not have, or of other kinds than its annotations say.
+    """Wrap a function to reject unknown keyword arguments and values that do not match its annotations.
 
-    A link brings what its socket is for. But a prompt that comes through the API may hold any value in its place, and
-    any link more, and ComfyUI hands them on. ``**sampling`` stands for the fields of ``Sampling``. What a node's
-    ``execute`` needs and a prompt leaves out is what the node's schema says.
+    ComfyUI does not check the type of a literal value at a socket, nor additional links, in prompts sent to the API.
+    `**sampling` in the signature accepts the fields of `Sampling`. Required arguments of a node's `execute` that a
+    prompt omits get the default of the node's schema.
+
+    Args:
+        function: Function, or the `execute` class method of a node.
+
+    Raises:
+        AdtError: From the wrapped function, if an argument is unknown or has the wrong type.
     """
     hints = get_type_hints(function).items()
     kinds = {name: get_args(kind) if isinstance(kind, UnionType) else (kind,) for name, kind in hints}

@@ -1,8 +1,8 @@
-"""The CLIP and VAE objects that ComfyUI's own nodes call.
+"""CLIP and VAE objects for ComfyUI's own nodes.
 
-``CLIP Text Encode`` turns text into a CONDITIONING that only our samplers can read. ``VAE Decode`` and ``VAE Encode``,
-tiled or not, go through the model's image tokeniser. A LATENT carries codebook vectors [B, C, h, w] in float32, so that
-stock latent nodes can crop, flip or mix it. When it is decoded, every vector becomes the nearest code again.
+`CLIP Text Encode` turns text into a CONDITIONING that only this pack's samplers can read. `VAE Decode` and `VAE
+Encode`, tiled or not, use the model's image tokeniser. A LATENT holds codebook vectors [B, C, h, w] in float32, so
+stock latent nodes can crop, flip or blend it. Decoding maps every vector to the nearest code.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,18 @@ from .runtime import check_cancelled, loaded, tell
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
-_SOURCES = "reference_latents"  # what the stock node ReferenceLatent sets
+_SOURCES = "reference_latents"  # set by the stock node ReferenceLatent
 _NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as our CLIP hands it on. The samplers use the text: each model reads it with its own tokenizer."""
+    """Tokens of this pack's CLIP. The samplers use the text, because each model has its own tokenizer.
+
+    Attributes:
+        text: The prompt.
+        ids: Token ids, for nodes that inspect the tensor.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -42,9 +47,9 @@ class Prompt:
 
 
 class PromptTensor(torch.Tensor):
-    """Token ids as the tensor of a CONDITIONING: it can be looked at and copied, but no sums can be done with it.
+    """Token ids as the tensor of a CONDITIONING, which can be inspected and copied but rejects arithmetic.
 
-    So other samplers, and nodes that blend embeddings, fail with a sentence that helps.
+    Other samplers, and nodes that blend embeddings, therefore fail with a helpful message.
     """
 
     _ALLOWED = {"__get__", "__repr__", "numel", "element_size", "size", "dim", "clone", "detach", "to", "cpu", "tolist"}
@@ -61,7 +66,7 @@ class PromptTensor(torch.Tensor):
 
 
 class _Stock:
-    """Says which stock nodes an object is for, when another node asks for an attribute that it does not have."""
+    """Base of objects for stock nodes, whose AttributeError names the nodes that they work with."""
 
     kind = use = ""
 
@@ -70,21 +75,26 @@ class _Stock:
 
 
 def encode(model: LoadedModel, text: str) -> Any:
-    """The conditional row of a text, with the model's text encoder, if it has one, on its device.
+    """Encode a text as the conditional row of a prompt.
 
-    Raises AdtError for an empty text, and for one that is too long.
+    Args:
+        model: Model whose tokenizer and text encoder, if it has one, are used.
+        text: The prompt.
+
+    Raises:
+        AdtError: If the text is empty or too long.
     """
     with text_encoder(model):
         return model.target.encode_prompt(text)
 
 
 def text_encoder(model: LoadedModel) -> AbstractContextManager:
-    """The model's text encoder, if it has one, on its device."""
+    """Return a context manager that keeps the model's text encoder, if it has one, on its device."""
     return loaded([model.text]) if model.text is not None else nullcontext()
 
 
 class TextEncoder(_Stock):
-    """What ``CLIP Text Encode`` needs of a CLIP. It has no weights in most families: the model reads the tokens."""
+    """CLIP for `CLIP Text Encode`. In most families it has no weights, because the model reads the tokens."""
 
     kind, use = "CLIP", "the CLIP Text Encode (Prompt) node"
 
@@ -92,20 +102,28 @@ class TextEncoder(_Stock):
         self.model = model
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
-        """Check the length of a prompt. An empty text is allowed: it stands for the row that guidance compares with."""
+        """Check the length of a prompt. An empty text is valid and stands for the unconditional row of guidance."""
         row = encode(self.model, text) if text.strip() else None
         if row is not None and row.note:
             tell(row.note)
         return Prompt(text, tuple(row or (0,)))
 
     def encode_from_tokens_scheduled(self, tokens: Prompt, *_, **__) -> list:
-        """``[[tensor [1, n, 1], dict]]``, as every CONDITIONING is. The prompt itself is in the dict."""
+        """Return a CONDITIONING, `[[tensor [1, n, 1], dict]]`, with the prompt in the dict."""
         tensor = torch.tensor(tokens.ids, dtype=torch.float32).reshape(1, -1, 1)
         return [[tensor.as_subclass(PromptTensor), {_PROMPT: tokens}]]
 
 
 def read_prompt(conditioning: list, name: str) -> Prompt:
-    """The prompt in one of our CONDITIONINGs. name: of the input, for the AdtError if it is not exactly one of ours."""
+    """Return the prompt in a CONDITIONING of this pack.
+
+    Args:
+        conditioning: CONDITIONING of one prompt.
+        name: Id of the input, for error messages.
+
+    Raises:
+        AdtError: If another CLIP made it, or a node combined or changed it.
+    """
     if not _are_pairs(conditioning) or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
         raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_NOT_OURS}")
     if len(conditioning) > 1:
@@ -122,21 +140,23 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
 
 
 def read_sources(conditioning: list) -> list[dict]:
-    """The LATENTs of source pictures that ReferenceLatent nodes have put into one of our CONDITIONINGs."""
+    """Return the LATENTs of source images that ReferenceLatent nodes have added to a CONDITIONING of this pack."""
     return [{"samples": samples} for samples in conditioning[0][1].get(_SOURCES, ())]
 
 
 def _are_pairs(conditioning: Any) -> bool:
-    """Is it a list of what every CONDITIONING holds: a tensor, and a dict of what belongs to it?"""
+    """Return whether the value is a non-empty list of (tensor, dict) pairs, as a CONDITIONING is."""
     if not isinstance(conditioning, list) or not conditioning:
         return False
     return all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in conditioning)
 
 
 class ImageTokenizer(_Stock):
-    """What ``VAE Decode``, ``VAE Encode`` and their tiled variants need of a VAE.
+    """VAE for `VAE Decode`, `VAE Encode` and their tiled variants.
 
-    patcher: manages the memory of the model's VQ codec. downsample: pixels per side of a token.
+    Args:
+        patcher: Manages the memory of the model's VQ codec.
+        downsample: Pixels per side of a token.
     """
 
     kind, use = "VAE", "the VAE Decode and VAE Encode nodes, tiled or not"
@@ -157,7 +177,7 @@ class ImageTokenizer(_Stock):
         return None
 
     def decode(self, samples: Tensor, *_, **__) -> Tensor:
-        """Codebook vectors [B, C, h, w] -> IMAGE [B, H, W, 3], float32 in 0..1."""
+        """Decode codebook vectors [B, C, h, w] to an IMAGE [B, H, W, 3], float32 in 0..1."""
         if samples.ndim != 4 or samples.shape[1] != self.latent_channels:
             raise AdtError(
                 f"samples: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
@@ -166,7 +186,7 @@ class ImageTokenizer(_Stock):
             )
         images = []
         with self._loaded(samples.shape[2] * samples.shape[3] * self.downsample**2) as (codec, device):
-            for vectors in samples.split(1):  # one by one: memory does not grow with the batch, nor do images differ
+            for vectors in samples.split(1):  # one at a time, so memory and rounding do not depend on the batch
                 pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
                 images.append(to_image(pixels).to(mm.intermediate_device()))
                 with decorating("the mark of an image"):
@@ -176,36 +196,41 @@ class ImageTokenizer(_Stock):
         return torch.cat(images)
 
     def decode_tiled(self, samples: Tensor, *_, **__) -> Tensor:
-        """The same as :meth:`decode`: the codec needs the whole image at once."""
+        """Decode without tiles, because the codec needs the complete image."""
         return self.decode(samples)
 
     def encode(self, pixels: Tensor, *_, **__) -> Tensor:
-        """IMAGE [B, H, W, 3 or 4] in 0..1 -> codebook vectors [B, C, h, w], float32.
-
-        The image is cropped as :func:`cropped` does.
-        """
+        """Encode an IMAGE [B, H, W, 3 or 4] in 0..1, after `cropped`, to codebook vectors [B, C, h, w], float32."""
         pixels = cropped(pixels, self.downsample, "pixels").movedim(-1, 1) * 2 - 1
         with self._loaded(pixels.shape[2] * pixels.shape[3]) as (codec, device):
             codes = [codec.encode(image.to(device, torch.float32), check=check_cancelled) for image in pixels.split(1)]
             return codec.lookup(torch.cat(codes)).to(mm.intermediate_device(), torch.float32)
 
     def encode_tiled(self, pixels: Tensor, *_, **__) -> Tensor:
-        """The same as :meth:`encode`."""
+        """Encode without tiles, because the codec needs the complete image."""
         return self.encode(pixels)
 
     @contextmanager
     def _loaded(self, pixels: int) -> Iterator[tuple[Any, torch.device]]:
-        """The codec and its device, with room to work on an image of so many pixels."""
+        """Keep the codec on its device, with free memory for an image of this number of pixels."""
         codec = self.patcher.model.module
         with loaded([self.patcher], memory_required=codec.working_bytes(pixels)) as device:
             yield codec, device
 
 
 def cropped(image: Tensor, side: int, name: str) -> Tensor:
-    """IMAGE [B, H, W, 3 or 4] -> [B, h, w, 3], without alpha.
+    """Crop an IMAGE to multiples of `side`, evenly on both sides as the stock VAEs do, and remove alpha.
 
-    Height and width are cropped, evenly on both sides, to multiples of ``side``, as the stock VAEs do. AdtError, naming
-    the input, for what is no image, or smaller.
+    Args:
+        image: IMAGE [B, H, W, 3 or 4].
+        side: Pixels.
+        name: Id of the input, for error messages.
+
+    Returns:
+        IMAGE [B, h, w, 3].
+
+    Raises:
+        AdtError: If the value is not an IMAGE, or smaller than `side`.
     """
     height, width = (length - length % side for length in image.shape[1:3])
     if image.ndim != 4 or image.shape[3] < 3 or not height or not width:
@@ -218,10 +243,10 @@ def cropped(image: Tensor, side: int, name: str) -> Tensor:
 
 
 def to_image(pixels: Tensor) -> Tensor:
-    """Pixels [B, 3, H, W] in -1..1 -> IMAGE [B, H, W, 3], float32 in 0..1."""
+    """Convert pixels [B, 3, H, W] in -1..1 to an IMAGE [B, H, W, 3], float32 in 0..1."""
     return (pixels.float().movedim(1, -1) / 2 + 0.5).clamp(0, 1)
 
 
 def to_picture(image: Tensor) -> Image.Image:
-    """One image [H, W, 3] of an IMAGE -> an 8-bit picture."""
+    """Convert one image [H, W, 3] of an IMAGE to 8 bits."""
     return Image.fromarray((image * 255).round().to(torch.uint8).cpu().numpy())
