@@ -1,4 +1,4 @@
-"""How a sampler node drafts: what its speed, drafter, settings and LANTERN come to together."""
+"""Draft configuration of a sampler node, from its speed, drafter, settings and LANTERN inputs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +19,17 @@ from .sockets import LoadedDrafter, LoadedModel
 
 AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "Plain"
 _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
-"""The method of a speed, where it names one; of the others, the settings' or the usual one."""
+"""Method of each speed that determines one. The other speeds use the method of the settings, or the default."""
 
 
 class Way(NamedTuple):
-    """What ``Decoding`` is told of drafts. ``loaded`` is the drafter with its weights; None if nothing is drafted."""
+    """Draft configuration of a `Decoding`.
+
+    Attributes:
+        drafting: Method and its options.
+        loaded: Drafter with its weights, or None for plain decoding.
+        lantern: Relaxed acceptance, or None for exact acceptance.
+    """
 
     drafting: Drafting
     loaded: LoadedDrafter | None
@@ -35,12 +41,12 @@ class Way(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of ``Decoding``."""
+        """Keyword arguments of `Decoding`."""
         return {"drafting": self.drafting, "drafter": self.drafter, "lantern": self.lantern}
 
 
 def speed_input() -> io.Input:
-    """The one choice that everybody sees. It is optional for prompts that were saved before there was one."""
+    """Return the input `speed`, optional because prompts saved by older versions lack it."""
     return io.Combo.Input("speed", options=[AUTO, EXACT, RELAXED, UNDRAFTED], default=AUTO, optional=True)
 
 
@@ -51,9 +57,17 @@ def choose_way(
     lantern: Lantern | None = None,
     speed: str = AUTO,
 ) -> Way:
-    """What is connected, else what suits the model and the device. AdtError if what is connected does not fit.
+    """Combine the connected inputs with defaults for the model and the device.
 
-    settings: options by their names, as the Settings node gives them. speed: its method goes before theirs.
+    Args:
+        model: Model to draw with.
+        drafter: Connected drafter, if any.
+        settings: Options by name, from the Settings node.
+        lantern: Connected LANTERN, if any.
+        speed: Choice at the input `speed`. Its method overrides the method of `settings`.
+
+    Raises:
+        AdtError: If the inputs contradict each other, or the drafter was loaded for another model.
     """
     if drafter is not None:
         check_same_model(drafter, model)
@@ -74,7 +88,7 @@ def choose_way(
 
 
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
-    """Raises AdtError if the drafter was loaded for other weights than the model's."""
+    """Raise AdtError if the drafter was loaded for the weights of another model."""
     if drafter.target.decoder is not model.target.decoder:
         raise AdtError(
             "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader "
@@ -83,7 +97,7 @@ def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
 
 
 def own_drafter(model: LoadedModel) -> LoadedDrafter:
-    """The drafter of a model to which none is connected. It stays loaded as long as the model."""
+    """Return the drafter to use if none is connected. It stays loaded as long as the model."""
     path = own_path(model)
     key = f"{path} {folders.fingerprint(path)}"
     if key not in model.own_drafters:
@@ -93,8 +107,11 @@ def own_drafter(model: LoadedModel) -> LoadedDrafter:
 
 
 def own_path(model: LoadedModel) -> str:
-    """Where the drafter of a model's own is: the published one, else the first network in the folders that was made for
-    it, else the window over its own passes. Where a published one is damaged or does not fit, that is said."""
+    """Return the path or name of the drafter to use if none is connected.
+
+    This is the published drafter of the model, else the first network in the drafter folders that fits it, else
+    `jacobi`. If the published drafter is damaged or does not fit, the node shows a message.
+    """
     published = folders.drafter_for(model.path)
     networks = (path for path in (published, *folders.drafters().values()) if path not in (folders.AUTO, *DRAFTERS))
     path = next((network for network in networks if fits(network, model.target)), JACOBI)
@@ -107,7 +124,13 @@ def own_path(model: LoadedModel) -> str:
 
 
 def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedDrafter:
-    """Load the drafter at a path for a model. window: draft with the window as well."""
+    """Load a drafter for a model.
+
+    Args:
+        model: Model that the drafter drafts for.
+        path: Path of a network, or name of a drafter without files.
+        window: Whether the network also drafts with the Jacobi window.
+    """
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
     if drafter.network is not None:

@@ -1,4 +1,4 @@
-"""The prompt list node: prompts from a file or typed in, as lists over which other nodes loop."""
+"""Prompt list node: prompts from a file or a text box, as lists over which other nodes loop."""
 
 import os
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ from .sockets import checked
 
 TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
-"""Characters of prompts that are typed in, and of a name in an error."""
+"""Maximum number of characters of typed prompts, and of a name in an error message."""
 NO_SEED = -1
-"""Stands for the seed of a prompt that has none in its list."""
+"""Placeholder for the seed of a prompt whose list has none."""
 QUICK = 128 * 2**10
-"""Bytes of a file that is read to validate it: ComfyUI answers nobody meanwhile, and 0.3 s is enough."""
+"""Maximum size in bytes of a file to read during validation, about 0.3 s, because ComfyUI's server waits meanwhile."""
 
 
 class ADTTreePrompts(io.ComfyNode):
@@ -71,8 +71,7 @@ class ADTTreePrompts(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, file: str | None = None, text: str | None = None) -> bool | str:
-        """A file that can't be read is refused before anything runs. It need not be listed: it may be newer than the
-        list."""
+        """Reject a file that cannot be read before any node runs. A file newer than the list is accepted."""
         if file is None or (file == TYPED and text is None):
             return True
         return refusal(check, text=_source(file, text or ""), name=_name(file))
@@ -108,7 +107,7 @@ class ADTTreePrompts(io.ComfyNode):
 
 
 def _files() -> list[str]:
-    """Names of the files of prompts in ComfyUI's input folder; those in folders below it are not listed."""
+    """Return the names of prompt files in ComfyUI's input folder, without its subfolders."""
     try:
         with os.scandir(folder_paths.get_input_directory()) as entries:
             return sorted(entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file())
@@ -121,22 +120,38 @@ def _source(file: str, text: str) -> str:
 
 
 def _name(file: str) -> str:
-    """Of the input that the prompts come from."""
+    """Return the id of the input that provides the prompts."""
     return "text" if file == TYPED else "file"
 
 
 def check(text: str, name: str) -> None:
-    """Raises the AdtError of :func:`read`, as far as that can be found out quickly."""
+    """Check prompts before a run, except files larger than `QUICK`.
+
+    Args:
+        text: Prompts, or the name of a file.
+        name: Id of the input, for error messages.
+
+    Raises:
+        AdtError: If `read` would raise it.
+    """
     path = _named(text, name)
     if path is not None and (not path.is_file() or path.stat().st_size <= QUICK):
         read(text, name)
 
 
 def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
-    """A prompt per line of the text, or the prompts of the file that it names, or the bundled captions if it is empty.
-    Blank ones have an empty text.
+    """Read prompts: one per line of the text, or those in the file that it names, or the bundled captions if empty.
 
-    name: of the input, for the AdtError if a file can't be read. caption: which captions of an MS-COCO image to take.
+    Args:
+        text: Prompts, or the name of a file in ComfyUI's input folder.
+        name: Id of the input, for error messages.
+        caption: Captions to use of each MS-COCO image, one of `CAPTIONS`.
+
+    Returns:
+        The prompts. A blank prompt has an empty text.
+
+    Raises:
+        AdtError: If the text is too long, or the file cannot be read or is outside the input folder.
     """
     path = _named(text, name)
     with _called(name):
@@ -144,7 +159,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
 
 
 def _named(text: str, name: str) -> Path | None:
-    """The file that a text names, None for a text of prompts. AdtError for what may not be read."""
+    """Return the file that a text names, or None for a text of prompts, and raise AdtError if it may not be read."""
     if len(text) > LONGEST_TEXT:
         raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
     with _called(name):
@@ -153,7 +168,7 @@ def _named(text: str, name: str) -> Path | None:
 
 @contextmanager
 def _called(name: str) -> Iterator[None]:
-    """Errors call the prompts as the input is called."""
+    """Replace `prompts` by the id of the input in error messages."""
     try:
         yield
     except AdtError as error:
@@ -161,7 +176,7 @@ def _called(name: str) -> Iterator[None]:
 
 
 def fingerprint(text: str) -> str:
-    """Another string when the file that a text names has changed."""
+    """Return a string that changes when the file that a text names changes, for `fingerprint_inputs`."""
     try:
         path = _path(text)
         return f"{path.stat().st_mtime_ns} {path.stat().st_size}" if path else ""
@@ -170,15 +185,14 @@ def fingerprint(text: str) -> str:
 
 
 def _path(text: str) -> Path | None:
-    """The file in ComfyUI's input folder that a text names. None for a text of prompts.
+    """Return the file in ComfyUI's input folder that a text names, or None for a text of prompts.
 
-    AdtError for a file outside that folder, whether it exists or not: every client of the server can ask for one. The
-    name alone decides, so nothing outside is looked at.
+    Any client can send any name, so this rejects names outside the folder without accessing the file system.
     """
     name = text.strip()
     if not name.lower().endswith(FILES) or "\n" in name:
         return None
-    parts = PureWindowsPath(name)  # which knows the separators, drives and shares of all systems
+    parts = PureWindowsPath(name)  # handles the separators, drives and shares of all systems
     if parts.drive or parts.root or ".." in parts.parts or "\0" in name:
         raise AdtError(
             f"`prompts`: '{name[:LONGEST_NAME]}' is outside ComfyUI's input folder; put the file into that folder, and "
