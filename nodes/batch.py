@@ -1,4 +1,4 @@
-"""The batch sampler node: an image for each prompt of a list, several at a time, none made twice."""
+"""Batch sampler node: draws an image for each prompt of a list, several at a time, and skips finished ones."""
 
 import json
 import time
@@ -53,9 +53,9 @@ from .stock import text_encoder
 
 FOLDER = "adt_tree_batches"
 CHUNK = 4
-"""Images that are in the making at a time, unless the user says otherwise."""
+"""Default number of images that are decoded together."""
 _SHOWN_EVERY, _SHOWN = 1.0, 64
-"""Seconds between two times at which the newest finished images are shown while the batch goes on, and how many."""
+"""Seconds between updates of the finished images on the node, and the maximum number of images in an update."""
 
 
 class ADTTreeBatchSampler(io.ComfyNode):
@@ -107,13 +107,13 @@ class ADTTreeBatchSampler(io.ComfyNode):
         unfit, name = single.pop("unfit_prompts", STOP), single.pop("folder", "")
         job, drafter = _job(model=model, **single)
         items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, rule=rule, unfit=unfit)
-        with loaded(patchers(model, drafter)):  # the folder is named by what the weights are
+        with loaded(patchers(model, drafter)):  # the folder's name contains a digest of the weights
             folder = _folder(job=job, folder=name)
         batch = Batch(job, folder, metadata(cls.hidden))
         made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         unknown = remark(model.target, [item.prompt for item in items])
         if remarks := " ".join(filter(None, (news(items, left_out), missed, unknown))):
-            tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # one line takes the place of another
+            tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # a node shows one line at a time
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
@@ -122,20 +122,28 @@ class ADTTreeBatchSampler(io.ComfyNode):
 
 
 def _row(item: Item, picture: Picture, relaxed: bool) -> dict:
-    """What the report says of an image. relaxed: it is not exactly that of its seed."""
+    """Return the report's row of an image; `relaxed` means that LANTERN may have changed the image."""
     whole = {"caption": item.caption} if item.caption != item.prompt else {}
     own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
     return {"id": item.id, "prompt": item.prompt, **picture.figures, **own, **whole}
 
 
 def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
-    """Where the pictures' files are, each once."""
+    """Return the file of each image for the `ui` output, without duplicates."""
     files = dict.fromkeys(picture.path.name for picture in pictures)
     return [ui.SavedResult(file, f"{FOLDER}/{folder.name}", io.FolderType.output) for file in files]
 
 
 def one(name: str, values: Sequence) -> Any:
-    """The value of an input that is no list: a node that takes lists gets it as a list of one."""
+    """Return the value of an input that must not be a list, from the list in which ComfyUI passes it.
+
+    Args:
+        name: Id of the input, for error messages.
+        values: Values that arrived.
+
+    Raises:
+        AdtError: If there is not exactly one value.
+    """
     if len(values) != 1:
         raise AdtError(
             f"{name}: {len(values)} values arrived, and all images of a batch share one; connect a node that gives a "
@@ -155,7 +163,7 @@ def _job(
     preset: str | None = None,
     **sampling,
 ) -> tuple[Job, LoadedDrafter | None]:
-    """How all images are made, and the drafter with its weights."""
+    """Return the job of the batch, and the drafter with its weights."""
     preset = choose_preset(preset, **sampling)
     way = choose_way(model, drafter, settings, lantern, speed)
     recipe = Recipe(
@@ -176,8 +184,14 @@ def _job(
 
 
 def metadata(hidden: Any) -> dict[str, str]:
-    """The text chunks of ComfyUI's own PNGs: a picture that is dropped on the page opens its workflow, without the maps
-    of other pictures."""
+    """Return the text chunks that ComfyUI writes into PNGs, without maps, which belong to other images.
+
+    Args:
+        hidden: Hidden inputs `prompt` and `extra_pnginfo` of the node.
+
+    Returns:
+        JSON texts by keyword, empty if the server disables metadata.
+    """
     if args.disable_metadata:
         return {}
     more = hidden.extra_pnginfo if isinstance(hidden.extra_pnginfo, dict) else {}
@@ -187,14 +201,14 @@ def metadata(hidden: Any) -> dict[str, str]:
 
 @checked
 def _folder(job: Job, folder: str) -> Path:
-    """Where the job's images lie. folder: how the user wants it to be called."""
+    """Return the folder of the job's images; `folder` is the name that the user chose, or ""."""
     return home(Path(folder_paths.get_output_directory()) / FOLDER, job, folder.strip())
 
 
 def _make(
     batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[Item], chunk_size: int, node_id: str
 ) -> tuple[list[Picture], str]:
-    """Make what is not in the folder yet. All that is asked for, in the order of the items, and `_draw`'s remark."""
+    """Draw the images that the folder lacks, and return all images in the order of the items, and `_draw`'s remark."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
     before = {}
     for item in distinct:
@@ -216,9 +230,10 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, Picture], str]:
-    """Make the images of these items, by prompt and seed, and write each once it is finished.
+    """Draw the missing images, and write each as soon as it is finished; `before` are images of earlier runs.
 
-    before: made before. With them comes what these had to do without on this device, in a sentence, or "".
+    Returns:
+        The drawn images by prompt and seed, and the remark on the device's precision, or "".
     """
     made, missed = dict[tuple, Picture](), ""
     length, count = model.target.length, len(before) + len(missing)
@@ -248,7 +263,7 @@ def _draw(
 
 
 def _relaxed(job: Job, pictures: list[Picture]) -> str:
-    """What stands behind a line about images that are not exactly those of their seeds; nothing about others."""
+    """Return the end of a line about images that LANTERN changed, or "" for exact images."""
     if job.recipe.lantern is None or not pictures:
         return ""
     replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
@@ -256,7 +271,7 @@ def _relaxed(job: Job, pictures: list[Picture]) -> str:
 
 
 def _images(pictures: list[Picture]) -> Tensor:
-    """An IMAGE [B, H, W, 3] of what the files hold: an image is the same whether it was made now or before."""
+    """Return an IMAGE [B, H, W, 3] from the files' pixels, so that new and earlier images are treated alike."""
     images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
     for image, picture in zip(images, pictures):
         image.copy_(torch.from_numpy(picture.pixels))

@@ -1,4 +1,4 @@
-"""The list of a batch: what is asked for, and which of its prompts can be drawn."""
+"""Items of a batch, and the prompts that cannot be drawn."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,8 +15,16 @@ SAME, STEPPED = "the same", "seed + place in the list"
 
 
 class Item(NamedTuple):
-    """An image that is asked for. place: what the name of its file begins with. caption: the prompt as it came, and
-    note: what became of that, or ""."""
+    """Image to draw.
+
+    Attributes:
+        prompt: Prompt to draw.
+        seed: Seed of the image.
+        place: Beginning of the file name.
+        id: Id in the list.
+        caption: Prompt as in the list.
+        note: Change from `caption` to `prompt`, or "".
+    """
 
     prompt: str
     seed: int
@@ -27,7 +35,7 @@ class Item(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A prompt that is not drawn, and why."""
+    """Prompt that is not drawn, and the reason."""
 
     id: str
     prompt: str
@@ -38,11 +46,18 @@ class LeftOut(NamedTuple):
 def read_items(
     prompts: list, ids: list | None, seeds: list | None, job: Job, rule: str, unfit: str = STOP
 ) -> tuple[list[Item], list[LeftOut]]:
-    """The images of a list, and its prompts that are not drawn.
+    """Return the images to draw and the prompts that are not drawn, after checks of all inputs.
 
-    seeds: of the list itself; NO_SEED where it has none, and then the job's and ``rule`` hold. unfit: one of the WAYS
-    to treat prompts that can't be drawn. Raises AdtError, naming the input, for what would otherwise be found after an
-    hour.
+    Args:
+        prompts: Prompts of the list.
+        ids: One per prompt, or None to number them.
+        seeds: One per prompt. `NO_SEED`, or None for the list, selects the job's seed by `rule`.
+        job: Model and settings of the batch.
+        rule: `SAME` or `STEPPED`.
+        unfit: How to treat prompts that cannot be drawn, one of `WAYS`.
+
+    Raises:
+        AdtError: If an input is invalid, or no prompt can be drawn.
     """
     prompts = [_text(prompt).strip() for prompt in prompts]
     ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
@@ -71,7 +86,7 @@ def read_items(
 
 
 def news(items: list[Item], left_out: list[LeftOut]) -> str:
-    """What is to be said of the list in a line, or ""."""
+    """Return a line about truncated and skipped prompts, or ""."""
     noted = [item for item in items if item.note]
     kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "not read to their ends"), (left_out, "left out")]
     total = len(items) + len(left_out)

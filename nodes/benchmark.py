@@ -1,4 +1,4 @@
-"""The benchmark node: methods side by side on a list of prompts, and the table of their figures."""
+"""Benchmark node: compares drafting methods on a list of prompts, and writes a table of results."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ class ADTTreeBenchmark(io.ComfyNode):
 
 
 def _check(prompts: str = "", **inputs) -> None:
-    """Raises AdtError for what is wrong in the inputs, as far as that can be found out quickly."""
+    """Check the inputs before a run, except large files."""
     check(prompts, "prompts")
     _plan(**inputs)
 
@@ -107,7 +107,7 @@ def _plan(
     model: str = "",
     **sampling,
 ) -> bench.Benchmark:
-    """What the inputs ask for. drafter, model: their paths. Raises AdtError, naming the input."""
+    """Return the benchmark that the inputs describe; `drafter` and `model` are paths."""
     chosen = [prompt.text for prompt in present(read(prompts, "prompts"))]
     chosen = sample(chosen, count, seed=0) if count else chosen
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -116,13 +116,13 @@ def _plan(
 
 
 def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> dict[str, Job]:
-    """How every method makes its images. AdtError if a method needs a network and the drafter is none."""
+    """Return the job of every method, and raise AdtError if a method needs a network that the drafter lacks."""
     check_same_model(drafter, model)
     return plan.jobs(model.target, drafter.drafter)
 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
-    """Measure what is not in the benchmark's folder yet, and write the results. Returns the table."""
+    """Measure the prompts that the benchmark's folder lacks, write the results, and return the table."""
     target = jobs[PLAIN].target
     settings = plan.settings(target)
     folder = readable(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)

@@ -1,4 +1,4 @@
-"""The check node: what this machine makes of a model, on one page."""
+"""Check node: tests on one page how a model runs on this machine."""
 
 import time
 
@@ -32,7 +32,7 @@ class ADTTreeCheck(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **_) -> float:
-        """Different every time: a check that is asked for again is made again."""
+        """Return a new value every time, so that the check always runs again."""
         return time.monotonic()
 
     @classmethod

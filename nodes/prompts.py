@@ -154,7 +154,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
         AdtError: If the text is too long, or the file cannot be read or is outside the input folder.
     """
     path = _named(text, name)
-    with _called(name):
+    with _naming_input(name):
         return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else typed(text)
 
 
@@ -162,12 +162,12 @@ def _named(text: str, name: str) -> Path | None:
     """Return the file that a text names, or None for a text of prompts, and raise AdtError if it may not be read."""
     if len(text) > LONGEST_TEXT:
         raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
-    with _called(name):
+    with _naming_input(name):
         return _path(text)
 
 
 @contextmanager
-def _called(name: str) -> Iterator[None]:
+def _naming_input(name: str) -> Iterator[None]:
     """Replace `prompts` by the id of the input in error messages."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""The sampler node: text in, codebook vectors out."""
+"""Sampler node: turns a prompt into codebook vectors."""
 
 import comfy.model_management as mm
 import torch
@@ -54,11 +54,11 @@ SEARCHED = (
     "推测解码",
     "续画",
 )
-"""What people search for who look for this node, besides what they do for every model of image tokens."""
+"""Search terms for this node, in addition to the terms for all models of image tokens."""
 
 
 class ADTTreeSampler(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # results from ComfyUI's cache bring their map along; older versions ignore this
+    HAS_INTERMEDIATE_OUTPUT = True  # cached results still send their map; older versions of ComfyUI ignore this
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -134,13 +134,13 @@ class ADTTreeSampler(io.ComfyNode):
 
 
 def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict | None:
-    """Decode to the end, with progress and the live map. Returns what the node shows of it then."""
+    """Decode to the end, with progress and the live map, and return the node's `ui` output."""
     live_map = LiveMap(decoding.trace, model.target.name, hidden)
     progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(model.target, decoding))
     with drawing(decoding) as running:
         for _ in running:
             live_map.update()
-            progress.update(decoding.done_tokens)  # without a line of text: the map says as much
+            progress.update(decoding.done_tokens)  # no line of text, because the map shows it
     last = progress.last
     picture = lambda image: last if image == 0 and last else preview(model.target, decoding, image)  # noqa: E731
     return finished([live_map], hidden, picture)

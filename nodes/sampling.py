@@ -1,4 +1,4 @@
-"""What the sampler nodes have in common: their numbers, prompts, weights and previews."""
+"""Common parts of the sampler nodes: sampling numbers, prompts, weights and previews."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -22,49 +22,64 @@ from .sockets import LoadedDrafter, LoadedModel
 from .stock import read_prompt, read_sources, text_encoder, to_image, to_picture
 
 OWN, CUSTOM = "model's own", "custom"
-"""Presets: the numbers that the model's makers publish, and those on the node."""
+"""Presets: the numbers that the model's authors publish, and the numbers on the node."""
 NUMBERS = "guidance", "temperature", "top_k", "top_p"
-"""What a preset is about."""
+"""Inputs that a preset sets."""
 
 
 def sampling_inputs() -> list[io.Input]:
-    """The inputs of ``adt_core.Sampling``, by its names. Numbers begin with what suits the bundled model."""
+    """Return the inputs for the fields of `adt_core.Sampling`, with the bundled model's numbers as defaults."""
     own = Sampling.options()
     numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in NUMBERS]
     return [widget("seed", own["seed"], control_after_generate=True), *numbers]
 
 
 def preset_input() -> io.Input:
-    """Whose numbers hold. It is optional for prompts that were saved before there was a choice."""
+    """Return the input `preset`, optional because prompts saved by older versions lack it."""
     return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
 
 
 def noise_input() -> io.Input:
-    """Whose noise it is, for those who want the picture that another program draws."""
+    """Return the input `noise`, for users who want the image that another program draws."""
     return widget("noise", Sampling.options()["noise"], advanced=True)
 
 
 def choose_preset(preset: str | None, **given: Any) -> str:
-    """The preset that is asked for. A prompt that says none has numbers that its user chose, or no numbers."""
+    """Return the chosen preset. Without one, a prompt with numbers is treated as custom.
+
+    Args:
+        preset: Value of the input, or None.
+        **given: Sampling inputs of the prompt.
+    """
     return preset or (CUSTOM if given.keys() & set(NUMBERS) else OWN)
 
 
 def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
-    """The numbers that are given, what is left out as the inputs begin; or those of the model's makers. Seed and noise
-    are always those given."""
+    """Return the sampling numbers of a run. Seed and noise never depend on the preset.
+
+    Args:
+        model: Model, whose published numbers the preset may select.
+        preset: Chosen preset.
+        **given: Sampling inputs of the prompt. With the custom preset, missing ones get the defaults of the inputs.
+    """
     own = BUNDLED_SAMPLING if preset == CUSTOM else model.target.published
     numbers = {name: getattr(own, name) for name in NUMBERS}
     return Sampling(**given | (numbers | given if preset == CUSTOM else numbers))
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:
-    """What is put behind every prompt."""
+    """Return the text to append to every prompt."""
     return model.target.published.suffix if preset == OWN else ""
 
 
 class Rows(NamedTuple):
-    """What is drawn from. target: the model, with the source pictures if there are some. row: of the prompt. opposite:
-    of the negative prompt, if there is one."""
+    """Encoded prompts of a run.
+
+    Attributes:
+        target: The model, with the prompt's source images if it has any.
+        row: Prompt row.
+        opposite: Row of the negative prompt, or None.
+    """
 
     target: Target
     row: Prompt
@@ -72,7 +87,17 @@ class Rows(NamedTuple):
 
 
 def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str) -> Rows:
-    """The rows of a prompt and of a negative one."""
+    """Encode the prompt and the negative prompt.
+
+    Args:
+        model: Model to draw with.
+        positive: CONDITIONING of the prompt, with its source images.
+        negative: CONDITIONING of the negative prompt, or None.
+        preset: Chosen preset, which may append a suffix to the prompt.
+
+    Raises:
+        AdtError: If another CLIP made a CONDITIONING, or a prompt is too long.
+    """
     text = read_prompt(positive, "positive").text
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
     sources = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
@@ -83,14 +108,20 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
 
 
 def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list) -> None:
-    """Show under the node that has drawn a prompt the remarks on its device, its size and the prompt."""
+    """Show remarks on the device, the image size and the prompt under a node that has drawn an image.
+
+    Args:
+        decoding: Finished decoding.
+        model: Model that drew the image.
+        positive: CONDITIONING of the prompt.
+    """
     remarks = decoding.exact.remark, remark(model.target, [read_prompt(positive, "positive").text])
     if said := " ".join(filter(None, remarks)):
         tell(said)
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:
-    """All weights that work when images are made."""
+    """Return the patchers of all weights that decoding uses."""
     network = [drafter.patcher] if drafter is not None and drafter.patcher is not None else []
     return [model.patcher, model.codec, *network]
 
@@ -98,9 +129,14 @@ def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPat
 def loaded_for(
     decodings: Sequence[Decoding], model: LoadedModel, drafter: LoadedDrafter | None
 ) -> AbstractContextManager[torch.device]:
-    """All weights on their device, with room for decodings that work side by side; see :func:`.runtime.loaded`.
+    """Load all weights on their device, with memory for decodings that run side by side; see `runtime.loaded`.
 
-    Where memory runs out a decoding draws fewer images at once, so it only has to have room for one.
+    The minimum is memory for one image per decoding, because a decoding reduces its batch size if memory is short.
+
+    Args:
+        decodings: Decodings that run side by side.
+        model: Model of the decodings.
+        drafter: Drafter of the decodings, if any.
     """
     singles = [copy(decoding) for decoding in decodings]
     for single in singles:
@@ -110,7 +146,13 @@ def loaded_for(
 
 
 def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
-    """The image of this number as far as it is decided; the rest has the mean colour of what is there."""
+    """Decode an unfinished image, with missing tokens in the mean colour of the finished part.
+
+    Args:
+        target: Model with the codec.
+        decoding: Running or finished decoding.
+        image: Index of the image.
+    """
     codes = decoding.grid_codes()[image]
     if decoding.trace.lead and (codes < 0).all():
         codes = decoding.target.small(decoding.codes)[image]

@@ -1,7 +1,7 @@
-"""The settings node: how to draft. Its inputs are the options of ``adt_core.policies``, with their help as tooltips.
+"""Settings node for drafting. Its inputs are the options of `adt_core.policies`, with their help as tooltips.
 
-The method is a preset, and the only input that everybody sees; the page calls it by its everyday name (js/settings.js).
-All others are advanced. A number that is 0 was not chosen: then what suits the drafter and the device holds.
+The method is a preset, for which js/settings.js shows a label, and the only input that is not advanced. A number of 0
+means automatic: the value depends on the drafter and the device.
 """
 
 from functools import partial
@@ -15,13 +15,14 @@ from .schema import schema, widget
 from .sockets import SettingsSocket
 
 UNCHOSEN = "0: what suits drafter and device."
-"""In the tooltip of every number that has a default of its own."""
+"""End of the tooltip of every number whose default depends on the drafter and the device."""
 
 
 class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        # The order is that of the table, to which new options are appended: a saved workflow knows values by position.
+        # Workflows save values by position. The inputs have the order of the table of options, which only grows at its
+        # end.
         return schema(
             "ADTTreeSettings",
             "ADT-Tree Settings",
@@ -39,7 +40,7 @@ class ADTTreeSettings(io.ComfyNode):
     def validate_inputs(
         cls, depth_min: int = 0, depth_max: int = 0, width_min: int = 0, width_max: int = 0
     ) -> bool | str:
-        """Bounds that cross are refused before anything runs. One that was not chosen crosses none."""
+        """Reject a minimum above its maximum before any node runs, and ignore bounds that are 0."""
         most = options()["depth_max"].high
         lows = {"depth_min": depth_min or 1, "width_min": width_min or 1}
         highs = {"depth_max": depth_max or most, "width_max": width_max or most}
@@ -51,7 +52,7 @@ class ADTTreeSettings(io.ComfyNode):
 
 
 def _input(name: str, option: Option) -> io.Input:
-    """The widget for an option. Numbers begin at 0, which says that they were not chosen."""
+    """Return the widget for an option. Numbers default to 0, which means automatic."""
     if option.choices:
         return widget(name, option, tooltip=option.help, advanced=True)
     tooltip = option.help + (f" {UNCHOSEN}" if option.default else "")

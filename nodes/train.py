@@ -1,4 +1,4 @@
-"""The training node: a drafter for the loaded model, from nothing but a list of prompts."""
+"""Training node: trains a drafter for the loaded model from a list of prompts."""
 
 import logging
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ from .schema import schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
 MEASURED = 10
-"""Points of the curve, at least, where the number of steps is given."""
+"""Minimum number of points of the curve, if the number of steps is given."""
 _PARTS = 1000
-"""The bar's parts of the training."""
+"""Length of the progress bar."""
 
 
 class ADTTreeTrainDrafter(io.ComfyNode):
@@ -111,7 +111,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
     ) -> io.NodeOutput:
         if start is not None:
             check_same_model(start, model)
-        with _in_the_node_s_words():
+        with _naming_inputs():
             folder, texts = _folder(name), _texts(prompts)
             plan = training.plan(
                 Lessons(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
@@ -135,7 +135,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
 
 
 def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
-    """Where the page finds a picture."""
+    """Write an image into the temporary folder, and return its file for the `ui` output."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     picture.save(folder / name)
@@ -143,7 +143,7 @@ def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
 
 
 class _Shown(Watch):
-    """Shows a training on its node: the bar, a line of text, and the curve as a preview."""
+    """Progress of a training on its node: the bar, a line of text, and the curve as a preview."""
 
     check = staticmethod(check_cancelled)
 
@@ -175,10 +175,10 @@ class _Shown(Watch):
 
 
 def _run(plan: training.Plan, model: LoadedModel, node_id: str) -> tuple[str, list[dict]]:
-    """Train; what came of it, and the log.
+    """Train, and return a summary and the log.
 
-    ComfyUI runs nodes in inference mode, and weights that it moved to a card in it can't pass gradients on. So they are
-    moved there anew; all others leave, for room.
+    ComfyUI runs nodes in inference mode, and weights that it has moved to the device in this mode cannot propagate
+    gradients. Unload all models, which also frees memory, and load the weights again outside inference mode.
     """
     with torch.inference_mode(False), torch.enable_grad():
         mm.unload_all_models()
@@ -188,21 +188,21 @@ def _run(plan: training.Plan, model: LoadedModel, node_id: str) -> tuple[str, li
 
 
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
-    """What the pictures are made of, by the names of a recipe."""
+    """Return the settings of the training images, by the names of a recipe."""
     preset = choose_preset(preset, **sampling)
     numbers = choose_sampling(model, preset, **sampling).flat()
     return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
 
 
 def _check(name: str | None = None, prompts: str = "") -> None:
-    """Raises AdtError for what is wrong in the inputs, as far as that can be found out quickly."""
+    """Check the inputs before a run, except large files."""
     if name is not None:
         _folder(name)
     check(prompts, "prompts")
 
 
 def _folder(name: str) -> Path:
-    """Where the drafter of this name lies. AdtError if it can't be called so."""
+    """Return the folder of the drafter of this name, and raise AdtError if the name is invalid or taken."""
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
         raise AdtError(f"name: '{name}' is a drafter that comes with the pack; choose another name.")
@@ -210,15 +210,15 @@ def _folder(name: str) -> Path:
 
 
 def _texts(prompts: list) -> list[str]:
-    """Prompts of the list, or of the one text or file in it. AdtError for what are none."""
+    """Return the prompts of a list, or of the only text or file name in it."""
     if len(prompts) == 1:
         return [prompt.text for prompt in present(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]
 
 
 @contextmanager
-def _in_the_node_s_words() -> Iterator[None]:
-    """Errors call the folder as the input is called that names it."""
+def _naming_inputs() -> Iterator[None]:
+    """Replace `output` by `name`, the id of the input, in error messages."""
     try:
         yield
     except AdtError as error:
