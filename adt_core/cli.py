@@ -119,6 +119,16 @@ def inspect(options: dict[str, Any]) -> str:
     return in_words(text, spelled)
 
 
+def download(options: dict[str, Any]) -> str:
+    """Download a published model, or list those that there are. An interrupted download is resumed."""
+    from .app import download
+
+    wanted = _section(orders.Wanted, options)
+    if wanted.list == (wanted.name is not None):
+        raise UsageError("give the name of a published model, or --list.")
+    return download.listing() if wanted.list else download.run(wanted.name, wanted.to)
+
+
 def doctor(options: dict[str, Any]) -> str:
     """Say what this machine makes of a model: what is fast here, what is not, and whether images stay the same."""
     from .app import doctor
@@ -223,6 +233,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
         ),
     },
     inspect: {"checkpoint": (orders.Inspected.options,)},
+    download: {"model": (orders.Wanted.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,)},
     train_drafter: {
         "what it learns from": (orders.Lessons.options,),
@@ -239,7 +250,7 @@ ONE_OF: dict[Command, tuple[str, ...]] = {
     train_drafter: ("prompts", "images"),
 }
 """Options of which exactly one has to be given."""
-REQUIRED, POSITIONAL = "output", "path"
+REQUIRED, POSITIONAL = "output", ("path", "name")
 _PLACES = "PATH", "FILE"
 """What texts stand for that name a file, or something else, such as "bundled". A ``~`` in front is the home folder: a
 shell does not replace it in ``--output=~/a.png``, nor does Windows."""
@@ -264,8 +275,8 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
         shown |= {"type": _reader(setting), "metavar": setting.stands}
     if setting.repeated:
         shown["action"] = "append"
-    if name == POSITIONAL:
-        group.add_argument(name, **shown)
+    if name in POSITIONAL:
+        group.add_argument(name, **shown, **({"nargs": "?"} if default is None else {}))
     else:
         group.add_argument(spelled(name), dest=name, required=name == REQUIRED, **shown)
 
@@ -310,7 +321,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     """The whole parser."""
     said = "Visual autoregressive image models, sooner and with the same image: lossless tree speculation (ADT-Tree)."
-    parser = _Parser(prog="python -m adt_core", description=said)
+    parser = _Parser(prog="python adt.py", description=said)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 Check = Callable[[], None]
 """Called often while something long goes on; may raise to cancel it."""
@@ -61,6 +62,20 @@ class TooLong(AdtError):
 
 def _again(sentence: str) -> AdtError:
     return AdtError(sentence)
+
+
+def command(arguments: str, path: Path | None = None) -> str:
+    """Return a command line of this package that runs in any folder, with the Python that runs now.
+
+    Args:
+        arguments: Command and options, quoted where the shell needs it.
+        path: Last argument, such as the folder to write to.
+    """
+    script = Path(__file__).parents[1] / "adt.py"
+    start = [f'"{script}"' if " " in str(script) else str(script)] if script.exists() else ["-m", "adt_core"]
+    python = f'"{sys.executable}"' if " " in sys.executable else sys.executable or "python"
+    last = [] if path is None else [f'"{path.as_posix()}"' if " " in path.as_posix() else path.as_posix()]
+    return " ".join([python, *start, arguments, *last])
 
 
 def pip_install(packages: str) -> str:

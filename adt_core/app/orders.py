@@ -199,6 +199,15 @@ class Drawn(Settings):
 
 
 @dataclass(frozen=True)
+class Wanted(Settings):
+    """What ``download`` fetches."""
+
+    name: str | None = text(None, "Published model, such as Janus-Pro-1B; see --list.", "NAME")
+    to: Path | None = path("Folder of the models (default: ComfyUI's models/ar_image).", "FOLDER")
+    list: bool = setting(False, "List the published models with size, memory and licence.")
+
+
+@dataclass(frozen=True)
 class Inspected(Settings):
     """What ``inspect`` looks at."""
 

@@ -1,55 +1,99 @@
-"""What families say of downloads: models that this version reads, what belongs beside them, and drafters.
-
-All are repositories on Hugging Face. Sizes that nobody states are computed from the number of weights, and say "about".
-"""
+"""Rows of the table of published models: repositories on Hugging Face that this version can load."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import pip_install
-
-PLACE = Path("models/ar_image")
-"""Where models belong in ComfyUI's folder."""
+from ..errors import command
 
 
 class Download(NamedTuple):
-    """A repository, or some ``files`` of it.
+    """A repository, or some files of it.
 
-    size: in words. folder: where it belongs below the folder of the models, "" for that one itself.
+    Attributes:
+        repository: "owner/name" on Hugging Face.
+        gigabytes: Size in GB (1e9 bytes), approximate.
+        licence: As far as known; the page of the repository decides.
+        folder: Where it belongs, relative to the folder of the models; "" for that folder itself.
+        files: Files to download, all of the repository if empty.
     """
 
     repository: str
-    size: str
+    gigabytes: float
     licence: str
     folder: str
     files: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Name of its folder or, without one, of its file."""
+        return self.folder or self.files[0]
+
+    @property
+    def size(self) -> str:
+        """Size with its unit."""
+        return in_gigabytes(self.gigabytes)
+
     def command(self, home: Path) -> str:
-        """What fetches it, to be copied to a terminal. It goes on where it stopped. home: the folder of the models."""
-        place = (home / self.folder).as_posix()
-        place = f'"{place}"' if " " in place else place
-        return " ".join(["hf download", self.repository, *self.files, "--local-dir", place])
+        """Return the command that downloads it. The same command resumes an interrupted download.
+
+        Args:
+            home: Folder of the models.
+        """
+        return download_command(self.name, home)
 
 
 class Published(NamedTuple):
-    """A published model: a row of the table in docs/models.md, and a name in the loader's list.
+    """A published model: a row of the table in docs/models.md and a name in the Model Loader's list.
 
-    name: of its folder or file in ``models/ar_image``. downloads: all that it needs. pixels: per side of its images.
-    memory: with weights in bfloat16 / int8. drafter: that was trained for it. libraries: packages it needs besides.
+    Attributes:
+        name: Name of its folder or file in ``models/ar_image``.
+        downloads: Everything that it needs, its own repository first. Empty for the bundled model.
+        pixels: Pixels per side of its images.
+        memory: GiB on a GPU with weights in bfloat16 and in int8.
+        drafter: Drafter that was trained for it.
     """
 
     name: str
     downloads: tuple[Download, ...]
     pixels: str
-    memory: str
+    memory: tuple[float, float]
     drafter: Download | None = None
-    libraries: str = ""
 
-    def how_to_get(self, home: Path = PLACE) -> str:
-        """What to run, how large it is, and under which licence, as an order that ends a sentence."""
-        steps = [f"`{part.command(home)}` ({part.size}; licence: {part.licence})" for part in self.downloads]
-        if self.libraries:
-            steps.append(f"`{pip_install(self.libraries)}`")
-        return f"run {', then '.join(steps)}"
+    @property
+    def gigabytes(self) -> float:
+        """Size of everything that is downloaded, the drafter included, in GB."""
+        return sum(one.gigabytes for one in (*self.downloads, *([self.drafter] if self.drafter else [])))
+
+    @property
+    def size(self) -> str:
+        """Size of everything that is downloaded, with its unit."""
+        return in_gigabytes(self.gigabytes)
+
+    @property
+    def licences(self) -> str:
+        """Licences of everything that is downloaded."""
+        own, *others = self.downloads
+        different = {f"{one.name}: {one.licence}" for one in others if one.licence != own.licence}
+        return "; ".join([own.licence, *sorted(different)])
+
+    def how_to_get(self, home: Path) -> str:
+        """Return the command that downloads it, its size and licence, as an imperative that ends a sentence.
+
+        Args:
+            home: Folder of the models.
+        """
+        return f"run `{download_command(self.name, home)}` ({self.size}; licence: {self.licences})"
+
+
+def download_command(name: str, home: Path) -> str:
+    """Return the command that downloads a published model, or a part of one, to a folder of models."""
+    return command(f"download {name} --to", home)
+
+
+def in_gigabytes(gigabytes: float) -> str:
+    """Return a size with its unit, such as "15 GB", "0.3 GB" or "6 MB"."""
+    if gigabytes < 0.05:
+        return f"{gigabytes * 1000:.0f} MB"
+    return f"{gigabytes:.0f} GB" if gigabytes >= 10 else f"{gigabytes:.1f}".removesuffix(".0") + " GB"

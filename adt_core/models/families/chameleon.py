@@ -99,9 +99,9 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 
 LICENCE = "Chameleon's, for research"
-ANOLE = Download("leloy/Anole-7b-v0.1-hf", "about 14 GB", LICENCE, "Anole-7b-v0.1-hf")
-CHAMELEON_CODEC = Download("leloy/Anole-7b-v0.1-vqvae-hf", "0.3 GB", LICENCE, "Anole-7b-v0.1-vqvae-hf")
-ANOLE_DRAFTER = Download("jadohu/anole_drafter", "about 1 GB in half precision", LICENCE, "anole_drafter")
+ANOLE = Download("leloy/Anole-7b-v0.1-hf", 14, LICENCE, "Anole-7b-v0.1-hf")
+CHAMELEON_CODEC = Download("leloy/Anole-7b-v0.1-vqvae-hf", 0.3, LICENCE, "Anole-7b-v0.1-vqvae-hf")
+ANOLE_DRAFTER = Download("jadohu/anole_drafter", 1, LICENCE, "anole_drafter")
 FAMILY = Family(
     name="chameleon",
     title="Anole",
@@ -117,7 +117,7 @@ FAMILY = Family(
     search=("anole", "chameleon"),
     beside=_CODEC_FILES,
     published=(
-        Published("bundled", (), "128", "0.1 GB in float32"),
-        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", "15.8 / 9.7 GiB", ANOLE_DRAFTER),
+        Published("bundled", (), "128", (0.1, 0.1)),
+        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", (15.8, 9.7), ANOLE_DRAFTER),
     ),
 )

@@ -172,7 +172,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder + [same(stored[name], name) for name in wanted]
 
 
-EMU3 = Download("BAAI/Emu3-Gen-hf", "about 35 GB, in float32", "Apache 2.0", "Emu3-Gen-hf")
+EMU3 = Download("BAAI/Emu3-Gen-hf", 35, "Apache 2.0", "Emu3-Gen-hf")
 FAMILY = Family(
     name="emu3",
     title="Emu3-Gen",
@@ -188,5 +188,5 @@ FAMILY = Family(
     ),
     trained=(1, 1),  # shapes of as many pixels as the square
     search=("emu3",),
-    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", "23.0 / 16.5 GiB"),),
+    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", (23.0, 16.5)),),
 )

@@ -241,7 +241,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return [*body, codebook, *whole(target.codec.quant_conv, "model.vqmodel.quant_conv.")]
 
 
-GLM = Download("zai-org/GLM-Image", "about 36 GB", "MIT", "GLM-Image")
+GLM = Download("zai-org/GLM-Image", 36, "MIT", "GLM-Image")
 FAMILY = Family(
     name="glm-image",
     title="GLM-Image",
@@ -257,5 +257,5 @@ FAMILY = Family(
     single_files=("glm_image*.safetensors", "GLM-Image*.safetensors"),
     trained=(1, 2),  # 1024 to 2048 pixels: 1K to 4K tokens, by its model card
     search=("glm image", "glm"),
-    published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", "17.7 / 10.1 GiB"),),
+    published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", (17.7, 10.1)),),
 )

@@ -138,9 +138,9 @@ def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
     return x
 
 
-def _published(size: str, gigabytes: int, memory: str) -> Published:
+def _published(size: str, gigabytes: int, memory: tuple[float, float]) -> Published:
     name = f"Janus-Pro-{size}"
-    own = Download(f"deepseek-community/{name}", f"about {gigabytes} GB", "DeepSeek's model licence", name)
+    own = Download(f"deepseek-community/{name}", gigabytes, "DeepSeek's model licence", name)
     return Published(name, (own,), "384", memory)
 
 
@@ -162,5 +162,5 @@ FAMILY = Family(
     ),
     sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
-    published=(_published("1B", 4, "4.4 / 3.3 GiB"), _published("7B", 15, "14.5 / 8.9 GiB")),
+    published=(_published("1B", 4, (4.4, 3.3)), _published("7B", 15, (14.5, 8.9))),
 )

@@ -83,9 +83,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return made + whole(target.codec, CODEC)
 
 
-LIQUID = Download(
-    "Junfeng5/Liquid_V1_7B", "17 GB", "MIT; it builds on Gemma, which has terms of its own", "Liquid_V1_7B"
-)
+LIQUID = Download("Junfeng5/Liquid_V1_7B", 17, "MIT; it builds on Gemma, which has terms of its own", "Liquid_V1_7B")
 FAMILY = Family(
     name="liquid",
     title="Liquid",
@@ -97,5 +95,5 @@ FAMILY = Family(
     remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(7.0, 0.99, 4096, 0.96, source="github.com/FoundationVision/Liquid"),
     search=("liquid", "gemma"),
-    published=(Published("Liquid_V1_7B", (LIQUID, CHAMELEON_CODEC), "512", "19.0 / 11.8 GiB"),),
+    published=(Published("Liquid_V1_7B", (LIQUID, CHAMELEON_CODEC), "512", (19.0, 11.8)),),
 )

@@ -272,10 +272,10 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     return LlamaGenPrompter(target.name, tokenizer, end, cast(CaptionEncoder, target.text_encoder))
 
 
-LLAMAGEN_CODEC = Download("peizesun/llamagen_t2i", "about 0.3 GB", "MIT", "", ("vq_ds16_t2i.pt",))
+LLAMAGEN_CODEC = Download("peizesun/llamagen_t2i", 0.3, "MIT", "", ("vq_ds16_t2i.pt",))
 FLAN_T5_XL = Download(
     "google/flan-t5-xl",
-    "about 11 GB",
+    11,
     "Apache 2.0",
     "flan-t5-xl",
     (
@@ -288,23 +288,22 @@ FLAN_T5_XL = Download(
 )
 
 
-def _published(name: str, pixels: str, memory: str, drafter: str) -> Published:
+def _published(name: str, pixels: str, memory: tuple[float, float], drafter: str) -> Published:
     """The authors' file, or the folder that LANTERN made of it, with the codec and the text encoder."""
-    authors = LLAMAGEN_CODEC._replace(size="about 3 GB", files=(name,))
-    lanterns = Download(f"jadohu/{name}", "about 3 GB", "MIT", name)
+    authors = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
+    lanterns = Download(f"jadohu/{name}", 3, "MIT", name)
     transformer = authors if name.endswith(".pt") else lanterns
     return Published(
         name,
         (transformer, LLAMAGEN_CODEC, FLAN_T5_XL),
         pixels,
         memory,
-        Download(f"jadohu/{drafter}", "about 0.1 GB", chameleon.LICENCE, drafter),
-        captions.PACKAGES,
+        Download(f"jadohu/{drafter}", 0.1, chameleon.LICENCE, drafter),
     )
 
 
-_STAGE_1 = "256", "4.7 / 4.0 GiB", "llamagen_drafter"
-_STAGE_2 = "512", "6.0 / 5.3 GiB", "llamagen2_drafter"
+_STAGE_1 = "256", (4.7, 4.0), "llamagen_drafter"
+_STAGE_2 = "512", (6.0, 5.3), "llamagen2_drafter"
 FAMILY = Family(
     name="llamagen",
     title="LlamaGen",

@@ -98,15 +98,15 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
 def _download(version: str) -> Download:
     """The model of 7B. version: "768", "768-Omni" and so on."""
     name = f"Lumina-mGPT-7B-{version}"
-    return Download(f"Alpha-VLLM/{name}", "14 GB", "not stated; it builds on Chameleon, which is for research", name)
+    return Download(f"Alpha-VLLM/{name}", 14, "not stated; it builds on Chameleon, which is for research", name)
 
 
 def _tokenizer(folder: str) -> Download:
     """The tokenizer of all versions. Only one of the repositories has it."""
-    return _download("768")._replace(size="6 MB", folder=folder, files=("tokenizer.json",))
+    return _download("768")._replace(gigabytes=0.006, folder=folder, files=("tokenizer.json",))
 
 
-def _published(version: str, memory: str, drafter: Download | None = None) -> Published:
+def _published(version: str, memory: tuple[float, float], drafter: Download | None = None) -> Published:
     """A version, with the tokenizer if it lacks that, and the codec."""
     own = _download(version)
     tokenizer = () if version == "768" else (_tokenizer(own.folder),)
@@ -128,13 +128,13 @@ FAMILY = Family(
     trained=(1, 1),  # shapes of as many pixels as the square
     search=("lumina",),
     published=(
-        _published("512", "15.8 / 9.8 GiB"),
+        _published("512", (15.8, 9.8)),
         _published(
             "768",
-            "18.4 / 12.4 GiB",
-            Download(f"sihwanpark/{_DRAFTER}", "about 1 GB in half precision", "Apache 2.0", _DRAFTER),
+            (18.4, 12.4),
+            Download(f"sihwanpark/{_DRAFTER}", 1, "Apache 2.0", _DRAFTER),
         ),
-        _published("768-Omni", "18.4 / 12.4 GiB"),
-        _published("1024", "22.1 / 16.1 GiB"),
+        _published("768-Omni", (18.4, 12.4)),
+        _published("1024", (22.1, 16.1)),
     ),
 )

@@ -94,14 +94,14 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 
 def _download(name: str) -> Download:
-    return Download(f"Alpha-VLLM/{name}", "about 16 GB", "Apache 2.0", name)
+    return Download(f"Alpha-VLLM/{name}", 16, "Apache 2.0", name)
 
 
-MOVQGAN = Download("ai-forever/MoVQGAN", "1.1 GB", "not stated", "", ("movqgan_270M.ckpt",))
+MOVQGAN = Download("ai-forever/MoVQGAN", 1.1, "not stated", "", ("movqgan_270M.ckpt",))
 
 
 def _published(name: str) -> Published:
-    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", "29.5 / 23.5 GiB")
+    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", (29.5, 23.5))
 
 
 FAMILY = Family(

@@ -1,0 +1,373 @@
+"""The process that downloads files of a published model from the Hugging Face Hub.
+
+:mod:`.download` starts it and kills it to cancel, which works at once, even while the network does not answer. It
+imports huggingface_hub and no torch, so it starts quickly.
+
+It reads an order, one line of JSON, from standard input: ``{"parts": [{"repository", "files", "home", "folder"}]}``,
+and writes its state to standard output, one line of JSON each:
+
+- ``{"state": "waiting" | "listing" | "checking" | "downloading", "done": bytes, "total": bytes}``
+- ``{"error": sentence}``, the last one, if it failed.
+
+A file is downloaded to ``<home>/.adt-tree-download/<hash>.part`` and renamed to ``<hash>`` after its size and hash have
+been checked. When all files are there, they are moved into place. So a model is complete or not there, and an
+interrupted download resumes with the next run, even if another model needs the same file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from ..errors import AdtError, one_line
+from ..files import inside, is_device
+
+STAGING = ".adt-tree-download"
+"""Folder below that of the models for what is not complete yet. Its name keeps it out of lists of models."""
+AT_ONCE = 4
+"""Files that are downloaded at the same time."""
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_CHUNK = 2**18  # bytes between two writes to a file; huggingface_hub's own 10 MiB would lose as much on a cancel
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_PAUSE = 0.2  # seconds between two lines of state
+
+
+class RemoteFile(NamedTuple):
+    """A file of a repository.
+
+    Attributes:
+        repository: "owner/name".
+        revision: Commit that the file is read from.
+        path: Path in the repository.
+        size: Bytes.
+        digest: Hash in hexadecimal digits: SHA-256 if it has 64 digits, else that of a git blob (SHA-1).
+        home: Folder of the models.
+        place: Where the file belongs.
+    """
+
+    repository: str
+    revision: str
+    path: str
+    size: int
+    digest: str
+    home: Path
+    place: Path
+
+    @property
+    def staged(self) -> Path:
+        """Where the complete and checked file waits for the others."""
+        return self.home / STAGING / self.digest
+
+    @property
+    def part(self) -> Path:
+        """Where the file is while it is downloaded."""
+        return self.staged.with_name(f"{self.digest}.part")
+
+
+def main() -> None:
+    """Carry out the order on standard input. The exit code is 1 if it failed."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        fetch(order["parts"])
+        code = 0
+    except AdtError as error:
+        _print(error=error.marked)
+        code = 1
+    except OSError as error:
+        _print(error=_disk_error(error))
+        code = 1
+    os._exit(code)  # does not wait for files that other threads still download
+
+
+def fetch(parts: Sequence[dict[str, Any]]) -> None:
+    """Download what is missing of these parts of a model.
+
+    Args:
+        parts: Each with ``repository``, ``files`` ([] for all), ``home`` and ``folder``, which is relative to ``home``.
+    Raises:
+        AdtError: If the Hub refuses, the disk has too little space, or a file differs from the published one.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(inside(Path(parts[0]["home"]), STAGING) / "lock")
+    Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            lock.acquire(timeout=_PAUSE)
+            break
+        except Timeout:
+            _print(state="waiting")
+    with lock:
+        _print(state="listing")
+        files = [file for part in parts for file in _listed(part)]
+        missing = [file for file in files if not _is_there(file)]
+        if missing:
+            _fetch_files(missing)
+
+
+def _fetch_files(files: list[RemoteFile]) -> None:
+    """Download files, and move them into place once all of them are complete."""
+    _check_space(files)
+    total = sum(file.size for file in files)
+    for home in {file.home for file in files}:
+        (home / STAGING).mkdir(parents=True, exist_ok=True)
+    by_digest = {file.staged: file for file in files}  # two folders may need the same file
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        jobs = [pool.submit(_fetch_file, file) for file in by_digest.values()]
+        ended = False
+        while not ended:
+            ended = _ended(jobs)
+            _print(state="downloading", done=sum(map(_size_so_far, files)), total=total)
+    uses = Counter(file.staged for file in files)
+    for file in _in_order(files):
+        uses[file.staged] -= 1
+        _move(file, keep=uses[file.staged] > 0)
+
+
+def _ended(jobs: list[Future]) -> bool:
+    """Wait for a moment, and return whether all jobs are done. Raises what one of them raised."""
+    done, waiting = wait(jobs, timeout=_PAUSE, return_when=FIRST_EXCEPTION)
+    for job in done:
+        if (error := job.exception()) is not None:
+            _print(error=error.marked) if isinstance(error, AdtError) else _print(error=_disk_error(error))
+            os._exit(1)  # the pool would wait for the other files
+    return not waiting
+
+
+# ---- the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def _listed(part: dict[str, Any]) -> list[RemoteFile]:
+    """The files of a part of a model that it needs, with size and hash as the Hub publishes them."""
+    from huggingface_hub import HfApi
+
+    repository, home = part["repository"], Path(part["home"])
+    with _explained(repository):
+        info = HfApi().model_info(repository, files_metadata=True)
+    listed = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    missing = [name for name in part["files"] if name not in listed]
+    if missing:
+        raise AdtError(
+            f"{repository} has no {missing[0]} on {_endpoint()}; report it, or put the file in place by hand."
+        )
+    files = []
+    for name in part["files"] or _needed(list(listed)):
+        file = listed[name]
+        digest, size = (file.lfs.sha256, file.lfs.size) if file.lfs else (file.blob_id, file.size)
+        if not re.fullmatch("[0-9a-f]{40}([0-9a-f]{24})?", str(digest)) or not isinstance(size, int) or size < 0:
+            raise AdtError(
+                f"{_endpoint()} publishes no size and hash of {name} of {repository}; use another HF_ENDPOINT."
+            )
+        place = inside(home, *PurePosixPath(part["folder"], _checked(name, repository)).parts)
+        files.append(RemoteFile(repository, info.sha or "main", name, size, digest, home, place))
+    return files
+
+
+def _needed(names: list[str]) -> list[str]:
+    """The files of a complete repository that a model may need: no pickles where the same folder has safetensors."""
+    folders = {PurePosixPath(name).parent for name in names if name.endswith(".safetensors")}
+    return [
+        name
+        for name in names
+        if not (name.endswith(_PICKLES) and PurePosixPath(name).parent in folders) and name != ".gitattributes"
+    ]
+
+
+def _checked(name: str, repository: str) -> str:
+    """A path of a repository. Raises AdtError if it may lead out of the model's folder."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or is_device(part) or re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts):
+        raise AdtError(f"{repository} has a file called {name!r}, which can't be a file in a folder of models.")
+    return name
+
+
+def _fetch_file(file: RemoteFile) -> None:
+    """Download a file to the staging folder, from where it stopped before, and check it."""
+    import huggingface_hub.constants
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    if file.staged.exists():
+        return
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
+    url = hf_hub_url(file.repository, file.path, revision=file.revision)
+    with open(file.part, "ab", buffering=0):
+        pass  # creates it
+    with open(file.part, "r+b", buffering=0) as target, _explained(f"{file.path} of {file.repository}"):
+        if file.part.stat().st_size > file.size:
+            target.truncate(0)
+        start = target.seek(0, os.SEEK_END)
+        http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)  # type: ignore[arg-type]
+    if not _is_published(file, file.part):
+        file.part.unlink()
+        raise AdtError(
+            f"{file.path} of {file.repository} arrived damaged: its hash is not the published one; run it again to "
+            "download this file again."
+        )
+    os.replace(file.part, file.staged)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn an error of huggingface_hub into an AdtError of one sentence. Errors of the disk pass.
+
+    Args:
+        what: Repository or file, for the sentence.
+    """
+    try:
+        yield
+    except AdtError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise
+        raise AdtError(_hub_error(error, what)) from error
+
+
+def _hub_error(error: Exception, what: str) -> str:
+    """Return the sentence for an error of huggingface_hub."""
+    from huggingface_hub import utils as errors  # where every version has them
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{what} can't be downloaded, because HF_HUB_OFFLINE is set; unset it, and run it again."
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{what} is gated: accept its terms on {_endpoint()}, create a token there, set HF_TOKEN to it, and start "
+            "again."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):
+        return f"{_endpoint()} has no {what} that you may read (HTTP {status}); check HF_ENDPOINT and HF_TOKEN."
+    if status is not None:
+        return f"{_endpoint()} answered HTTP {status} for {what}; run it again later: what has arrived is kept."
+    problem = one_line(str(error))[:200] or type(error).__name__
+    return (
+        f"The connection to {_endpoint()} failed for {what} ({problem}); check the network, HF_ENDPOINT and the proxy, "
+        "and run it again: what has arrived is kept."
+    )
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+# ---- the disk --------------------------------------------------------------------------------------------------------
+
+
+def _is_there(file: RemoteFile) -> bool:
+    """Whether the file is in place. Raises AdtError if another file is there: nothing that exists is replaced."""
+    if not file.place.exists():
+        return False
+    _print(state="checking")
+    if _is_published(file, file.place):
+        return True
+    raise AdtError(
+        f"{file.place} exists and differs from the published file ({file.path} of {file.repository}); move it to "
+        "another folder, and run it again."
+    )
+
+
+def _is_published(file: RemoteFile, path: Path) -> bool:
+    """Whether the file at a path has the published size and hash."""
+    if path.stat().st_size != file.size:
+        return False
+    made = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    with open(path, "rb") as stream:
+        while block := stream.read(2**20):
+            made.update(block)
+    return made.hexdigest() == file.digest
+
+
+def _size_so_far(file: RemoteFile) -> int:
+    """Bytes of a file that have been downloaded."""
+    for path in (file.staged, file.part):
+        try:
+            return min(path.stat().st_size, file.size)
+        except OSError:
+            continue
+    return 0
+
+
+def _check_space(files: Sequence[RemoteFile]) -> None:
+    """Raises AdtError if a disk has too little free space for what is missing."""
+    needed: dict[Path, int] = defaultdict(int)
+    for file in files:
+        needed[file.home] += file.size - _size_so_far(file)
+    for home, size in needed.items():
+        free = shutil.disk_usage(home).free
+        if size > free:
+            raise AdtError(
+                f"The download needs {_gigabytes(size)} in {home}, where {_gigabytes(free)} are free; delete files, or "
+                "choose a folder on another disk."
+            )
+
+
+def _in_order(files: Sequence[RemoteFile]) -> Iterator[RemoteFile]:
+    """The files in an order in which a model is listed as installed last: its own part after the others, and of that
+    the configuration last."""
+    own = files[0].repository
+    yield from sorted(files, key=lambda file: (file.repository == own, file.place.name == "config.json"))
+
+
+def _move(file: RemoteFile, keep: bool) -> None:
+    """Move a file from the staging folder into place, never over another one.
+
+    Args:
+        file: The file.
+        keep: Leave it in the staging folder, too, because another place needs it.
+    """
+    file.place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file.staged, file.place)
+    except OSError:  # there is a file, or the file system has no hard links
+        if _is_there(file):
+            return
+        shutil.copyfile(file.staged, file.place) if keep else os.rename(file.staged, file.place)
+    if not keep:
+        file.staged.unlink(missing_ok=True)
+
+
+def _disk_error(error: BaseException) -> str:
+    """Return the sentence for an error of writing."""
+    number = getattr(error, "errno", None)
+    name = getattr(error, "filename", None) or "The folder of models"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"{name} can't be written: the disk is full; delete files, and run it again: what has arrived is kept."
+    return f"{name} can't be written ({one_line(str(error))}); give access to the folder, and run it again."
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+# ---- the process that started this one -------------------------------------------------------------------------------
+
+
+def _print(**line: Any) -> None:
+    """Write a line of state. Exits if nobody reads it."""
+    try:
+        print(json.dumps(line), flush=True)
+    except OSError:
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Exit when the process that started this one has ended, which closes standard input."""
+    sys.stdin.buffer.read()
+    os._exit(1)

@@ -1,0 +1,200 @@
+"""A small Hugging Face Hub for the tests: the part of its API that a download uses, on the loopback address.
+
+Large files are redirected to another path, as the Hub redirects them to its storage. What goes wrong on networks can be
+asked for: see :class:`Hub`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = 4096
+"""Bytes from which a file is "LFS": its hash is SHA-256, and it is redirected."""
+
+
+def blob_id(content: bytes) -> str:
+    """The hash by which git knows a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """The files below a folder, by their paths."""
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+class Hub:
+    """A server of repositories.
+
+    Attributes:
+        repositories: "owner/name" -> path -> content.
+        private, gated: Repositories that need a token, and whose terms have to be accepted.
+        token: What is then accepted.
+        cut: Path -> bytes after which the connection breaks, so many times as ``cuts`` says.
+        damaged: Paths whose content is not that of the published hash.
+        rate: Bytes per second and connection; None for as fast as possible.
+        stalled: Large files stop after half their bytes, until the event is set.
+        requests: (method, path) of everything that was asked for.
+        sent: Path -> bytes of content that were sent.
+        starts: Path -> first byte that was asked for, of the latest request.
+        most: Large files that were sent at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: set[str] = set()
+        self.gated: set[str] = set()
+        self.token = "hf_secret"
+        self.cut: dict[str, int] = {}
+        self.cuts: Counter[str] = Counter()
+        self.damaged: set[str] = set()
+        self.rate: float | None = None
+        self.stalled: threading.Event | None = None
+        self.requests: list[tuple[str, str]] = []
+        self.sent: Counter[str] = Counter()
+        self.starts: dict[str, int] = {}
+        self.most = self.now = 0
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> Hub:
+        hub = self
+
+        class Handler(_Handler):
+            owner = hub
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.stalled:
+            self.stalled.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def address(self) -> str:
+        """For ``HF_ENDPOINT``."""
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def fetched(self) -> list[str]:
+        """Paths of the repositories whose content was asked for."""
+        return sorted({path for method, path in self.requests if method == "GET" and "/resolve/" in path})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    owner: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.owner.requests.append((self.command, path))
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(/revision/.*)?", path):
+            self._info(match[1])
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.*)", path):
+            self._file(match[1], match[2])
+        elif match := re.fullmatch(r"/storage/([^/]+/[^/]+)/(.*)", path):
+            self._content(match[1], match[2])
+        else:
+            self._answer(404)
+
+    def _answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def _refused(self, repository: str) -> bool:
+        """Answer for a repository that may not be read. Whether it was refused."""
+        hub, given = self.owner, self.headers.get("Authorization") == f"Bearer {self.owner.token}"
+        if repository in hub.gated and not given:
+            self._answer(403, X_Error_Code="GatedRepo", X_Error_Message="accept the terms")
+        elif repository in hub.private and not given:
+            self._answer(401, X_Error_Code="RepoNotFound")
+        elif repository not in hub.repositories:
+            self._answer(404, X_Error_Code="RepoNotFound")
+        else:
+            return False
+        return True
+
+    def _info(self, repository: str) -> None:
+        if self._refused(repository):
+            return
+        siblings = []
+        for name, content in self.owner.repositories[repository].items():
+            one = {"rfilename": name, "size": len(content), "blobId": blob_id(content)}
+            if len(content) >= LARGE:
+                one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+            siblings.append(one)
+        info = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "tags": []}
+        self._answer(200, json.dumps(info).encode(), Content_Type="application/json")
+
+    def _file(self, repository: str, name: str) -> None:
+        if self._refused(repository):
+            return
+        content = self.owner.repositories[repository].get(name)
+        if content is None:
+            self._answer(404, X_Error_Code="EntryNotFound")
+        elif len(content) >= LARGE:
+            self._answer(302, Location=f"{self.owner.address}/storage/{repository}/{name}", X_Repo_Commit=COMMIT)
+        else:
+            self._content(repository, name)
+
+    def _content(self, repository: str, name: str) -> None:
+        hub, content = self.owner, self.owner.repositories[repository][name]
+        if name in hub.damaged:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        start = int((re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) or [0, 0])[1])
+        rest = content[start:]
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(rest)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if self.command == "GET":
+            hub.starts[name] = start
+            with hub.lock:
+                hub.now += len(content) >= LARGE
+                hub.most = max(hub.most, hub.now)
+            try:
+                self._send(name, rest)
+            except OSError:  # who asked has gone
+                self.close_connection = True
+            with hub.lock:
+                hub.now -= len(content) >= LARGE
+
+    def _send(self, name: str, content: bytes) -> None:
+        hub = self.owner
+        breaks = hub.cuts[name] > 0
+        if breaks:
+            hub.cuts[name] -= 1
+            content = content[: hub.cut[name]]
+        step = len(content) if hub.rate is None and hub.stalled is None else 2**14
+        for place in range(0, len(content), max(step, 1)):
+            part = content[place : place + step]
+            self.wfile.write(part)
+            hub.sent[name] += len(part)
+            if hub.rate is not None:
+                time.sleep(len(part) / hub.rate)
+            if hub.stalled is not None and len(content) >= LARGE and place >= len(content) / 2:
+                hub.stalled.wait()
+        if breaks:
+            self.close_connection = True

@@ -1,0 +1,370 @@
+"""Published models are downloaded completely, checked, resumed, and never over files that exist.
+
+The client is the real huggingface_hub in a process of its own; the Hub is a small server (tests/hub.py).
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from adt_core import AdtError, cli
+from adt_core.app import download as downloading
+from adt_core.app.checkpoints import find_published, published
+from adt_core.app.download import Place, Progress, download, places
+from adt_core.app.hub import STAGING
+from adt_core.models.downloads import Download, in_gigabytes
+from tests.hub import Hub
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = Download("someone/model", 1, "MIT", "model")
+CODEC = Download("someone/codecs", 0.1, "MIT", "", ("codec.pt",))
+WEIGHTS = random.Random(1).randbytes(1_000_000)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with Hub() as hub:
+        hub.repositories = {
+            "someone/model": {
+                "config.json": b"{}",
+                "model.safetensors": WEIGHTS,
+                "second.safetensors": WEIGHTS[::-1],
+                "pytorch_model.bin": b"a pickle of the same",
+                ".gitattributes": b"",
+                "tokenizer/vocab.json": b"[]",
+            },
+            "someone/codecs": {"codec.pt": WEIGHTS[:9000], "another.pt": b"not needed"},
+        }
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_HOME", "/nonexistent")
+        yield hub
+
+
+@pytest.fixture
+def get(tmp_path):
+    """Download parts to ``models``; the states that were reported."""
+
+    def run(*parts, check=lambda: None):
+        states: list[Progress] = []
+        home = tmp_path / "models"
+        download([Place(part, home) for part in parts or (MODEL, CODEC)], states.append, check)
+        return states
+
+    return run
+
+
+def files_of(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+WHOLE = {
+    "model/config.json": b"{}",
+    "model/model.safetensors": WEIGHTS,
+    "model/second.safetensors": WEIGHTS[::-1],
+    "model/tokenizer/vocab.json": b"[]",
+    "codec.pt": WEIGHTS[:9000],
+}
+
+
+def models_of(tmp_path):
+    """The files that a list of models would see."""
+    found = files_of(tmp_path / "models")
+    return {name: content for name, content in found.items() if not name.startswith(STAGING)}
+
+
+def test_everything_that_a_model_needs_and_nothing_else(hub, get, tmp_path):
+    states = get()
+    assert models_of(tmp_path) == WHOLE
+    assert not any("pytorch_model.bin" in path or "another.pt" in path for path in hub.fetched())
+    assert [path.name for path in (tmp_path / "models" / STAGING).iterdir()] == ["lock"], "nothing is kept twice"
+    assert states[0].state == "listing" and states[-1].state == "downloading"
+    assert states[-1].total == sum(map(len, WHOLE.values()))
+
+
+def test_what_is_there_is_not_downloaded_again(hub, get, tmp_path):
+    get()
+    hub.requests.clear()
+    states = get()
+    assert hub.fetched() == [] and states[-1].state == "checking"
+    (tmp_path / "models" / "codec.pt").unlink()
+    get()
+    assert len(hub.fetched()) == 1 and models_of(tmp_path) == WHOLE
+
+
+def test_several_files_at_a_time_with_bytes_and_rate(hub, get):
+    hub.rate = 500_000
+    states = [state for state in get() if state.state == "downloading"]
+    assert hub.most >= 2
+    assert [s.done for s in states] == sorted(s.done for s in states) and 0 < states[-2].done < states[-1].total
+    assert any(0.5 * hub.rate < s.rate < 8 * hub.rate for s in states)
+
+
+def test_a_file_that_exists_and_differs_is_never_replaced(hub, get, tmp_path):
+    own = tmp_path / "models" / "model" / "config.json"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"mine": 1}', encoding="utf-8")
+    with pytest.raises(AdtError, match=r"config.json exists and differs from the published file .*move it"):
+        get()
+    assert own.read_text(encoding="utf-8") == '{"mine": 1}' and hub.fetched() == []
+
+
+def test_a_connection_that_breaks_is_resumed_where_it_broke(hub, get, tmp_path):
+    hub.cut, hub.cuts["model.safetensors"] = {"model.safetensors": 400_000}, 2
+    get()
+    assert models_of(tmp_path) == WHOLE
+    assert len(WEIGHTS) <= hub.sent["model.safetensors"] < len(WEIGHTS) + 2 * 2**18, "less than a chunk is lost"
+
+
+class Cancelled(BaseException):
+    """As ComfyUI's is in newer versions."""
+
+
+def cancel_after(condition):
+    began: list[float] = []
+
+    def check():
+        if condition():
+            began.append(time.monotonic())
+            raise Cancelled
+
+    return check, began
+
+
+def test_cancel_works_at_once_and_the_next_run_resumes(hub, get, tmp_path):
+    """Also while the network is silent. Nothing is listed as a model before it is complete."""
+    hub.stalled = threading.Event()
+    large = ("model.safetensors", "second.safetensors", "codec.pt")
+    half = {name: len(WHOLE.get(f"model/{name}", WEIGHTS[:9000])) / 2 for name in large}
+    check, began = cancel_after(lambda: all(hub.sent[name] > half[name] for name in large))
+    with pytest.raises(Cancelled):
+        get(check=check)
+    assert time.monotonic() - began[0] < 1
+    assert models_of(tmp_path) == {}
+    hub.stalled.set()
+    hub.stalled = None
+    arrived = sum(p.stat().st_size for p in (tmp_path / "models" / STAGING).glob("*.part"))
+    get()
+    assert models_of(tmp_path) == WHOLE
+    assert sum(hub.starts[name] for name in large) == arrived >= 2**19
+
+
+def test_a_file_with_another_hash_is_an_error_and_is_fetched_again(hub, get, tmp_path):
+    hub.damaged = {"model.safetensors"}
+    with pytest.raises(AdtError, match="model.safetensors of someone/model arrived damaged.*run it again"):
+        get()
+    assert models_of(tmp_path) == {}
+    hub.damaged = set()
+    get()
+    assert models_of(tmp_path) == WHOLE
+
+
+def test_two_downloads_of_one_model_are_one(hub, get, tmp_path):
+    hub.rate = 1_000_000
+    states: dict[int, list[Progress]] = {}
+    runs = [threading.Thread(target=lambda n=n: states.update({n: get()})) for n in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert models_of(tmp_path) == WHOLE and hub.sent["model.safetensors"] == len(WEIGHTS)
+    assert sorted(any(s.state == "waiting" for s in of) for of in states.values()) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "prepare, words",
+    [
+        (lambda hub: hub.gated.add("someone/model"), "someone/model is gated: accept its terms .*set HF_TOKEN"),
+        (lambda hub: hub.private.add("someone/model"), r"has no someone/model that you may read \(HTTP 401\)"),
+        (lambda hub: hub.repositories.pop("someone/model"), r"has no someone/model that you may read \(HTTP 404\)"),
+        (lambda hub: hub.repositories["someone/codecs"].pop("codec.pt"), "someone/codecs has no codec.pt on http"),
+        (lambda hub: hub.server.server_close() or hub.server.shutdown(), "The connection to http.* failed"),
+    ],
+    ids=["gated", "401", "404", "no file", "no server"],
+)
+def test_one_sentence_for_what_the_hub_refuses(hub, get, tmp_path, prepare, words):
+    prepare(hub)
+    with pytest.raises(AdtError, match=words) as raised:
+        get()
+    assert "\n" not in str(raised.value) and models_of(tmp_path) == {}
+
+
+def test_a_token_opens_a_gated_repository(hub, get, tmp_path, monkeypatch):
+    hub.gated.add("someone/model")
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    get()
+    assert models_of(tmp_path) == WHOLE
+
+
+def test_offline_means_offline(hub, get, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(AdtError, match="HF_HUB_OFFLINE is set; unset it"):
+        get()
+    assert hub.requests == []
+
+
+def test_proxies_are_used(hub, get, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
+    monkeypatch.setenv("HTTP_PROXY", hub.address)
+    monkeypatch.setenv("http_proxy", hub.address)
+    get()
+    assert any(path == "/api/models/someone/model" for _, path in hub.requests)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo") or not Path("/dev/shm").is_dir(), reason="needs Linux")
+def test_too_little_space_is_said_before_anything_is_downloaded(hub, get, tmp_path):
+    """The published size is a lie of the Hub here, larger than any disk."""
+    real = hub.repositories["someone/model"]["model.safetensors"]
+
+    class Endless(bytes):
+        def __len__(self):
+            return 2**60
+
+    hub.repositories["someone/model"]["model.safetensors"] = Endless(real)
+    with pytest.raises(AdtError, match=r"The download needs \d+.* GB in .*models, where .* GB are free; delete files"):
+        get()
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize("name", ["../outside.json", "/etc/x", "a/../../b", "a\\b", "c:x", "nul.json", "a//b"])
+def test_no_file_leads_out_of_the_folder(hub, get, tmp_path, name):
+    hub.repositories["someone/model"][name] = b"{}"
+    with pytest.raises(AdtError, match="has a file called .*, which can't be a file in a folder of models"):
+        get()
+    assert models_of(tmp_path) == {} and hub.fetched() == []
+
+
+def test_links_in_the_folder_are_refused(hub, get, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AdtError, match="is a link"):
+        get()
+    assert files_of(tmp_path / "elsewhere") == {}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill has no signal 0 there")
+def test_the_process_ends_with_the_one_that_started_it(hub, tmp_path):
+    hub.stalled = threading.Event()
+    code = (
+        "from adt_core.app import download as d; from adt_core.models.downloads import Download\n"
+        "from pathlib import Path; import sys\n"
+        "part = d.Place(Download('someone/model', 1, 'MIT', 'model'), Path(sys.argv[1]))\n"
+        "d.download([part], print, lambda: None)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+    while not hub.sent["model.safetensors"]:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    hub.stalled.set()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and hub.now:
+        time.sleep(0.05)
+    assert hub.now == 0 and not (tmp_path / "model").exists()
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_published_can_be_named(tmp_path):
+    for name in (
+        "someone/model",
+        "../x",
+        "https://huggingface.co/x/y",
+        "bundled",
+        "",
+        "deepseek-community/Janus-Pro-1B",
+    ):
+        with pytest.raises(AdtError, match="is not a published model; use one of .*Janus-Pro-1B"):
+            places(name, tmp_path)
+
+
+@pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
+def test_a_model_comes_with_all_its_parts_and_its_drafter(row, tmp_path):
+    found = places(row.name.upper(), tmp_path / "ar_image")
+    assert [place.download for place in found[: len(row.downloads)]] == list(row.downloads)
+    rest = [(place.download, place.home) for place in found[len(row.downloads) :]]
+    assert rest == ([(row.drafter, tmp_path / "ar_image_drafters")] if row.drafter else [])
+    for place in found:
+        assert [place.download] == [one.download for one in places(place.download.name, tmp_path)][:1] or (
+            place.download.folder == row.name
+        )
+
+
+def test_sizes_are_written_for_people():
+    assert [in_gigabytes(x) for x in (0.006, 0.3, 1, 4.1, 14.4)] == ["6 MB", "0.3 GB", "1 GB", "4.1 GB", "14 GB"]
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def janus(hub):
+    """A published model on the small Hub."""
+    hub.repositories["deepseek-community/Janus-Pro-1B"] = {"config.json": b"{}", "model.safetensors": WEIGHTS}
+    return hub
+
+
+def test_the_command_downloads_with_a_bar_and_says_where_it_is(janus, tmp_path, capsys):
+    assert cli.main(["download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == f"Janus-Pro-1B is complete: {tmp_path / 'm' / 'Janus-Pro-1B'}"
+    assert "Downloading" in said.err and files_of(tmp_path / "m" / "Janus-Pro-1B").keys() == {
+        "config.json",
+        "model.safetensors",
+    }
+
+
+def test_the_list_has_every_published_model(capsys):
+    assert cli.main(["download", "--list"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == [row.name for row in published() if row.downloads]
+    janus = find_published("Janus-Pro-7B")
+    assert any("15 GB" in row and "14.5 / 8.9 GiB" in row and janus.licences in row for row in rows)
+
+
+@pytest.mark.parametrize("wrong", [[], ["Janus-Pro-1B", "--list"]])
+def test_a_name_or_the_list(wrong, capsys):
+    assert cli.main(["download", *wrong]) == 2
+    assert "give the name of a published model, or --list" in capsys.readouterr().err
+
+
+def test_models_go_to_the_comfyui_that_the_pack_is_installed_in(monkeypatch, tmp_path):
+    monkeypatch.setattr(downloading, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
+    assert downloading.default_home() == tmp_path / "ComfyUI" / "models" / "ar_image"
+    monkeypatch.setattr(downloading, "ROOT", tmp_path / "src" / "ADT-Tree")
+    assert downloading.default_home() == Path("models/ar_image")
+
+
+def test_the_entry_of_portable_versions(tmp_path):
+    """A Python that puts no folder on its path, in a folder with a space and Chinese letters."""
+    pack = tmp_path / "my pack 雪"
+    shutil.copytree(ROOT / "adt_core", pack / "adt_core", ignore=shutil.ignore_patterns("bundled", "__pycache__"))
+    shutil.copy2(ROOT / "adt.py", pack)
+    done = subprocess.run(
+        [sys.executable, "-I", str(pack / "adt.py"), "--version"], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0 and done.stdout.startswith("ADT-Tree "), done.stderr
+
+
+def test_portable_versions_download(janus, tmp_path):
+    command = [sys.executable, "-I", str(ROOT / "adt.py"), "download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "m" / "Janus-Pro-1B" / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_process_needs_no_torch(hub, tmp_path):
+    code = "import sys; import adt_core.app.hub; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert json.loads(done.stdout.replace("'", '"')) == [], done.stderr
