@@ -67,25 +67,25 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
     is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
     if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
-        problem = "is an EAGLE-3 drafter; this pack reads EAGLE-1/2 drafters, so take one"
-        raise AdtError(f"{called} {problem} of these that was trained for the target.")
+        problem = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2 drafter"
+        raise AdtError(f"{called} {problem} that was trained for the target.")
 
 
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
     """The drafter without its weights. Raises AdtError as :func:`load_eagle` does. path: what sentences call it."""
     refuse_eagle3(checkpoint, f"drafter {path!r}")
-    ours, remedy = target.decoder.config, "choose the drafter that was trained for this target"
+    ours, remedy = target.decoder.config, "choose a drafter that was trained for this model"
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
-        raise AdtError(f"drafter {path!r} has no fc.weight and layers.0.*; an EAGLE drafter was expected.")
+        raise AdtError(f"drafter {path!r} is not an EAGLE drafter (it lacks fc.weight or layers.0.*); {remedy}.")
     width, tokens = (checkpoint.sizes(name)[0] for name in ("fc.weight", "embed_tokens.weight"))
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
-            f"drafter {path!r} has width {width} and {tokens} tokens, but {target.name} has width "
-            f"{ours.hidden_size} and {ours.vocab_size} tokens; {remedy}."
+            f"drafter {path!r} has hidden size {width} and {tokens} tokens, but {target.name} has "
+            f"hidden size {ours.hidden_size} and {ours.vocab_size} tokens; {remedy}."
         )
     drafter, entries = describe(checkpoint, ours)
     if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
-        problem = f"was trained for another family or another size of image than {target.name}"
+        problem = f"was trained for another model family or image size than {target.name}"
         raise AdtError(f"drafter {path!r} {problem}; {remedy}.")
     check_entries(entries, checkpoint)
     return drafter

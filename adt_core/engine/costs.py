@@ -61,4 +61,4 @@ class Costs:
         except (MemoryError, RuntimeError) as error:
             profiles.note_unmeasurable(name, at_once)
             level = logging.INFO if is_out_of_memory(error) else logging.WARNING
-            logging.getLogger(__name__).log(level, "What drafts cost here is not measured: %s", error)
+            logging.getLogger(__name__).log(level, "The cost of drafts on this device could not be measured: %s", error)

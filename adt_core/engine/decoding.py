@@ -62,9 +62,9 @@ class Decoding:
         profile: CostProfile | None = None,
     ):
         if not prompts:
-            raise AdtError("batch size is 0; ask for at least one image.")
+            raise AdtError("batch size is 0; it must be 1 or more.")
         if at_once is not None and at_once < 1:
-            raise AdtError(f"at_once is {at_once}; let at least one image be in the making.")
+            raise AdtError(f"at_once is {at_once}; it must be 1 or more.")
         self.target, self.sampling, self.drafting, self.lantern = target, sampling, drafting, lantern
         self.images, self.length = len(prompts), target.length
         self.at_once = min(at_once or self.images, self.images)
@@ -182,7 +182,7 @@ class Decoding:
         else:
             self.at_once //= 2
             images = f"{self.at_once} images" if self.at_once > 1 else "one image"
-            logging.getLogger(__name__).warning("Out of memory; going on with %s at once.", images)
+            logging.getLogger(__name__).warning("Out of memory; continuing with %s at a time.", images)
         unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
         queue.begin(unfinished, self.at_once)
         self.codes[unfinished, self.start :] = -1

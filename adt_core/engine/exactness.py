@@ -81,7 +81,8 @@ class Verdict(NamedTuple):
 
 
 NO_MODE = Verdict(
-    remark="This device has no batch-invariant mode: in half precision drafts may change the image; float32 keeps it."
+    remark="This device has no batch-invariant mode: in half precision, drafts may change the image; "
+    "use float32 to avoid this."
 )
 """For devices that :data:`..models.exact.TILE` does not list, such as Apple's and Intel's GPUs."""
 verdicts: dict[str, Verdict] = {}
@@ -140,7 +141,10 @@ def _find(task: Task) -> Verdict:
     if not differing:
         return Verdict()
     if differing == (COMPANY,):
-        remark = "Here an image may depend on the prompts beside it; drawn alone, it is as it should be."
+        remark = (
+            "On this device, an image may depend on the other prompts in its batch; "
+            "use a batch size of 1 to avoid this."
+        )
         return Verdict(differing=differing, remark=remark)
     decoder = task.target.decoder
     usual, smaller = decoder.tile, decoder.tile // SMALLER
@@ -148,14 +152,16 @@ def _find(task: Task) -> Verdict:
         decoder.trust = trust
         if not differences(task):
             slower = {
-                "products of fewer rows": trust.tile < usual,
+                "smaller matrix products": trust.tile < usual,
                 "attention without the fast kernel": not trust.far,
             }
             parts = " and ".join(part for part, is_needed in slower.items() if is_needed)
-            remark = f"To keep the image, this device needs {parts}, which is slower."
+            remark = f"To keep the image unchanged, this device uses {parts}, which is slower."
             return Verdict(trust, differing=differing, remark=remark)
     decoder.trust = None
-    remark = "On this device drafts would change the image in half precision, so there are none; float32 has them."
+    remark = (
+        "On this device, drafts would change the image in half precision, so drafting is off; use float32 to draft."
+    )
     return Verdict(drafts=False, differing=differing, remark=remark)
 
 

@@ -268,7 +268,7 @@ class Graphs:
             _write(parts, before)
             replay()
             if not report.equal(expected):
-                raise RuntimeError("a replayed round is not the round that was launched")
+                raise RuntimeError("a replayed round gave other results than a launched one")
         except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
             self._give_up(key, error)
             _write(parts, before)
@@ -286,7 +286,7 @@ class Graphs:
         if not survives:
             ruined.append(reason)
         self._graphs.clear()
-        _log.warning("No CUDA graphs, which costs speed but changes nothing else: %s.", reason)
+        _log.warning("CUDA graphs are off, which is slower but does not change the image: %s.", reason)
 
 
 def _write(parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -76,7 +76,9 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in task.sources}
     profile = CostProfile(name_of(task), images, costs)
     took = time.perf_counter() - began
-    logging.getLogger(__name__).info("Measured in %.1f s what drafts cost here: profile %s.", took, profile.digest)
+    logging.getLogger(__name__).info(
+        "Measured the cost of drafts on this device in %.1f s: profile %s.", took, profile.digest
+    )
     return profile
 
 

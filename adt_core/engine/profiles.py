@@ -122,7 +122,9 @@ def _write(path: Path, content: dict) -> None:
         write_in(path.parent, path.name, to_json(content))
     except AdtError as error:
         _unwritten[path] = content
-        logging.getLogger(__name__).info("What was found out here is not kept beyond this process: %s", error)
+        logging.getLogger(__name__).info(
+            "Measurements of this device could not be saved and will be repeated in the next process: %s", error
+        )
 
 
 def note_unmeasurable(name: str, images: int) -> None:

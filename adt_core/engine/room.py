@@ -34,11 +34,11 @@ def lack_of_room(task: Task, at_once: int) -> str:
     work, total = task.memory_required(at_once), psutil.virtual_memory().total
     if weights + work <= MEMORY_SHARE * total:
         return ""
-    images = f"{at_once} images" if at_once > 1 else "one image"
+    images = f"{at_once} images at a time" if at_once > 1 else "one image"
     needed, beside, there = (f"{size / 2**30:.3g} GB" for size in (work, weights, total))
     return (
-        f"{images} at once would take {needed} beside the {beside} of {task.target.name}, and of this machine's "
-        f"{there} {MEMORY_SHARE:.0%} may be used; draw fewer at once, or take smaller trees or a smaller model."
+        f"{images} would need {needed} of memory in addition to the {beside} of {task.target.name}, but at most "
+        f"{MEMORY_SHARE:.0%} of this machine's {there} may be used; use a smaller batch size, tree or model."
     )
 
 
@@ -48,7 +48,7 @@ def lack_on_gpu(task: Task, at_once: int) -> str:
     needed, free = task.lanes_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
     if needed <= free:
         return ""
-    return f"it would take {needed / 2**30:.3g} GB of the device's memory, and {free / 2**30:.3g} GB are free"
+    return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
 
 
 def free_bytes(device: torch.device) -> float:

@@ -183,10 +183,9 @@ def not_finite(target: Target) -> AdtError:
     dtype = str(target.decoder.dtype).removeprefix("torch.")
     remedy = "download its weights again, or check them with inspect"
     if dtype == "float16":
-        remedy = "load it with bfloat16 or float32, whose range is larger"
+        remedy = "use bfloat16 or float32, whose range is larger"
     return AdtError(
-        f"`dtype` is {dtype}, in which the logits of {target.name} are infinite or not numbers (NaN), so there is no "
-        f"image; {remedy}."
+        f"`dtype` is {dtype}, in which the logits of {target.name} are infinite or NaN, so there is no image; {remedy}."
     )
 
 

@@ -86,11 +86,11 @@ class Task:
             raise AdtError(f"prompt is {self.longest} tokens long, and {name} has room for {room}; shorten it.")
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
-            raise AdtError(f"method {method!r} needs a drafter; give one, or choose the method 'autoregressive'.")
+            raise AdtError(f"method {method!r} needs a drafter; choose a drafter, or the method 'autoregressive'.")
         if self.sampling.noise == UPSTREAM and self.together <= self._last_index:
             least = self._last_index + 1
             raise AdtError(
-                f"`noise_batch` is {self.together}, and picture {least} is to be drawn; take {least} or more."
+                f"`noise_batch` is {self.together}, which is too small for image {least}; use {least} or more."
             )
 
     @property
@@ -319,5 +319,5 @@ def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
         low, high = int(prefix.min()), int(prefix.max())
         if low < 0 or high >= target.num_codes:
             most = target.num_codes - 1
-            raise AdtError(f"prefix holds codes from {low} to {high}; {target.name} has the codes 0 to {most}.")
+            raise AdtError(f"prefix has codes from {low} to {high}, but {target.name} has only codes 0 to {most}.")
     return target.tokens(prefix.cpu())

@@ -199,7 +199,7 @@ def test_the_command_line_draws_a_sketch_says_so_and_draws_it_again(folder, tmp_
     options = ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive", *given]
     assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
     out = capsys.readouterr().out
-    assert "a sketch of the tokens" in out and out.count("was trained for images of about as many pixels as") == 1
+    assert "a preview of the tokens" in out and out.count("was trained for images of about as many pixels as") == 1
     assert cli.main([*common, "--from-png", str(first[0]), "--output", str(again[0]), "--tokens", str(again[1])]) == 0
     one, other = (json.loads(tokens.read_text(encoding="utf-8"))["tokens"] for _, tokens in (first, again))
     assert one == other and np.shape(one) == (1, HEIGHT // 32, WIDTH // 32)

@@ -86,7 +86,7 @@ def test_progress_counts_up_and_the_map_covers_the_grid(models):
     assert decoding.memory_required() > 0
 
 
-@pytest.mark.parametrize("images, words", [(1, "one image at once"), (3, "3 images at once")])
+@pytest.mark.parametrize("images, words", [(1, "one image"), (3, "3 images at a time")])
 @pytest.mark.parametrize("enough", [True, False])
 def test_more_than_the_memory_holds_is_refused_with_the_numbers(models, monkeypatch, images, words, enough):
     target, drafter = models
@@ -97,7 +97,7 @@ def test_more_than_the_memory_holds_is_refused_with_the_numbers(models, monkeypa
     if enough:
         next(iter(decoding))
     else:
-        with pytest.raises(AdtError, match=f"{words} would take .* GB .* {total / 2**30:.3g} GB 80% may be used"):
+        with pytest.raises(AdtError, match=f"{words} would need .* GB .* 80% of .* {total / 2**30:.3g} GB may be used"):
             next(iter(decoding))
 
 
@@ -130,7 +130,7 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
     monkeypatch.setattr(type(target.decoder), "forward", crowded)
     decoding = run(target, drafter, FIVE, drafting=TREE)
     assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2
-    assert caplog.messages == ["Out of memory; going on with 2 images at once."]
+    assert caplog.messages == ["Out of memory; continuing with 2 images at a time."]
     assert drawn_in_rounds(decoding) == [15] * 5 and decoding.trace.report()["tau"] == roomy.trace.report()["tau"]
 
 

@@ -137,7 +137,10 @@ def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(targe
     broken(monkeypatch, odd_by_rows)
     drafted, _ = draw(target)
     assert drafted.exact.trust == Trust(tile=1, far=True) and drafted.trace.report()["tau"] > 1
-    assert drafted.exact.remark == "To keep the image, this device needs products of fewer rows, which is slower."
+    assert (
+        drafted.exact.remark
+        == "To keep the image unchanged, this device uses smaller matrix products, which is slower."
+    )
     assert caplog.text.count(drafted.exact.remark) == 1
 
 
@@ -170,7 +173,7 @@ def test_attention_goes_without_a_kernel_that_is_not_exact(half, far_keys, caplo
     far_keys(by_queries)
     drafted, _ = draw(half)
     assert drafted.exact.trust == Trust(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
-    remark = "To keep the image, this device needs attention without the fast kernel, which is slower."
+    remark = "To keep the image unchanged, this device uses attention without the fast kernel, which is slower."
     assert drafted.exact.remark == remark and caplog.text.count(remark) == 1
 
 
@@ -179,7 +182,7 @@ def test_products_and_attention_may_both_have_to_be_replaced(half, far_keys, mon
     broken(monkeypatch, odd_by_rows)
     drafted, _ = draw(half)
     assert drafted.exact.trust == Trust(tile=1, far=False) and drafted.trace.report()["tau"] > 1
-    assert "products of fewer rows and attention without the fast kernel" in drafted.exact.remark
+    assert "smaller matrix products and attention without the fast kernel" in drafted.exact.remark
 
 
 def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, caplog):
@@ -193,7 +196,9 @@ def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, ca
 
     monkeypatch.setattr(Rows, "prefill", shifted)
     drafted, _ = draw(half)
-    remark = "Here an image may depend on the prompts beside it; drawn alone, it is as it should be."
+    remark = (
+        "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."
+    )
     assert drafted.exact == exactness.Verdict(differing=(COMPANY,), remark=remark)
     assert drafted.trace.report()["tau"] > 1 and caplog.text.count(remark) == 1
 
@@ -202,7 +207,7 @@ def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch, caplog):
     broken(monkeypatch, lambda number, tile: number > 0)
     drafted, _ = draw(target)
     assert not drafted.exact.drafts and drafted.exact.trust is None and drafted.trace.report()["tau"] == 1
-    assert "so there are none" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
+    assert "so drafting is off" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
 
 
 @pytest.mark.parametrize("dtype, exact", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)])

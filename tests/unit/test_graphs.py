@@ -305,8 +305,8 @@ class CapturesWrongly(Tape):
     "recorder, reason",
     [
         (Refuses, "CUDA error: operation not permitted when stream is capturing"),
-        (CapturesNothing, "a replayed round is not the round that was launched"),
-        (CapturesWrongly, "a replayed round is not the round that was launched"),
+        (CapturesNothing, "a replayed round gave other results than a launched one"),
+        (CapturesWrongly, "a replayed round gave other results than a launched one"),
     ],
 )
 def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_gpu, caplog, recorder, reason):
@@ -316,7 +316,7 @@ def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_g
         for _ in range(2):
             assert run(target, drafters["network"], drafting=Drafting("adt-tree")).codes.equal(expected)
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == [f"No CUDA graphs, which costs speed but changes nothing else: {reason}."]
+    assert messages == [f"CUDA graphs are off, which is slower but does not change the image: {reason}."]
 
 
 class FailsOnce(Tape):
@@ -338,7 +338,7 @@ def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on
     as_on_a_gpu(FailsOnce())
     found = run(target, drafters["network"], PROMPTS, drafting=Drafting("eagle2"))
     assert found.codes.equal(expected) and found.at_once == 1 and not graphs.refused
-    assert [record.getMessage() for record in caplog.records] == ["Out of memory; going on with one image at once."]
+    assert [record.getMessage() for record in caplog.records] == ["Out of memory; continuing with one image at a time."]
 
 
 def test_no_graphs_on_other_devices_or_where_they_are_switched_off(target, tape, monkeypatch):

@@ -228,7 +228,7 @@ def three_features(tensors: dict) -> dict:
 def test_a_drafter_of_eagle_3(target, drafter, layout):
     model = load_target(target)
     save_file(layout(load_file(drafter / WEIGHTS)), drafter / WEIGHTS)
-    expected = "is an EAGLE-3 drafter; this pack reads EAGLE-1/2 drafters"
+    expected = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2"
     with pytest.raises(AdtError, match=f"drafter '.*' {expected}"):
         load_drafter(drafter, model)
     assert f"{drafter} {expected}" in said(drafter)

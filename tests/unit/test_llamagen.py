@@ -101,19 +101,19 @@ def test_classes_of_imagenet(tmp_path):
 
 def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
     with pytest.raises(
-        AdtError, match="network2' was trained for another family or another size of image than t2i_XL_stage1_256.pt"
+        AdtError, match="network2' was trained for another model family or image size than t2i_XL_stage1_256.pt"
     ):
         load_drafter(folder / "network2", target)
     other = write_tiny_checkpoint(
         tmp_path / "chameleon", hidden=layout.HIDDEN, heads=layout.HEADS, intermediate=layout.WIDE
     )
     stranger = write_tiny_drafter(tmp_path / "stranger", other)
-    with pytest.raises(AdtError, match="stranger' has width 128 and .* tokens"):
+    with pytest.raises(AdtError, match="stranger' has hidden size 128 and .* tokens"):
         load_drafter(stranger, target)
     edit_config(stranger, lambda config: config.update(vocab_size=layout.CODES))
     name = "embed_tokens.weight"
     edit_tensors(stranger, lambda tensors: tensors.update({name: tensors[name][: layout.CODES].clone()}))
-    with pytest.raises(AdtError, match="stranger' was trained for another family"):
+    with pytest.raises(AdtError, match="stranger' was trained for another model family"):
         load_drafter(stranger, target)
 
 

@@ -136,7 +136,7 @@ def test_each_prompt_of_a_decoding_is_drawn_as_if_alone(models):
 
 def test_a_picture_of_a_smaller_batch_than_its_number_is_refused(models):
     target, _ = models
-    with pytest.raises(AdtError, match="noise_batch is 2, and picture 4 is to be drawn; take 4 or more"):
+    with pytest.raises(AdtError, match="noise_batch is 2, which is too small for image 4; use 4 or more"):
         Decoding(
             target,
             [target.encode_prompt("a cat")],

@@ -128,7 +128,7 @@ class GlmImageCodec(Codec):
     alone, so its layers are read one by one when a picture is encoded, and go at once.
     """
 
-    note = "This is a sketch of the tokens: GLM-Image's second stage makes the image of them (GLM-Image Decode)."
+    note = "This is a preview of the tokens; GLM-Image Decode makes the image from them."
 
     def __init__(self, config: dict, checkpoint: Checkpoint):
         """config: what the ``config.json`` says. AdtError if its fields make no sense."""
