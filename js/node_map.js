@@ -8,6 +8,7 @@ import { ownImage } from "./own_image.js";
 import { inherit, picture, showPreviews } from "./pictures.js";
 import { preference } from "./preferences.js";
 import { forwardWheelAndPan } from "./pointer.js";
+import { current } from "./renamed.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
 import { sound, soundProperty } from "./saved_map.js";
 import { shortName } from "./sentences.js";
@@ -278,7 +279,8 @@ function newTag() {
 }
 
 /** The widgets of a node whose values are others than those that were queued, by input. What is linked is no value of the node's. */
-function changed(node, queued) {
+function changed(node, saved) {
+  const queued = Object.fromEntries(Object.entries(saved).map(([name, value]) => [name, current(node, name, value)]));
   const linked = (name) => (node.inputs?.find((input) => input.name === name)?.link ?? null) !== null;
   return (node?.widgets ?? [])
     .filter(({ name, value }) => name in queued && !same(queued[name], value) && !linked(name))

@@ -2,13 +2,14 @@
 
 import { app } from "../../scripts/app.js";
 
-const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "Plain"]; // of nodes/drafting.py
+const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // of nodes/drafting.py
+const RENAMED = { Plain: "No drafting" }; // old value of a preference -> new one
 const PAGE = "ADT-Tree";
 const VERSION = "0.1.0"; // of pyproject.toml
 const PAPER = "https://arxiv.org/abs/2512.21857";
 
 const SETTINGS = {
-  speed: { id: "ADTTree.Sampler.Speed", name: "Speed of new samplers", type: "combo", options: SPEEDS, defaultValue: SPEEDS[0] },
+  speed: { id: "ADTTree.Sampler.Speed", name: "Drafting of new samplers", type: "combo", options: SPEEDS, defaultValue: SPEEDS[0] },
   map: { id: "ADTTree.Map.Show", name: "Show the acceptance map on samplers", type: "boolean", defaultValue: true },
   opacity: {
     id: "ADTTree.Map.Opacity",
@@ -29,7 +30,8 @@ export function onPreference(name, listener) {
 /** What the user prefers: "speed", "map" or "opacity". */
 export function preference(name) {
   const { id, defaultValue } = SETTINGS[name];
-  return app.extensionManager?.setting?.get(id) ?? defaultValue;
+  const value = app.extensionManager?.setting?.get(id) ?? defaultValue;
+  return RENAMED[value] ?? value;
 }
 
 app.registerExtension({
@@ -39,5 +41,11 @@ app.registerExtension({
     category: [PAGE, setting.id.split(".")[1], setting.name],
     onChange: (value) => listeners.filter(([wanted]) => wanted === name).forEach(([, listener]) => listener(value)),
   })),
+  setup() {
+    for (const { id } of Object.values(SETTINGS)) {
+      const renamed = RENAMED[app.extensionManager?.setting?.get(id)];
+      if (renamed) app.extensionManager.setting.set(id, renamed); // so that the settings page shows it
+    }
+  },
   aboutPageBadges: [{ label: `${PAGE} ${VERSION}`, url: PAPER, icon: "pi pi-images" }],
 });

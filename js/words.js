@@ -38,7 +38,7 @@ const PROGRESS = /^\d+ (of \d+ )?(images|prompts|pictures|steps)[,;]/;
 export const PROMPT = Symbol("prompt");
 
 const ENGLISH = {
-  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "Plain" },
+  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "No drafting" },
   staticTree: (name) => `Static: ${name}`,
   map: "Acceptance map",
   figures: {
@@ -94,7 +94,7 @@ const ENGLISH = {
   meanOf: (mean, rounds) => `${mean} at once (${rounds} passes)`,
   rate: (rate) => `${rate} tokens/s`,
   tau: (tau) => `${tau} tokens per pass`,
-  plain: "plain decoding",
+  plain: "no drafting",
   undrafted: ["no drafts", "hardly any drafts"],
   unpaid: (few, images) =>
     `${few ? "Hardly any" : "No"} drafts: ${images > 1 ? `with ${images} images at once ` : ""}they don't pay here, so ${few ? "most passes" : "each pass"} brought one token.`,
@@ -130,7 +130,7 @@ const ENGLISH = {
 const unknownWords = (words, others) => (words ? `不认识的词：${words}${others ? " 等" : ""}。` : "");
 
 const CHINESE = {
-  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "普通解码" },
+  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "不起草" },
   staticTree: (name) => `固定树：${name}`,
   map: "接受图",
   figures: {
@@ -185,7 +185,7 @@ const CHINESE = {
   meanOf: (mean, rounds) => `一次 ${mean} 个（${rounds} 次前向）`,
   rate: (rate) => `每秒 ${rate} 个 token`,
   tau: (tau) => `每次前向 ${tau} 个 token`,
-  plain: "普通解码",
+  plain: "不起草",
   undrafted: ["没有草稿", "几乎没有草稿"],
   unpaid: (few, images) =>
     `${few ? "几乎没有" : "没有"}草稿：${images > 1 ? `在这里同时绘制 ${images} 张图像时` : "在这里"}草稿不划算，${few ? "多数" : "每次"}前向只得到一个 token。`,

@@ -79,12 +79,16 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
-                io.Int.Input("chunk_size", default=CHUNK, min=1, max=256),
-                io.Combo.Input("seed_of_each", options=[SAME, STEPPED], default=SAME, optional=True),
+                io.Int.Input("chunk_size", display_name="batch_size", default=CHUNK, min=1, max=256),
+                io.Combo.Input(
+                    "seed_of_each", display_name="seed_mode", options=[SAME, STEPPED], default=SAME, optional=True
+                ),
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 speed_input(),
                 preset_input(),
-                io.Combo.Input("unfit_prompts", options=list(WAYS), default=STOP, optional=True),
+                io.Combo.Input(
+                    "unfit_prompts", display_name="invalid_prompts", options=list(WAYS), default=STOP, optional=True
+                ),
                 io.String.Input("folder", default="", optional=True),
                 noise_input(),
             ],
@@ -102,11 +106,12 @@ class ADTTreeBatchSampler(io.ComfyNode):
         cls, prompts: list[str], ids: list | None = None, seeds: list | None = None, **lists: list
     ) -> io.NodeOutput:
         single = {name: one(name, values) for name, values in lists.items()}
-        model, rule = single.pop("model"), single.pop("seed_of_each", SAME)
+        model = single.pop("model")
+        asked = {name: single.pop(name) for name in ("seed_of_each", "unfit_prompts") if name in single}
         chunk_size = single.pop("chunk_size", CHUNK)
-        unfit, name = single.pop("unfit_prompts", STOP), single.pop("folder", "")
+        name = single.pop("folder", "")
         job, drafter = _job(model=model, **single)
-        items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, rule=rule, unfit=unfit)
+        items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, **asked)
         with loaded(patchers(model, drafter)):  # the folder's name contains a digest of the weights
             folder = _folder(job=job, folder=name)
         batch = Batch(job, folder, metadata(cls.hidden))

@@ -10,7 +10,7 @@ from ..adt_core.errors import AdtError, shown
 from .prompts import NO_SEED
 from .sockets import checked
 
-SAME, STEPPED = "the same", "seed + place in the list"
+SAME, STEPPED = "same", "increment"
 """Rules for the seeds of a list's images."""
 
 
@@ -44,17 +44,22 @@ class LeftOut(NamedTuple):
 
 @checked
 def read_items(
-    prompts: list, ids: list | None, seeds: list | None, job: Job, rule: str, unfit: str = STOP
+    prompts: list,
+    ids: list | None,
+    seeds: list | None,
+    job: Job,
+    seed_of_each: str = SAME,
+    unfit_prompts: str = STOP,
 ) -> tuple[list[Item], list[LeftOut]]:
     """Return the images to draw and the prompts that are not drawn, after checks of all inputs.
 
     Args:
         prompts: Prompts of the list.
         ids: One per prompt, or None to number them.
-        seeds: One per prompt. `NO_SEED`, or None for the list, selects the job's seed by `rule`.
+        seeds: One per prompt. `NO_SEED`, or None for the list, selects the job's seed by `seed_of_each`.
         job: Model and settings of the batch.
-        rule: `SAME` or `STEPPED`.
-        unfit: How to treat prompts that cannot be drawn, one of `WAYS`.
+        seed_of_each: `SAME` or `STEPPED`.
+        unfit_prompts: How to treat prompts that cannot be drawn, one of `WAYS`.
 
     Raises:
         AdtError: If an input is invalid, or no prompt can be drawn.
@@ -67,12 +72,12 @@ def read_items(
     left_out: list[LeftOut] = []
     for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, places(ids))):
         try:
-            text, note = fit(job, prompt, unfit)
+            text, note = fit(job, prompt, unfit_prompts)
         except AdtError as error:
-            remedy = "or choose what else becomes of such prompts, at 'unfit_prompts'"
+            remedy = "or set invalid_prompts to 'truncate' or 'skip'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
         if _seed(id, seed) == NO_SEED:
-            seed = (job.recipe.sampling.seed + (number if rule == STEPPED else 0)) % 2**64
+            seed = (job.recipe.sampling.seed + (number if seed_of_each == STEPPED else 0)) % 2**64
         if text is None:
             left_out.append(LeftOut(id, prompt, note))
         else:

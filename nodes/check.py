@@ -26,7 +26,7 @@ class ADTTreeCheck(io.ComfyNode):
             "most. Its last part is for a report to the makers of this pack; it names no path.",
             search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
             inputs=[ModelSocket.Input("model"), DrafterSocket.Input("drafter", optional=True)],
-            outputs=[io.String.Output(display_name="page")],
+            outputs=[io.String.Output(display_name="report")],
             is_output_node=True,
         )
 

@@ -22,18 +22,18 @@ class ADTTreeCollector(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeCollector",
-            "ADT-Tree Collector",
+            "ADT-Tree Batch Report",
             description="Sums a batch up: a contact sheet of all images, a table (CSV) and all figures (JSON), written "
             "beside the images, those that an earlier, cancelled run had made included.",
-            search_aliases=["contact sheet", "report", "statistics", "csv", "拼图", "报告"],
+            search_aliases=["collector", "contact sheet", "report", "figures", "statistics", "csv", "拼图", "报告"],
             inputs=[
                 ResultsSocket.Input("results"),
-                io.String.Input("name", default="report"),
+                io.String.Input("name", display_name="filename", default="report"),
                 io.Int.Input("columns", default=0, min=0, max=256),
-                io.Int.Input("thumbnail", default=192, min=16, max=2048),
+                io.Int.Input("thumbnail", display_name="thumbnail_width", default=192, min=16, max=2048),
                 io.Combo.Input("label", options=list(_LABELS), default="id and prompt"),
             ],
-            outputs=[io.Image.Output(display_name="sheet"), io.String.Output(display_name="figures")],
+            outputs=[io.Image.Output(display_name="sheet"), io.String.Output(display_name="stats")],
             hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo],
             is_output_node=True,
         )

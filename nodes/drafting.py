@@ -17,7 +17,7 @@ from . import folders
 from .runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
 
-AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "Plain"
+AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"
 _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
 """Method of each speed that determines one. The other speeds use the method of the settings, or the default."""
 
@@ -47,7 +47,8 @@ class Way(NamedTuple):
 
 def speed_input() -> io.Input:
     """Return the input `speed`, optional because prompts saved by older versions lack it."""
-    return io.Combo.Input("speed", options=[AUTO, EXACT, RELAXED, UNDRAFTED], default=AUTO, optional=True)
+    ways = [AUTO, EXACT, RELAXED, UNDRAFTED]
+    return io.Combo.Input("speed", display_name="drafting", options=ways, default=AUTO, optional=True)
 
 
 def choose_way(
@@ -73,8 +74,7 @@ def choose_way(
         check_same_model(drafter, model)
     if speed == EXACT and lantern is not None:
         raise AdtError(
-            f"speed: '{EXACT}' is exact and the LANTERN node that is connected is not; choose '{RELAXED}', or take "
-            "the link to lantern away."
+            f"drafting: '{EXACT}' is exact, but a LANTERN node is connected; choose '{RELAXED}', or disconnect lantern."
         )
     given = dict(settings or {})
     if speed in _METHODS:

@@ -67,9 +67,9 @@ class ADTTreeFigures(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeFigures",
-            "ADT-Tree Run Figures",
+            "ADT-Tree Run Stats",
             description="A run's figures as text to read, and as JSON with every setting for other tools.",
-            search_aliases=["statistics", "report", "tau", "tokens per second", "统计", "速度"],
+            search_aliases=["figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],
             outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],
         )

@@ -20,7 +20,7 @@ from .schema import schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
 from .stock import cropped, read_prompt, read_sources, to_image, to_picture
 
-PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "beside the transformer"
+PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "same folder as transformer"
 """Transformer in the layout of the published folder, and the choice for parts in the same folder."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FP8 = "fp8 weights"

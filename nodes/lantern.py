@@ -7,6 +7,8 @@ from .schema import schema, widget
 from .sockets import LanternSocket, checked
 
 LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
+_NAMES = {"neighbours": None, "delta": None, "factor": "lambda", "max_substitution": "max_replaced"}
+"""Input -> display name, if it has another."""
 
 
 class ADTTreeLantern(io.ComfyNode):
@@ -23,7 +25,7 @@ class ADTTreeLantern(io.ComfyNode):
             search_aliases=["relaxed acceptance", "speculative decoding", "放宽接受", "推测解码"],
             inputs=[
                 io.Combo.Input("rule", options=[LANTERN, LANTERN_PLUS], default=LANTERN),
-                *(widget(name, own[name]) for name in ("neighbours", "delta", "factor", "max_substitution")),
+                *(widget(name, own[name], display_name=shown) for name, shown in _NAMES.items()),
             ],
             outputs=[LanternSocket.Output(display_name="lantern")],
         )

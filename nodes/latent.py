@@ -79,5 +79,5 @@ def _check(latent: dict, codes: Tensor, target: Target) -> None:
     if latent.get("noise_mask") is not None:
         raise AdtError(
             "latent_image: it carries a noise mask, but this kind of model draws row by row and can't fill in a masked "
-            "place; take the mask away, and say with keep and keep_left where the new part begins."
+            "place; take the mask away, and say with keep_top and keep_left where the new part begins."
         )

@@ -57,9 +57,16 @@ class ADTTreePrompts(io.ComfyNode):
                 io.String.Input("text", default="", multiline=True),
                 io.Combo.Input("caption", options=list(CAPTIONS), default=CAPTIONS[0]),
                 io.String.Input("filter", default=""),
-                io.Int.Input("start", default=0, min=0, max=10**7),
+                io.Int.Input("start", display_name="start_index", default=0, min=0, max=10**7),
                 io.Int.Input("count", default=8, min=0, max=10**7),
-                io.Int.Input("shuffle", default=0, min=0, max=2**64 - 1, control_after_generate=False),
+                io.Int.Input(
+                    "shuffle",
+                    display_name="shuffle_seed",
+                    default=0,
+                    min=0,
+                    max=2**64 - 1,
+                    control_after_generate=False,
+                ),
                 io.Combo.Input("choices", options=list(WAYS), default=CHANCE, optional=True),
                 io.Int.Input(
                     "choice_seed", default=0, min=0, max=2**64 - 1, control_after_generate=False, optional=True

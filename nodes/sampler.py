@@ -79,8 +79,8 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Int.Input("batch_size", default=1, min=1, max=64),
                 LanternSocket.Input("lantern", optional=True),
                 io.Latent.Input("latent_image", optional=True),
-                io.Float.Input("keep", default=KEEP, min=0.0, max=1.0, step=0.01, optional=True),
-                io.Float.Input("keep_left", default=0.0, min=0.0, max=1.0, step=0.01, optional=True),
+                _share("keep", KEEP, display_name="keep_top"),
+                _share("keep_left", 0.0),
                 speed_input(),
                 preset_input(),
                 noise_input(),
@@ -131,6 +131,11 @@ class ADTTreeSampler(io.ComfyNode):
                 expect(vectors, saved)
         tell_remarks(decoding, model, positive)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
+
+
+def _share(name: str, default: float, **more: str) -> io.Input:
+    """Return the input for a part of the image to start from."""
+    return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, optional=True, **more)
 
 
 def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict | None:

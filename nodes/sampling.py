@@ -14,17 +14,19 @@ from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.models.target import Prompt, Target, suffixed
-from ..adt_core.rules.settings import Sampling
+from ..adt_core.rules.settings import UPSTREAM, Sampling
 from .latent import read_codes
 from .runtime import check_cancelled, loaded, tell
 from .schema import widget
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import read_prompt, read_sources, text_encoder, to_image, to_picture
 
-OWN, CUSTOM = "model's own", "custom"
+OWN, CUSTOM = "model default", "custom"
 """Presets: the numbers that the model's authors publish, and the numbers on the node."""
 NUMBERS = "guidance", "temperature", "top_k", "top_p"
 """Inputs that a preset sets."""
+NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
+"""Value of the input `noise` -> `Sampling.noise`."""
 
 
 def sampling_inputs() -> list[io.Input]:
@@ -41,7 +43,8 @@ def preset_input() -> io.Input:
 
 def noise_input() -> io.Input:
     """Return the input `noise`, for users who want the image that another program draws."""
-    return widget("noise", Sampling.options()["noise"], advanced=True)
+    option = Sampling.options()["noise"]._replace(choices=tuple(NOISES), default=next(iter(NOISES)))
+    return widget("noise", option, advanced=True)
 
 
 def choose_preset(preset: str | None, **given: Any) -> str:
@@ -64,6 +67,8 @@ def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
     """
     own = BUNDLED_SAMPLING if preset == CUSTOM else model.target.published
     numbers = {name: getattr(own, name) for name in NUMBERS}
+    if "noise" in given:
+        given["noise"] = NOISES.get(given["noise"], given["noise"])
     return Sampling(**given | (numbers | given if preset == CUSTOM else numbers))
 
 

@@ -1,7 +1,7 @@
 """Node schemas, whose tooltips are read from the help pages, so that each input and output is described once.
 
-A page, `js/docs/<node id>/en.md`, ends in two tables. Rows of "## Inputs" begin with the id of an input in backquotes,
-rows of "## Outputs" with the display name of an output. The second column is the tooltip.
+A page, `js/docs/<node id>/en.md`, ends in two tables, "## Inputs" and "## Outputs". The first column is the name that
+users see, in backquotes: the display name, or the id of an input that has none. The second column is the tooltip.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.rules.settings import Option
+from .renamed import RENAMED, Values
 
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
@@ -44,10 +45,13 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
     """
     on_page = _tooltips(node_id)
     for plug in inputs:
-        plug.tooltip = plug.tooltip or on_page["Inputs"][plug.id]
+        plug.tooltip = plug.tooltip or on_page["Inputs"][plug.display_name or plug.id]
         plug.optional = plug.optional or default(plug) is not None
         if isinstance(plug, io.Float.Input):
             plug.min = _Least(plug.min)
+        if isinstance(plug, io.Combo.Input) and plug.id in RENAMED:
+            plug.options = Values.of(plug.id, plug.options)
+            plug.extra_dict["renamed"] = RENAMED[plug.id]
     for plug in outputs:
         plug.tooltip = plug.tooltip or on_page["Outputs"][plug.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)

@@ -17,7 +17,7 @@ from PIL import Image
 from ..adt_core.app.orders import DrafterFiles, Lessons, Training
 from ..adt_core.app.prompts import present
 from ..adt_core.errors import AdtError
-from ..adt_core.rules.settings import Sampling
+from ..adt_core.rules.settings import Option, Sampling
 from ..adt_lab.training import drafter as training
 from ..adt_lab.training.log import curve
 from ..adt_lab.training.needs import Needs
@@ -36,6 +36,20 @@ MEASURED = 10
 """Minimum number of points of the curve, if the number of steps is given."""
 _PARTS = 1000
 """Length of the progress bar."""
+_NAMES = {
+    "pictures": "training_images",
+    "held_out": "validation_prompts",
+    "draw_batch": "generation_batch_size",
+    "batch": "training_batch_size",
+    "features_gb": "cache_gb",
+    "output": "name",
+}
+"""Input, or setting of a training -> what users see."""
+
+
+def _widget(name: str, options: dict[str, Option], advanced: bool | None = None, **changes: Any) -> io.Input:
+    """Return the input for a setting of a training, whose Option has these changes on the node."""
+    return widget(name, options[name]._replace(**changes), display_name=_NAMES[name], advanced=advanced)
 
 
 class ADTTreeTrainDrafter(io.ComfyNode):
@@ -55,22 +69,22 @@ class ADTTreeTrainDrafter(io.ComfyNode):
                 ModelSocket.Input("model"),
                 io.String.Input("name", default="my drafter"),
                 io.String.Input("prompts", default="", multiline=True),
-                widget("pictures", lessons["pictures"]._replace(default=400)),
+                _widget("pictures", lessons, default=400),
                 widget("minutes", how["minutes"]._replace(default=30.0, high=1e5)),
                 DrafterSocket.Input("start", optional=True),
                 widget("seed", Sampling.options()["seed"], control_after_generate=False),
                 *numbers,
                 preset_input(),
                 widget("steps", how["steps"]._replace(default=0, low=0), advanced=True),
-                widget("held_out", lessons["held_out"]._replace(default=8), advanced=True),
-                widget("draw_batch", lessons["draw_batch"], advanced=True),
-                widget("batch", how["batch"], advanced=True),
-                widget("features_gb", how["features_gb"]._replace(high=1e5), advanced=True),
+                _widget("held_out", lessons, default=8, advanced=True),
+                _widget("draw_batch", lessons, advanced=True),
+                _widget("batch", how, advanced=True),
+                _widget("features_gb", how, high=1e5, advanced=True),
             ],
             outputs=[
                 DrafterSocket.Output(display_name="drafter"),
                 io.Image.Output(display_name="curve"),
-                io.String.Output(display_name="figures"),
+                io.String.Output(display_name="stats"),
             ],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
@@ -218,8 +232,8 @@ def _texts(prompts: list) -> list[str]:
 
 @contextmanager
 def _naming_inputs() -> Iterator[None]:
-    """Replace `output` by `name`, the id of the input, in error messages."""
+    """Replace the names of fields by those of the inputs in error messages."""
     try:
         yield
     except AdtError as error:
-        raise AdtError(error.naming(lambda field: "name" if field == "output" else field)) from error
+        raise AdtError(error.naming(lambda field: _NAMES.get(field, field))) from error

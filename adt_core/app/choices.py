@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import AdtError, shown
 from .prompts import Prompt
 
-CHANCE, ALL, WRITTEN = "one by chance", "all combinations", "as written"
+CHANCE, ALL, WRITTEN = "random", "all combinations", "off"
 """What becomes of choices: a draw by seed, a prompt for each combination, or nothing."""
 WAYS = CHANCE, ALL, WRITTEN
 MOST = 100_000

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import AdtError, TooLong
 from .jobs import Job
 
-STOP, CUT, SKIP = "stop", "cut", "skip"
+STOP, CUT, SKIP = "error", "truncate", "skip"
 """What may be done with a prompt that is too long or blank. A blank one can't be cut: it is skipped then."""
 WAYS = STOP, CUT, SKIP
 

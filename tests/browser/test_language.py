@@ -53,13 +53,13 @@ def test_choices_are_in_the_language_of_the_page(chinese, other_mode):
     chinese.open_template("ADT-Tree text to image (start here)")
     for turn in (lambda: None, other_mode):
         turn()
-        for label in ("自动", "模型自带"):
+        for label in ("自动", "模型默认"):
             if chinese.vue:
                 chinese.page.locator("[data-node-id]").get_by_text(label, exact=True).first.wait_for()
             else:
                 assert label in chinese.page.evaluate(DRAWN)
     saved = chinese.page.evaluate("app.graph.serialize().nodes.find((node) => node.type === 'ADTTreeSampler')")
-    assert {"Auto", "model's own"} <= {value for value in saved["widgets_values"] if isinstance(value, str)}
+    assert {"Auto", "model default"} <= {value for value in saved["widgets_values"] if isinstance(value, str)}
 
 
 READ = """([seed, count]) => {

@@ -203,7 +203,7 @@ def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     assert len(json.dumps(node["properties"])) < 500
     assert (
         len(node["widgets_values"]) == len(workflow.widgets("ADTTreeSampler")) + 1
-        and node["widgets_values"][-1] == "own"
+        and node["widgets_values"][-1] == "ADT-Tree"
     )
     sent = tab.page.evaluate("app.graphToPrompt()")["output"][str(sampler)]["inputs"]
     assert "acceptance_map" not in sent

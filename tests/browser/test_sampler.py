@@ -43,7 +43,7 @@ def choose(tab, name: str, value: str) -> None:
 @pytest.fixture
 def own(workflow):
     """A workflow whose sampler has the model's own numbers."""
-    assert workflow.widgets("ADTTreeSampler")[-2:] == ["Auto", "model's own"]
+    assert workflow.widgets("ADTTreeSampler")[-2:] == ["Auto", "model default"]
     return copy.deepcopy(workflow.data)
 
 
@@ -54,14 +54,14 @@ def test_numbers_are_shown_where_they_count(tab, own):
     assert shown(tab) == SHOWN
     node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
     if tab.vue:
-        node.get_by_text("speed", exact=True).wait_for()
+        node.get_by_text("drafting", exact=True).wait_for()
         assert not node.get_by_text("guidance", exact=True).count()
     choose(tab, "preset", "custom")
     assert set(shown(tab)) == {*SHOWN, *NUMBERS}
     if tab.vue:
         node.get_by_text("guidance", exact=True).wait_for()
     tab.screenshot("sampler_custom")
-    choose(tab, "preset", "model's own")
+    choose(tab, "preset", "model default")
     assert shown(tab) == SHOWN
 
 
@@ -88,14 +88,14 @@ def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
 
 
 def test_a_comparison_from_before_it_had_a_speed_keeps_to_auto(tab, own, prefer):
-    prefer("ADTTree.Sampler.Speed", "Plain")
+    prefer("ADTTree.Sampler.Speed", "No drafting")
     tab.load(own)
     tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
     saved = tab.saved()
     compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
     compare["widgets_values"].pop()
     tab.load(saved)
-    assert sent(tab, "ADTTreeCompare")["speed"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model's own"
+    assert sent(tab, "ADTTreeCompare")["speed"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model default"
 
 
 def menu(tab, name: str) -> None:
@@ -196,7 +196,7 @@ def test_preferences(tab, own, prefer):
     prefer("ADTTree.Map.Show", True)
     line.wait_for()
     assert shown(tab) == SHOWN
-    prefer("ADTTree.Sampler.Speed", "Plain")
+    prefer("ADTTree.Sampler.Speed", "No drafting")
     prefer("ADTTree.Map.Opacity", 25)
     made = """() => {
       const node = LiteGraph.createNode('ADTTreeSampler');
@@ -204,7 +204,7 @@ def test_preferences(tab, own, prefer):
       const widget = (name) => node.widgets.find((one) => one.name === name);
       return [widget('speed').value, widget('acceptance_map').map.panel.settings.opacity];
     }"""
-    assert tab.page.evaluate(made) == ["Plain", 0.25]
+    assert tab.page.evaluate(made) == ["No drafting", 0.25]
     assert sent(tab)["speed"] == "Auto", "what is there stays"
 
 

@@ -19,7 +19,7 @@ HEAR = """() => {
 
 def test_a_training_shows_what_it_takes_and_its_curve(tab, workflow):
     prompts = "\n".join(f"a {colour} {thing}" for colour in ("red", "blue") for thing in ("house", "ball", "car"))
-    numbers = [0, 3.0, 1.0, 0, 1.0, "model's own"]
+    numbers = [0, 3.0, 1.0, 0, 1.0, "model default"]
     name = f"from the page {next(NUMBERS)}"
     values = [name, prompts, 4, 60.0, *numbers, 10, 2, 2, 2, 8.0]
     node = workflow.add("ADTTreeTrainDrafter", (40, 640), values, (420, 480), model=(1, 0))

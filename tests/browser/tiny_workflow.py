@@ -15,7 +15,7 @@ OUTPUTS = {
 }
 """Names and types, by kind of node."""
 SETTINGS = ["auto", "coupled", 0, 0, 0, "horizontal", "carry", 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0]
-NUMBERS = [3.0, 1.0, 0, 1.0, 1, 0.5, 0.0, "Auto", "model's own"]
+NUMBERS = [3.0, 1.0, 0, 1.0, 1, 0.5, 0.0, "Auto", "model default"]
 """Of the sampler, behind its seed, from before it had *noise*: the page gives that its default."""
 
 

@@ -101,7 +101,7 @@ test("how much faster a run was is told only of runs that took turns, or were dr
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
   assert.match(summary(a, b), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as B \(drawn in turns\)/);
-  assert.match(summary(b), /^plain decoding · 40 tokens\/s · 8 tokens/);
+  assert.match(summary(b), /^no drafting · 40 tokens\/s · 8 tokens/);
   const [first, second] = pair({}, { node: "7" });
   assert.match(summary(first, second), /1\.92× as fast as B \(one after the other, in one prompt\)/);
   for (const [one, other] of [pair({}, { prompt: "q" }), pair({ prompt: undefined }, { prompt: undefined }), pair({}, { comparable: "n" }), [a, null]])

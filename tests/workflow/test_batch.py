@@ -154,7 +154,7 @@ def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: li
     """These images of a batch are those of the ordinary sampler, in ComfyUI's loop over a list."""
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
-    outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model's own").prompt)
+    outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
     looped = graph.id("SaveImage")
     alone = np.asarray(images(comfy, outputs, looped), dtype=int)
     assert {*np.unique([together[0], together[-1]] - alone)} <= {0, 1}, "Save Image rounds down"
@@ -167,7 +167,7 @@ def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: li
 def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch):
     """In a folder that the user has named; of the same settings, so that both lists share it."""
     name, long = uuid.uuid4().hex[:8], "a red house " * 500
-    batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="cut", chunk_size=3)
+    batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="truncate", chunk_size=3)
     batch.set("ADTTreePrompts", file=TEXT_BELOW, text=f"a fox\n\n{long}\na hen", count=0)
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
     said = told(comfy, batch, extra_pnginfo={"workflow": workflow})

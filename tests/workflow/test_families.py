@@ -33,7 +33,7 @@ def drawing(name: str) -> Graph:
     graph, (width, height) = text_to_image(), SIZES[name]
     graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter="jacobi")
     sized = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
-    graph.set("ADTTreeSampler", model=sized, preset="model's own").drop("ADTTreeSampler", "negative")
+    graph.set("ADTTreeSampler", model=sized, preset="model default").drop("ADTTreeSampler", "negative")
     return graph
 
 
@@ -78,7 +78,7 @@ def test_a_picture_of_it_is_continued(stocked, name):
     kept = slice(0, rows // 2)
     assert given[..., kept, :].equal(drawn[..., kept, :]) and not given.equal(drawn)
     (continued,) = images(stocked, outputs)
-    graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    graph.set("ADTTreeSampler", speed="No drafting").set("SaveImage", filename_prefix=uuid.uuid4().hex)
     np.testing.assert_array_equal(images(stocked, stocked.run(graph.prompt))[0], continued)
 
 
@@ -101,10 +101,10 @@ def test_pictures_of_a_batch_are_those_of_the_sampler(stocked, stocked_info, nam
 def test_a_drafter_is_trained_for_it_and_keeps_its_pictures(stocked, name):
     """By the node. The command trains one for each family in tests/unit/test_train_drafter.py."""
     graph = drawing(name)
-    (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="Plain").prompt))
+    (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="No drafting").prompt))
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"
     training = Graph({key: node for key, node in graph.prompt.items() if node["class_type"] in kept})
-    own = {"name": f"for {name}", "preset": "model's own"}
+    own = {"name": f"for {name}", "preset": "model default"}
     training.add("ADTTreeTrainDrafter", model=training.link("ADTTreeImageSize"), **QUICK, **own)
     stocked.run(training.prompt)
     graph.set("ADTTreeDrafterLoader", drafter=f"for {name}").set("ADTTreeSettings", method="eagle2")

@@ -92,7 +92,7 @@ def test_a_template_runs_once_its_model_is_there(stocked, stocked_template, name
     (image,) = images(stocked, outputs)
     assert image.shape[:2] == (height, width)
     assert all(b"adt_tree" not in file for file in stocked.files(outputs)), "no metadata was wanted, nor a map"
-    graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=f"{name}-plain")
+    graph.set("ADTTreeSampler", speed="No drafting").set("SaveImage", filename_prefix=f"{name}-plain")
     (plain,) = images(stocked, stocked.run(graph.prompt))
     np.testing.assert_array_equal(image, plain)
 
@@ -136,7 +136,7 @@ def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
         graph = text_to_image()
         graph.set("ADTTreeModelLoader", model="GLM-Image").set("ADTTreeDrafterLoader", drafter="auto")
         size = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
-        graph.set("ADTTreeSampler", model=size, preset="model's own").drop("ADTTreeSampler", "negative")
+        graph.set("ADTTreeSampler", model=size, preset="model default").drop("ADTTreeSampler", "negative")
         picture = graph.add("EmptyImage", width=96, height=64, batch_size=1, color=0xC04010)
         latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
         if name == "source":
@@ -145,7 +145,7 @@ def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
         if name == "continued":
             graph.set("ADTTreeSampler", latent_image=latent)
         (drawn,) = images(stocked, stocked.run(graph.prompt))
-        graph.set("ADTTreeSampler", speed="Plain").set("SaveImage", filename_prefix=f"glm-{name}-plain")
+        graph.set("ADTTreeSampler", speed="No drafting").set("SaveImage", filename_prefix=f"glm-{name}-plain")
         (plain,) = images(stocked, stocked.run(graph.prompt))
         np.testing.assert_array_equal(drawn, plain)
         assert drawn.shape[:2] == (64, 96)

@@ -147,7 +147,7 @@ def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_coun
     """With no more than links every node runs."""
     bare = {"model": small.model, "positive": small.text(small.PROMPT)}
     numbers = {"seed": 0, "guidance": 2.0, "temperature": 0.6, "top_k": 0, "top_p": 1.0}
-    given = {}, {**numbers, "preset": "model's own"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0}
+    given = {}, {**numbers, "preset": "model default"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0}
     latents = [pack.run("ADTTreeSampler", **bare, **more) for more in given]
     nothing, own, guided, custom = (latent["samples"] for latent, _ in latents)
     assert torch.equal(nothing, own) and torch.equal(guided, custom) and not torch.equal(own, guided)

@@ -42,7 +42,7 @@ def test_an_image_is_the_engines(small, given, asked):
         assert not np.array_equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("preset", ["custom", "model's own"])
+@pytest.mark.parametrize("preset", ["custom", "model default"])
 def test_the_noise_is_the_chosen_one_whatever_the_preset(pack, small, preset):
     """The images of a batch are those of upstream's batch."""
     chosen = {"preset": preset, "noise": "upstream"}
@@ -79,14 +79,14 @@ def test_relaxed_is_lantern_with_its_usual_bounds(pack, small):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("Plain", "autoregressive")]
+    "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("No drafting", "autoregressive")]
 )
 def test_the_model_alone_is_enough(pack, model, encoded, speed, method):
     """Without a drafter the sampler takes the model's own, and by its preset the model's own numbers; whatever the
     speed, the image is the seed's."""
     text, own = "A red house.", {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
     asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "speed": speed}
-    latent, trace = pack.run("ADTTreeSampler", **asked, guidance=9.0, preset="model's own")
+    latent, trace = pack.run("ADTTreeSampler", **asked, guidance=9.0, preset="model default")
     expected = draw(prompt=text, sampling={"seed": LAST_SEED, **own})["samples"]
     np.testing.assert_array_equal(latent["samples"], expected)
     words, data = pack.run("ADTTreeFigures", trace=trace)
@@ -167,7 +167,7 @@ def test_a_picture_is_continued_through_vae_encode(pack, loaded, encoded):
     (image,) = pack.run("VAEDecode", samples=first, vae=vae)
     (latent,) = pack.run("VAEEncode", pixels=image, vae=vae)
     asked |= {"positive": encoded("A blue sailboat on a lake at sunset."), "latent_image": latent, "keep": 0.5}
-    found = [pack.run("ADTTreeSampler", speed=speed, seed=9, **asked)[0] for speed in ("Exact ADT-Tree", "Plain")]
+    found = [pack.run("ADTTreeSampler", speed=speed, seed=9, **asked)[0] for speed in ("Exact ADT-Tree", "No drafting")]
     np.testing.assert_array_equal(found[0]["samples"], found[1]["samples"])
     (continued,) = pack.run("VAEDecode", samples=found[0], vae=vae)
     top, bottom = (255 * (continued - image)[0, rows].abs().mean() for rows in (slice(0, 56), slice(64, 128)))

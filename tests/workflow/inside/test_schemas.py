@@ -90,9 +90,10 @@ def test_every_node_has_its_page(pack, inputs, language):
             assert page.startswith(f"# {node['display_name']}\n")
             plain = page.replace("*", "")
             for label, (_, options) in inputs[name].items():
-                assert f"| `{label}` | {options['tooltip']} |\n" in plain, (name, label)
+                assert f"| `{options.get('display_name', label)}` | {options['tooltip']} |\n" in plain, (name, label)
         ins, outs = (re.findall(r"^\| `([^`]+)`", table, re.M) for table in page.split("\n## ")[-2:])
-        assert sorted(ins) == sorted(inputs[name]) and outs == node["output_name"], name
+        seen = sorted(options.get("display_name", label) for label, (_, options) in inputs[name].items())
+        assert sorted(ins) == seen and outs == node["output_name"], name
 
 
 def test_simplified_chinese_is_there():

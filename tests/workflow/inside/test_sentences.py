@@ -69,7 +69,7 @@ def test_stock_nodes_for_other_models(pack, loaded):
 
 def test_what_does_not_go_together(pack, model, sampler_says):
     (lantern,) = pack.run("ADTTreeLantern")
-    assert sampler_says(speed="Exact ADT-Tree", lantern=lantern).startswith("speed: 'Exact ADT-Tree' is exact")
+    assert sampler_says(speed="Exact ADT-Tree", lantern=lantern).startswith("drafting: 'Exact ADT-Tree' is exact")
     other = pack.run("ADTTreeModelLoader", model="bundled", dtype="bfloat16")[0]
     (drafter,) = pack.run("ADTTreeDrafterLoader", model=other)
     said = sampler_says(drafter=drafter)
@@ -191,7 +191,7 @@ def test_models_and_pictures_larger_than_the_card(pack, card):
     card(2**30 // 20)
     model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
     positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]
-    asked = {"positive": positive, "speed": "Plain"}
+    asked = {"positive": positive, "speed": "No drafting"}
     sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
     for size in (1, 64):
         said = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
