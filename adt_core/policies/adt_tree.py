@@ -21,12 +21,12 @@ from .fixed import FixedSettings
 HORIZONTAL, VERTICAL, RANDOM = INITS = ("horizontal", "vertical", "random")
 CARRY, _, RESET = WRAPS = ("carry", VERTICAL, "reset")
 _INIT_HELP = (
-    "ADT-Tree: whose shape a tree starts from: that of the token to the left (horizontal), of the one above "
-    "(vertical), or a random one."
+    "ADT-Tree: initial shape of a tree: copied from the token to the left (horizontal), from the token above "
+    "(vertical), or random."
 )
 _WRAP_HELP = (
-    "ADT-Tree with horizontal init: what a new row starts from: the end of the row before (carry), the token above "
-    "(vertical), or the depth and width set here (reset)."
+    "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row (carry), from "
+    "the token above (vertical), or the given depth and width (reset)."
 )
 
 
@@ -36,13 +36,15 @@ class AdtTreeSettings(FixedSettings):
 
     init: str = choice(HORIZONTAL, _INIT_HELP, INITS)
     wrap: str = choice(CARRY, _WRAP_HELP, WRAPS)
-    beta: float = share(0.6, "ADT-Tree: from this accepted share of a tree's levels, the next is deeper and narrower.")
-    depth_step: int = whole(1, "ADT-Tree: levels added or taken away at a time.")
-    width_step: int = whole(1, "ADT-Tree: branches added or taken away at a time.")
-    depth_min: int = whole(1, "ADT-Tree: levels of the shallowest tree.")
-    depth_max: int = whole(6, "ADT-Tree: levels of the deepest tree.")
-    width_min: int = whole(1, "ADT-Tree: branches of the narrowest tree.")
-    width_max: int = whole(3, "ADT-Tree: branches of the widest tree.")
+    beta: float = share(
+        0.6, "ADT-Tree: if at least this share of a tree's levels is accepted, the next tree is deeper and narrower."
+    )
+    depth_step: int = whole(1, "ADT-Tree: levels added or removed at a time.")
+    width_step: int = whole(1, "ADT-Tree: branches added or removed at a time.")
+    depth_min: int = whole(1, "ADT-Tree: minimum levels of a tree.")
+    depth_max: int = whole(6, "ADT-Tree: maximum levels of a tree.")
+    width_min: int = whole(1, "ADT-Tree: minimum branches per level.")
+    width_max: int = whole(3, "ADT-Tree: maximum branches per level.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +69,9 @@ class AdtTree(Policy):
     """
 
     settings_type = AdtTreeSettings
-    help = "a tree by the rule of the ADT-Tree paper, deeper where the image is easy and wider where it is hard"
+    help = (
+        "the adaptive tree of the ADT-Tree paper, deeper where the image is easy to predict and wider where it is hard"
+    )
 
     def __init__(self, settings: AdtTreeSettings, scene: Scene):
         super().__init__(settings, scene)

@@ -72,7 +72,7 @@ def shape_of(source: Source, drafts: int) -> Shape:
 class Auto(Policy):
     """One source and one shape for all images of a round."""
 
-    help = "as many guesses as pay on this device"
+    help = "the number of drafts that is fastest on this device"
     chooses = True
 
     def __init__(self, settings: DraftSettings, scene: Scene):

@@ -32,8 +32,8 @@ class Shape(NamedTuple):
 NO_DRAFTS = Shape(0, 1, 0)
 """The shape of a lone root."""
 _PROPOSAL_HELP = (
-    "coupled: guess with the noise that the model will draw with, which hits far more often. top-k: guess the "
-    "likeliest tokens, as the EAGLE-2 and ADT-Tree papers do."
+    "coupled: draft with the noise that the model samples with, so far more drafts are accepted. top-k: draft the "
+    "most probable tokens, as in the EAGLE-2 and ADT-Tree papers."
 )
 
 
@@ -60,10 +60,8 @@ class DraftSettings(Settings):
     """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`."""
 
     proposal: str = choice("coupled", _PROPOSAL_HELP, ("coupled", "top-k"))
-    expand_above: float = share(
-        0.0, "Guess no further below a node that is less probable than this; 0 switches it off."
-    )
-    keep_above: float = share(0.0, "Do not check a guess that is less probable than this; 0 switches it off.")
+    expand_above: float = share(0.0, "Stop drafting below a node that is less probable than this; 0 is off.")
+    keep_above: float = share(0.0, "Do not verify drafts that are less probable than this; 0 is off.")
 
 
 class Lane(NamedTuple):

@@ -88,8 +88,7 @@ class CostProfile:
             if value == profile.to_json():
                 return profile
         raise AdtError(
-            "the profile of costs is damaged or was changed by hand; draw the image without it, and costs are measured "
-            "anew."
+            "the cost profile is damaged or was edited; generate the image without it to measure the costs again."
         )
 
 

@@ -22,7 +22,7 @@ A node's name is its path from the root: a string of sibling ranks 0, 1, ... No 
 class Plain(Policy):
     """No drafts."""
 
-    help = "no drafting, one token per pass of the model, to compare with"
+    help = "no drafting, one token per pass of the model, as a baseline"
     needs_drafter = False
 
     @classmethod
@@ -34,23 +34,23 @@ class Plain(Policy):
 class FixedSettings(DraftSettings):
     """Settings of :class:`Fixed`."""
 
-    depth: int = whole(3, "Levels of the tree, where ADT-Tree starts; the length of jacobi's window.")
-    width: int = whole(2, "Branches kept per level, where ADT-Tree starts; jacobi's guesses per token.")
-    nodes: int = whole(6, "Guesses that one pass of the model checks, at most.")
+    depth: int = whole(3, "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window.")
+    width: int = whole(2, "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token.")
+    nodes: int = whole(6, "Maximum number of drafts that one pass of the model verifies.")
 
 
 class Fixed(Policy):
     """The same shape in every round; with a drafter network this is EAGLE-2 (arXiv 2406.16858)."""
 
     settings_type = FixedSettings
-    help = "the tree of the EAGLE-2 paper, of the same shape everywhere"
+    help = "the tree of the EAGLE-2 paper, with the same shape everywhere"
 
 
 class Static(Policy):
     """A published tree, the same in every round."""
 
     tree: ClassVar[str]
-    help = "a published tree, the same everywhere"
+    help = "a published tree with the same nodes everywhere"
     needs_network = True
 
     @classmethod

@@ -40,17 +40,21 @@ class Loading(Settings):
     tiled: the exact mode of half precision is at work, which only a loaded target can tell: some devices have none.
     """
 
-    model: str = text(BUNDLED, "Folder or weights file of the target.", "PATH")
-    dtype: str = choice("float32", "Of the computation; all keep the image, if `exact` is on.", DTYPES)
+    model: str = text(BUNDLED, "Folder or weights file of the target model.", "PATH")
+    dtype: str = choice(
+        "float32", "Precision of the computation; with `exact` on, drafting changes the image in none of them.", DTYPES
+    )
     exact: str = choice(
-        "on", "On: in bfloat16 and float16, too, drafts do not change the image; off is faster.", ("on", "off")
+        "on",
+        "Batch-invariant mode: drafting does not change the image in bfloat16 and float16 either; off is faster.",
+        ("on", "off"),
     )
     weights: str | None = choice(
-        None, "Store the transformer's matrices in a byte per number (default: as `dtype`).", ("int8", "fp8")
+        None, "Store the transformer's matrices with one byte per number (default: as `dtype`).", ("int8", "fp8")
     )
     size: tuple[int, int] | None = setting(
         None,
-        "Pixels of an image, for models that draw several sizes (default: the model's own).",
+        "Image size in pixels, for models that support several sizes (default: the model's usual size).",
         kind=tuple,
         low=0,
         high=MOST_PIXELS,
@@ -61,10 +65,10 @@ class Loading(Settings):
 
 
 _DRAFTER_HELP = (
-    "Folder of a network; jacobi, which needs no files; or PATH+jacobi, both in one tree (default: bundled for the "
-    "bundled model; else the published one beside the model; else jacobi)."
+    "Folder of a drafter network; jacobi, which needs no files; or PATH+jacobi for both in one tree (default: bundled "
+    "for the bundled model, else the published drafter next to the model, else jacobi)."
 )
-_NEGATIVE_HELP = "What guidance leads away from (default: no text; of Emu3, its published prompt)."
+_NEGATIVE_HELP = "Negative prompt: what guidance steers away from (default: none; for Emu3, its published prompt)."
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,10 @@ class Recipe(Settings):
     profile: CostProfile | None = None
     drafter: str | None = text(None, _DRAFTER_HELP, "PATH")
     negative: str = text("", _NEGATIVE_HELP)
-    suffix: str = text("", "Put behind every prompt.")
-    kept: tuple[int, ...] = setting((), "Codes that the image starts from.", low=0, high=MOST_CODES)
-    sources: tuple[int, ...] = setting((), "Pictures that the image is made of.", low=0, high=MOST_CODES)
-    image_index: int = whole(0, "Number of the image among those of its prompt.", 0, MOST_IMAGES)
+    suffix: str = text("", "Appended to every prompt.")
+    kept: tuple[int, ...] = setting((), "Codes that the image starts with.", low=0, high=MOST_CODES)
+    sources: tuple[int, ...] = setting((), "Source images.", low=0, high=MOST_CODES)
+    image_index: int = whole(0, "Index of the image among the images of its prompt.", 0, MOST_IMAGES)
 
     @classmethod
     def options(cls) -> dict[str, Option]:

@@ -51,7 +51,7 @@ class Drafting:
         for name in given:
             if name in options() and name not in own:
                 raise AdtError(
-                    f"`{name}`: method {self.method!r} has no such option; leave it out, or name a `method`."
+                    f"`{name}` is not an option of the method {self.method!r}; remove it, or choose another `method`."
                 )
 
     @classmethod

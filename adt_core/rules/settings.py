@@ -176,20 +176,26 @@ class Settings:
 class Sampling(Settings):
     """How tokens are drawn. guidance: ``logits = uncond + guidance * (cond - uncond)``."""
 
-    seed: int = whole(0, "Of the noise; the same seed gives the same image.", 0, LARGEST_SEED, stands="N")
-    temperature: float = number(1.0, "0 takes the likeliest token.", 0.0, 100.0, step=0.05, stands="T")
-    top_k: int = whole(0, "Draw from the K likeliest tokens only; 0 is off.", 0, 2**31 - 1, stands="K")
+    seed: int = whole(0, "Seed of the noise; the same seed gives the same image.", 0, LARGEST_SEED, stands="N")
+    temperature: float = number(
+        1.0, "Sampling temperature; 0 always picks the most probable token.", 0.0, 100.0, step=0.05, stands="T"
+    )
+    top_k: int = whole(0, "Sample from the K most probable tokens only; 0 is off.", 0, 2**31 - 1, stands="K")
     top_p: float = number(
-        1.0, "Draw from the likeliest tokens with a probability of P together; 1 is off.", 0.01, 1.0, stands="P"
+        1.0, "Sample from the most probable tokens with a total probability of P; 1 is off.", 0.01, 1.0, stands="P"
     )
     guidance: float = number(3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, stands="S")
     noise: str = choice(
         "own",
-        "Own is the same on every device; with upstream, a seed gives the picture of the authors' own script.",
+        "own: the same image on every device. upstream: the image that the authors' script makes with this seed.",
         ("own", UPSTREAM),
     )
     noise_batch: int | None = whole(
-        None, "Pictures that the authors' script draws at once (default: a prompt's).", 1, MOST_AT_ONCE, stands="N"
+        None,
+        "Batch size of the authors' script, for upstream noise (default: the images of a prompt).",
+        1,
+        MOST_AT_ONCE,
+        stands="N",
     )
 
     @property
@@ -214,17 +220,21 @@ class Lantern(Settings):
     may differ from the exact sample.
     """
 
-    neighbours: int = whole(100, "Neighbours in the codebook that are looked at.", 1, 2**31 - 1, name="lantern_k")
-    delta: float = share(0.1, "LANTERN: probability that may be moved per token; 0 is exact.", name="lantern_delta")
+    neighbours: int = whole(
+        100, "LANTERN: number of nearest codebook neighbours to consider.", 1, 2**31 - 1, name="lantern_k"
+    )
+    delta: float = share(0.1, "LANTERN: maximum probability moved per token; 0 is exact.", name="lantern_delta")
     factor: float | None = number(
         None,
-        "LANTERN++: a draft's own probability times this is its limit; 1 is exact.",
+        "LANTERN++: limit, as a multiple of the draft's probability; 1 is exact.",
         1.0,
         1e6,
         step=0.1,
         name="lantern_lambda",
     )
-    max_substitution: float = share(1.0, "Share of tokens that may differ from the exact sample; 1 sets no limit.")
+    max_substitution: float = share(
+        1.0, "Maximum share of tokens that may differ from the exact sample; 1 sets no limit."
+    )
 
     def allowed(self, emitted: int, substituted: int) -> int:
         """Substitutions that an image may still make when it has ``emitted`` tokens with ``substituted`` among them."""
@@ -235,7 +245,7 @@ def relaxed(given: Mapping[str, Any]) -> Lantern | None:
     """Relaxed acceptance by the names that files and the command line use. None, exact acceptance, without a rule."""
     rules = [name for name in ("lantern_delta", "lantern_lambda") if given.get(name) is not None]
     if len(rules) > 1:
-        raise AdtError("`lantern_delta` and `lantern_lambda` are two rules; give one of them.")
+        raise AdtError("`lantern_delta` and `lantern_lambda` can't be used together; give only one.")
     lantern = Lantern.of(given)  # checks the other numbers in any case
     return lantern if rules else None
 

@@ -61,4 +61,4 @@ def test_a_damaged_profile_is_refused_in_one_sentence(tmp_path, monkeypatch, cap
 
     Path("bad.png").write_bytes(to_png(torch.zeros(3, 8, 8), saved | {"noise_version": NOISE_VERSION}))
     assert cli.main(["generate", "--from-png", "bad.png", "--output", "a.png"]) == 2
-    assert "profile of costs is damaged" in capsys.readouterr().err
+    assert "cost profile is damaged" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def damaged():
 
 @pytest.mark.parametrize("value", list(damaged()))
 def test_what_is_no_profile_is_refused_in_one_sentence(value):
-    with pytest.raises(AdtError, match="profile of costs is damaged"):
+    with pytest.raises(AdtError, match="cost profile is damaged"):
         CostProfile.from_json(value)
 
 
