@@ -14,18 +14,18 @@ from . import core
 
 COLUMNS = {
     "method": "method",
-    "speedup": "SR (median)",
-    "low": "95 % from",
-    "high": "to",
+    "speedup": "speed-up",
+    "low": "95 % CI low",
+    "high": "95 % CI high",
     "tau": "tau",
-    "mean_depth": "d-bar",
+    "mean_depth": "mean depth",
     "target_forwards": "target forwards",
     "drafter_forwards": "drafter forwards",
-    "nodes_per_round": "nodes a round",
-    "seconds": "seconds an image",
+    "nodes_per_round": "nodes per round",
+    "seconds": "seconds per image",
     "identical": "identical images",
-    "agreement": "equal tokens",
-    "substitution_rate": "substituted",
+    "agreement": "identical tokens",
+    "substitution_rate": "replaced tokens",
 }
 """Name of a column in CSV and JSON -> its heading. Those of image quality follow, under their metrics' names."""
 MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")

@@ -79,7 +79,7 @@ def tables_of_methods(data: dict) -> dict[str, str]:
     return {
         "speed": table(["", "times plain decoding", "tokens a pass"], speed),
         "methods": summed_up(data["rows"], data["images"]),
-        "pairs": table(["method", "against", "times as fast (median)", "95 % from", "to"], data["pairs"]),
+        "pairs": table(["method", "against", "times as fast (median)", "95 % CI low", "95 % CI high"], data["pairs"]),
         "bounds": table(["method", "drafting free", charged], bounds(data["rows"])),
     }
 
