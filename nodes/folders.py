@@ -29,10 +29,11 @@ WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
 LONGEST_NAME = 100
 """Characters of the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
-"""Behind the names of published models in the Model Loader's list."""
+"""End of the names of models in workflows that older versions saved."""
 _MOST_NAMED = 10
 """Models that an error lists."""
-_SHARED = ("LLM", "diffusers")  # folders of other packs, where whole transformers checkpoints may lie already
+_SHARED = ("ar_image", "LLM", "diffusers", "Janus-Pro")
+"""Folders of `models`, or keys of `extra_model_paths.yaml`, where other packs keep complete checkpoints."""
 _LARGEST_CONFIG = 8  # MiB: Anole's has 2, and larger ones would be slow to read
 _DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
 
@@ -50,15 +51,14 @@ def models() -> dict[str, str]:
 
 
 def offered() -> list[str]:
-    """What the Model Loader lists: models that can be chosen, then published ones that are not installed, marked."""
+    """Return the Model Loader's list: installed models, then published ones that can be downloaded."""
     there = models()
     names = {name_of(Path(name)).lower() for name in there}
-    missing = (row.name for row in published() if row.downloads and row.name.lower() not in names)
-    return [*there, *(name + NOT_INSTALLED for name in missing)]
+    return [*there, *(row.name for row in published() if row.downloads and row.name.lower() not in names)]
 
 
 def plain(name: str) -> str:
-    """A name of the list without the mark of models that are not installed."""
+    """Return a name without the mark that older versions put behind models that are not installed."""
     return str(name).removesuffix(NOT_INSTALLED)
 
 
@@ -83,11 +83,24 @@ def find_model(name: str) -> str:
 
 def missing(name: str) -> str:
     """What is said where a model is not installed: how to get it, if it is a published one."""
-    row, home = find_published(plain(name)), Path(_roots(MODELS_KEY)[0])
+    row = find_published(plain(name))
     if row is None:
         problem = f"{shown(name, 200)} is in no folder registered for '{MODELS_KEY}'"
-        return f"{problem}; put it there and press R, or choose another: {_named([plain(one) for one in offered()])}."
-    return f"'{row.name}' is not installed; to get it, {row.how_to_get(home)}, and press R."
+        return f"{problem}; put it there and press R, or choose another: {_named(offered())}."
+    return (
+        f"'{row.name}' is not installed; set if_missing to 'download' and run again, or {row.how_to_get(home())} and "
+        "press R."
+    )
+
+
+def home() -> Path:
+    """Return the folder that models are downloaded to."""
+    return Path(_roots(MODELS_KEY)[0])
+
+
+def drafters_home() -> Path:
+    """Return the folder that drafters are downloaded to."""
+    return Path(_roots(DRAFTERS_KEY)[0])
 
 
 def _named(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from ..adt_core.models import glm_pixels
 from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
 from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, Source
 from . import folders
+from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
 from .runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
 from .schema import schema
@@ -43,8 +44,10 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
                 io.Combo.Input("text_encoder", options=[BESIDE, *folders.files("text_encoders")], default=BESIDE),
                 io.Combo.Input("vae", options=[BESIDE, *folders.files("vae")], default=BESIDE),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, _FP8], default="auto"),
+                io.Combo.Input("if_missing", options=IF_MISSING, default=EXPLAIN),
             ],
             outputs=[GlmDecoderSocket.Output(display_name="decoder")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -60,11 +63,15 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
 
     @classmethod
     @checked
-    def execute(cls, transformer: str, text_encoder: str, vae: str, dtype: str) -> io.NodeOutput:
+    def execute(
+        cls, transformer: str, text_encoder: str, vae: str, dtype: str, if_missing: str = EXPLAIN
+    ) -> io.NodeOutput:
         glm_pixels.diffusers()
+        if if_missing == DOWNLOAD and transformer == PUBLISHED and _transformer(transformer) is None:
+            fetch(FAMILY.published[0], folders.home(), cls.hidden.unique_id)
         path, device = _transformer(transformer), mm.get_torch_device()
         if path is None:
-            tell(f"{transformer} is not installed; the error says how to get it")
+            tell(f"{transformer} is not installed; set if_missing to 'download' and run again")
             raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
         drop_unused_results()
         half = device.type != "cpu" and mm.should_use_bf16(device)

@@ -10,6 +10,7 @@ from ..adt_core.errors import AdtError
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES
 from . import folders
+from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, page_list
 from .drafting import open_drafter, own_path
 from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell
 from .schema import IMAGE_TOKENS, schema
@@ -17,11 +18,6 @@ from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_KNOWN = (
-    "It knows houses, tents, cars, balls, umbrellas, flowers, trees, boats, balloons, kites, mugs, vases, teapots, "
-    "lamps and bowls, in red, orange, yellow, green, blue or purple; grass, sand, snow, water and cobblestones; "
-    "mountains, hills and forests; clear, cloudy, evening, night and rainy skies; and tables by a wall."
-)
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 
 
@@ -55,7 +51,6 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
 class ADTTreeModelLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        *titles, last = (family.title for family in FAMILIES)
         return schema(
             "ADTTreeModelLoader",
             "ADT-Tree Model Loader",
@@ -67,22 +62,18 @@ class ADTTreeModelLoader(io.ComfyNode):
             ],  # fmt: skip
             inputs=[
                 io.Combo.Input(
-                    "model",
-                    options=folders.offered(),
-                    default=BUNDLED,
-                    tooltip=f"'bundled' is a small model of simple scenes that comes with the pack. {_KNOWN} "
-                    f"Others are checkpoints of {', '.join(titles)} or {last} as they were downloaded, in "
-                    "models/ar_image, models/LLM or models/diffusers, or in what extra_model_paths.yaml adds to "
-                    "ar_image_models. Choose one that is not installed and press Run: the node says what to download.",
+                    "model", options=folders.offered(), default=BUNDLED, extra_dict={"adt_tree": page_list()}
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),
+                io.Combo.Input("if_missing", options=IF_MISSING, default=EXPLAIN),
             ],
             outputs=[
                 ModelSocket.Output(display_name="model"),
                 io.Clip.Output(display_name="CLIP"),
                 io.Vae.Output(display_name="VAE"),
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -98,12 +89,14 @@ class ADTTreeModelLoader(io.ComfyNode):
 
     @classmethod
     @checked
-    def execute(cls, model: str, dtype: str, exact: bool = True) -> io.NodeOutput:
+    def execute(cls, model: str, dtype: str, exact: bool = True, if_missing: str = EXPLAIN) -> io.NodeOutput:
+        if if_missing == DOWNLOAD:
+            download_missing(model, cls.hidden.unique_id)
         try:
             path = folders.find_model(model)
         except AdtError:
             # Under the node, where it is seen at once, and where there is room for two lines.
-            tell(f"{folders.plain(model)} is not installed; the error says how to get it")
+            tell(f"{folders.plain(model)} is not installed; set if_missing to 'download' and run again")
             raise
         drop_unused_results()
         target = load_target(

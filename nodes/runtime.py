@@ -241,7 +241,7 @@ class Progress:
     _SHARE = 50.0  # minimum time between previews, as a multiple of the time that the last preview took
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image | None] | None):
-        self._total, self._node_id = total, node_id
+        self.total, self._node_id = total, node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
         self._began = time.monotonic()
@@ -263,18 +263,18 @@ class Progress:
         now = time.monotonic()
         if self._had is None:
             self._had = done  # the rate is measured from here, because a continued run does not begin at 0
-        if now < self._next_bar and done < self._total:
+        if now < self._next_bar and done < self.total:
             return
         self._next_bar = now + self._BAR
         image = None
-        soon_over = (now - self._began) * (self._total - done) < self._FIRST * (done - self._had)
-        if self._preview and (done >= self._total or now >= self._next_preview and not soon_over):
+        soon_over = (now - self._began) * (self.total - done) < self._FIRST * (done - self._had)
+        if self._preview and (done >= self.total or now >= self._next_preview and not soon_over):
             picture = self._picture()
-            self.last = picture if done >= self._total else None
+            self.last = picture if done >= self.total else None
             image = ("JPEG", picture, args.preview_size) if picture is not None else None
             after = time.monotonic()
             self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))
-        self._bar.update_absolute(done, self._total, image)
+        self._bar.update_absolute(done, self.total, image)
         if text:
             self.say(text)
 

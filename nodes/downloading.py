@@ -1,0 +1,121 @@
+"""Downloads of published models by nodes: refusal on shared servers, progress on the node, and the list of the page."""
+
+import ipaddress
+import logging
+import os
+from pathlib import Path
+
+import comfy.model_management as mm
+from comfy.cli_args import args
+from server import PromptServer
+
+from ..adt_core.app.checkpoints import find_published, published
+from ..adt_core.app.download import Progress as Transfer
+from ..adt_core.app.download import download, places
+from ..adt_core.app.inspect import inspect
+from ..adt_core.errors import AdtError
+from ..adt_core.models.checkpoint import home_of, name_of
+from ..adt_core.models.downloads import Published
+from . import folders
+from .runtime import Progress, check_cancelled, tell
+
+EXPLAIN, DOWNLOAD = "explain", "download"
+IF_MISSING = [EXPLAIN, DOWNLOAD]
+"""Values of the input if_missing: an error with instructions, or a download."""
+ALLOWED = "ADT_TREE_ALLOW_DOWNLOAD"
+"""Environment variable that allows downloads on a server that other machines can reach."""
+_EVENT = "adt_tree.models"
+_FITS, _FITS_INT8, _TOO_LARGE = "", "int8", "no"
+
+
+def download_missing(name: str, node_id: str) -> None:
+    """Download what is missing of a published model. Any other model is left alone.
+
+    Args:
+        name: Value of the loader's input.
+        node_id: Node that shows the progress.
+
+    Raises:
+        AdtError: If downloads are not allowed here, or the download fails.
+        InterruptProcessingException: If the user has cancelled the run.
+    """
+    row, path = find_published(folders.plain(name)), folders.installed(name)
+    if row is not None and not (path is not None and _is_complete(path)):
+        fetch(row, Path(home_of(Path(path))) if path is not None else folders.home(), node_id)
+
+
+def fetch(row: Published, home: Path, node_id: str) -> None:
+    """Download a published model to a folder of models. Raises as `download_missing`."""
+    _refuse_shared_server(row)
+    bar: list[Progress] = []
+
+    def report(transfer: Transfer) -> None:
+        if not bar or transfer.total != bar[0].total:
+            bar[:] = [Progress(transfer.total or 1, node_id, None)]
+        if transfer.total:
+            bar[0].update(transfer.done, str(transfer))
+        else:
+            bar[0].say(str(transfer))
+
+    download(places(row.name, home, folders.drafters_home()), report, check_cancelled)
+    tell(f"{row.name} is downloaded", logging.INFO)
+    PromptServer.instance.send_sync(_EVENT, page_list())
+
+
+def page_list() -> dict[str, dict]:
+    """Return what the page shows in the list of models beside the names.
+
+    Returns:
+        Under "downloads", for each published model that is not installed its size ("15 GB") and whether it fits the
+        device ("", "int8" if only with int8 weights, "no"). Under "aliases", value of a saved workflow -> value of the
+        list.
+    """
+    there = {name_of(Path(name)).lower(): name for name in reversed(folders.models())}
+    rows = [row for row in published() if row.downloads]
+    value = {row.name: there.get(row.name.lower(), row.name) for row in rows}
+    return {
+        "downloads": {
+            row.name: {"size": row.size, "fits": _fits(row)} for row in rows if row.name.lower() not in there
+        },
+        "aliases": {
+            **{name + folders.NOT_INSTALLED: own for name, own in value.items()},
+            **{name: own for name, own in value.items() if own != name},
+        },
+    }
+
+
+def _fits(row: Published) -> str:
+    """Return whether a model fits the device; it does if the device does not report its memory."""
+    device = mm.get_torch_device()
+    if device.type == "cpu" or mm.is_directml_enabled():
+        return _FITS
+    room = mm.get_total_memory(device) / 2**30
+    return _FITS if row.memory[0] <= room else _FITS_INT8 if row.memory[1] <= room else _TOO_LARGE
+
+
+def _is_complete(path: str) -> bool:
+    """Return whether a checkpoint lacks nothing, judged by the headers of its files."""
+    try:
+        found = inspect(path)[0]
+    except AdtError:
+        return False
+    return not found["missing"] and not found["to_do"]
+
+
+def _refuse_shared_server(row: Published) -> None:
+    """Raise AdtError if other machines can reach this ComfyUI and its owner has not allowed downloads."""
+    shared = [address for address in args.listen.split(",") if not _is_loopback(address.strip())]
+    if shared and os.environ.get(ALLOWED) != "1":
+        raise AdtError(
+            f"`if_missing`: downloads are off, because this ComfyUI listens on {shared[0]} and others could fill its "
+            f"disk; set the environment variable {ALLOWED}=1 to allow them, or {row.how_to_get(folders.home())} on the "
+            "server."
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach an address that ComfyUI listens on."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
