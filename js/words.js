@@ -38,7 +38,7 @@ const FOLDER = /^The images are in (\S+)\. (.+)$/;
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
 
 /** How a line begins that says how far a run is. */
-const PROGRESS = /^\d+ (of \d+ )?(images|prompts|pictures|steps)[,;]/;
+const PROGRESS = /^(\d+ (of \d+ )?(images|prompts|pictures|steps)[,;]|Downloading: |Waiting for another |Asking the Hub |Checking files |\S+ is downloaded$)/;
 
 /** The name of a difference in a text that a prompt is made of. */
 export const PROMPT = Symbol("prompt");
@@ -128,7 +128,8 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: ["$&", "$&", "$&", "$&", "$&", (line) => line, (line) => line, ...Array(14).fill("$&")],
+  lines: [...Array(11).fill("$&"), (line) => line, (line) => line, ...Array(14).fill("$&")],
+  download: { "": (size) => `download, ${size}`, int8: (size) => `download, ${size}; fits with int8 weights`, no: (size) => `download, ${size}; too large for this GPU` },
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
@@ -249,6 +250,7 @@ const CHINESE = {
     "$1 是用像素数约为 $2 至 $3 的图像训练的；$4 不在此范围内，图像质量可能较差。",
     "$1 是用像素数约为 $2 的图像训练的；$3 与此相差较大，图像质量可能较差。",
   ],
+  download: { "": (size) => `下载，${size}`, int8: (size) => `下载，${size}；int8 权重可放入显存`, no: (size) => `下载，${size}；超出显存` },
   folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,
 };
@@ -275,6 +277,11 @@ export function line(text) {
   if (rest && line(rest) !== rest) return `${words.folderLine(folder)}${line(rest)}`;
   const at = LINES.findIndex((pattern) => pattern.test(text));
   return at < 0 ? text : text.replace(LINES[at], words.lines[at]);
+}
+
+/** What stands behind the name of a model that is not installed; `fits` is "", "int8" or "no". */
+export function downloadLabel(size, fits) {
+  return words.download[fits](size);
 }
 
 /** Whether a line of the server's is to be read after the run, too: it says more than how far it is. */

@@ -39,6 +39,13 @@ test("what the server says of progress and of unknown prompts is said in Chinese
       "GLM-Image 是用像素数约为 1024x1024 至 2048x2048 的图像训练的；512x512 不在此范围内，图像质量可能较差。",
     "The images are in output/x. Lumina-mGPT-7B-768 was trained for images of about as many pixels as 768x768; 256x256 is outside of that, so the image may look worse.":
       "图像位于 output/x。Lumina-mGPT-7B-768 是用像素数约为 768x768 的图像训练的；256x256 与此相差较大，图像质量可能较差。",
+    "LlamaGen-T2I is not installed; set if_missing to 'download' and run again": "LlamaGen-T2I 尚未安装；请将“缺失时”设为“下载”并重新运行",
+    "Downloading: 0.12 of 4.10 GB": "正在下载：0.12 / 4.10 GB",
+    "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left": "正在下载：0.12 / 4.10 GB，85.3 MB/s，剩余 0:47",
+    "Waiting for another download to the same folder": "正在等待另一个下载到同一文件夹的任务",
+    "Asking the Hub for the list of files": "正在向 Hub 查询文件列表",
+    "Checking files that are already there": "正在检查已有的文件",
+    "Janus-Pro-1B is downloaded": "Janus-Pro-1B 已下载",
     "a note": "a note",
   };
   assert.deepEqual(Object.keys(said).map(line), Object.keys(said));
@@ -48,8 +55,8 @@ test("what the server says of progress and of unknown prompts is said in Chinese
 });
 
 test("how far a run is, is no note to be read after it", () => {
-  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x", "8 of 400 pictures; about 12 min in all", "300 steps, 2.31 tokens a pass; about 12 min in all"];
+  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x", "8 of 400 pictures; about 12 min in all", "300 steps, 2.31 tokens a pass; about 12 min in all", "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left", "Waiting for another download to the same folder", "Asking the Hub for the list of files", "Checking files that are already there", "Janus-Pro-1B is downloaded"];
   assert.deepEqual(progress.map(isNote), progress.map(() => false));
-  const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; the error says how to get it", "This small model knows houses, and drew something else for 'a cat'."];
+  const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; set if_missing to 'download' and run again", "This small model knows houses, and drew something else for 'a cat'."];
   assert.deepEqual(notes.map(isNote), [true, true, true, true]);
 });

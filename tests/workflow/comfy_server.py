@@ -201,10 +201,19 @@ class Comfy:
         base: an empty folder for its models, inputs, outputs and settings.
         packs: folders to link into ``custom_nodes``, by name.
         options: further command-line options of ComfyUI.
+        variables: environment variables.
     """
 
-    def __init__(self, release: Release, base: Path, packs: dict[str, Path], options: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        release: Release,
+        base: Path,
+        packs: dict[str, Path],
+        options: tuple[str, ...] = (),
+        variables: dict[str, str] | None = None,
+    ):
         self.release, self.base, self.options = release, base, options
+        self.variables = variables or {}
         for folder in ("custom_nodes", "user", "models"):
             (base / folder).mkdir(parents=True, exist_ok=True)
         self.packs = packs
@@ -244,7 +253,8 @@ class Comfy:
         host, port = self.address.split(":")
         with self.log.open("w", encoding="utf-8") as log:
             command = [*self.command(), "--listen", host, "--port", port]
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_clean_environment())
+            environment = _clean_environment() | self.variables
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         deadline = time.monotonic() + 300
         while True:
             try:

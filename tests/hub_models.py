@@ -1,0 +1,45 @@
+"""Small random models on the small Hub (tests/hub.py), under the names of published ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load, save
+
+from tests.hub import Hub, content_of
+from tests.layouts.janus import write_janus
+from tests.layouts.llamagen import write_drafter, write_hugging_face
+
+JANUS, LLAMAGEN = "Janus-Pro-1B", "LlamaGen-T2I-2"
+
+
+def publish(hub: Hub, folder: Path) -> None:
+    """Publish a Janus-Pro, and a LlamaGen in three parts with its drafter.
+
+    Args:
+        hub: Server.
+        folder: Folder to work in, which must not exist yet.
+    """
+    janus = content_of(write_janus(folder / JANUS))
+    hub.repositories[f"deepseek-community/{JANUS}"] = {**janus, "README.md": b"# Janus-Pro"}
+    hub.repositories[f"jadohu/{LLAMAGEN}"] = content_of(write_hugging_face(folder))
+    codec = (folder / "vq_ds16_t2i.pt").read_bytes()
+    hub.repositories["peizesun/llamagen_t2i"] = {"vq_ds16_t2i.pt": codec, "t2i_XL_stage2_512.pt": b"not needed"}
+    hub.repositories["google/flan-t5-xl"] = _in_two_files(content_of(folder / "t5" / "flan-t5-xl"))
+    hub.repositories["jadohu/llamagen2_drafter"] = content_of(write_drafter(folder / "drafter", "t2i2"))
+    shutil.rmtree(folder)
+
+
+def _in_two_files(t5: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a text encoder as it is published: two of weights and an index."""
+    tensors = load(t5["model.safetensors"])
+    names = sorted(tensors)
+    shards = {f"model-0000{n + 1}-of-00002.safetensors": names[n::2] for n in range(2)}
+    index = {"metadata": {}, "weight_map": {name: file for file, of in shards.items() for name in of}}
+    return {
+        **{name: content for name, content in t5.items() if name != "model.safetensors"},
+        **{file: save({name: tensors[name] for name in of}) for file, of in shards.items()},
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }

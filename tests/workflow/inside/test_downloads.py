@@ -1,0 +1,148 @@
+"""The loaders' *if_missing*, and which models they list, in ComfyUI's own Python."""
+
+import json
+
+import pytest
+from small import SMALL
+
+from tests.hub import Hub
+from tests.hub_models import JANUS, LLAMAGEN, publish
+from tests.layouts.janus import write_janus
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    with Hub() as hub:
+        publish(hub, tmp_path_factory.mktemp("hub") / "models")
+        yield hub
+
+
+@pytest.fixture
+def hub(published, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", published.address)
+    monkeypatch.setenv("HF_HOME", "/nonexistent")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    published.requests.clear()
+    return published
+
+
+@pytest.fixture
+def folders(pack):
+    return pack.package(".nodes.folders")
+
+
+@pytest.fixture
+def downloading(pack):
+    return pack.package(".nodes.downloading")
+
+
+def listed(pack):
+    return pack.ours["ADTTreeModelLoader"]["input"]["optional"]["model"][1]
+
+
+@pytest.fixture
+def load(pack):
+    """Load a model with *if_missing* set to *download*; what it loaded."""
+    return lambda name, **more: pack.run("ADTTreeModelLoader", model=name, dtype="auto", if_missing="download", **more)
+
+
+def test_nothing_is_downloaded_unless_it_is_chosen(pack, hub):
+    said = pack.fails("ADTTreeModelLoader", model=JANUS, dtype="auto")
+    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again, or run `" in said
+    assert hub.requests == []
+
+
+def test_download_loads_the_model_from_then_on(pack, hub, load, folders):
+    assert JANUS in listed(pack)["adt_tree"]["downloads"]
+    model, *_ = load(JANUS)
+    assert model.target.name == JANUS and folders.installed(JANUS)
+    assert JANUS in listed(pack)["options"] and JANUS not in listed(pack)["adt_tree"]["downloads"]
+    hub.requests.clear()
+    load(JANUS)
+    assert hub.requests == [], "what is complete is not looked up again"
+
+
+def test_the_parts_of_llamagen_and_its_drafter_arrive(pack, hub, load):
+    model, *_ = load(LLAMAGEN)
+    assert model.target.name == LLAMAGEN
+    assert pack.package(".nodes.folders").drafter_for(model.path).endswith("llamagen2_drafter")
+    part = pack.base / "models" / "ar_image" / "flan-t5-xl" / "tokenizer.json"
+    part.unlink()
+    load(LLAMAGEN)
+    assert part.exists(), "a part that is missing is downloaded, too"
+
+
+def test_a_model_that_is_not_published_is_never_downloaded(pack, hub, load):
+    assert load(SMALL) and load("bundled")
+    with pytest.raises(pack.AdtError, match="is in no folder"):
+        load("someone/model")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "listen, refused",
+    [
+        ("127.0.0.1", False),
+        ("localhost", False),
+        ("127.0.0.1,::1", False),
+        ("0.0.0.0,::", True),
+        ("127.0.0.1,192.168.1.5", True),
+        ("comfy.example", True),
+    ],
+)
+def test_a_server_that_others_reach_downloads_only_if_its_owner_says_so(
+    pack, hub, load, downloading, monkeypatch, listen, refused
+):
+    wanted = []
+    monkeypatch.setattr(downloading.args, "listen", listen)
+    monkeypatch.setattr(downloading, "download", lambda *parts: wanted.append(parts))
+    monkeypatch.delenv("ADT_TREE_ALLOW_DOWNLOAD", raising=False)
+    with pytest.raises(pack.AdtError) as error:
+        load("Emu3-Gen-hf")
+    assert ("set the environment variable ADT_TREE_ALLOW_DOWNLOAD=1" in str(error.value)) == refused
+    assert bool(wanted) != refused
+    monkeypatch.setenv("ADT_TREE_ALLOW_DOWNLOAD", "1")
+    with pytest.raises(pack.AdtError, match="is not installed"):  # nothing was downloaded here
+        load("Emu3-Gen-hf")
+    assert wanted
+
+
+@pytest.mark.parametrize("gigabytes, fits", [(80, ""), (12, "int8"), (6, "no")])
+def test_the_list_says_whether_a_model_fits_the_card(pack, downloading, monkeypatch, gigabytes, fits):
+    import torch
+
+    monkeypatch.setattr(downloading.mm, "get_torch_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(downloading.mm, "get_total_memory", lambda device: gigabytes * 2**30)
+    assert downloading.page_list()["downloads"]["Janus-Pro-7B"] == {"size": "15 GB", "fits": fits}
+
+
+def test_without_a_card_the_list_says_the_size(downloading):
+    assert downloading.page_list()["downloads"]["Janus-Pro-7B"] == {"size": "15 GB", "fits": ""}
+
+
+@pytest.mark.parametrize("place", ["Janus-Pro", "LLM", "ar_image", "diffusers"])
+def test_models_of_other_packs_are_found(pack, folders, tmp_path, monkeypatch, place):
+    folder = pack.base / "models" / place / "Janus-Pro-7B"
+    write_janus(folder)
+    try:
+        assert folders.installed("Janus-Pro-7B") == str(folder)
+        assert "Janus-Pro-7B" in listed(pack)["options"]
+    finally:
+        import shutil
+
+        shutil.rmtree(folder)
+
+
+def test_the_key_ar_image_of_extra_model_paths_is_read(pack, folders, tmp_path, monkeypatch):
+    import folder_paths
+
+    write_janus(tmp_path / "shared" / "deepseek" / "Janus-Pro-7B")
+    known = {**folder_paths.folder_names_and_paths, "ar_image": ([str(tmp_path / "shared")], set())}
+    monkeypatch.setattr(folder_paths, "folder_names_and_paths", known)
+    assert folders.installed("Janus-Pro-7B") == str(tmp_path / "shared" / "deepseek" / "Janus-Pro-7B")
+    aliases = listed(pack)["adt_tree"]["aliases"]
+    assert aliases["Janus-Pro-7B"] == aliases["Janus-Pro-7B (not installed)"] == "deepseek/Janus-Pro-7B"
+
+
+def test_what_the_page_gets_is_json(pack):
+    assert json.loads(json.dumps(listed(pack)["adt_tree"])) == listed(pack)["adt_tree"]
