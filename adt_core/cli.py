@@ -1,4 +1,4 @@
-"""The command line, ``python -m adt_core``.
+"""The command line, ``python adt.py``.
 
 Its options are the settings of the recipe (``policies/recipe.py``) and of the orders (``app/orders.py``), by their
 names. Heavy modules are imported when a command runs, so that ``--help`` is quick.

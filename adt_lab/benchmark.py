@@ -1,4 +1,4 @@
-"""Several methods on the same prompts, side by side: what ``python -m adt_core benchmark`` runs.
+"""Several methods on the same prompts, side by side: what ``python adt.py benchmark`` runs.
 
 Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed
 drifts. A prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from adt_core.app.checkpoints import published
-from adt_core.models.downloads import PLACE, Published
+from adt_core.models.downloads import Published
 from adt_core.models.load import FAMILIES
 
 
@@ -17,19 +17,14 @@ def models_table() -> str:
 
 def _row(row: Published) -> tuple[str, ...]:
     if not row.downloads:
-        return row.name, "comes with the pack", "", "", row.pixels, row.memory
+        return row.name, "comes with the pack", "", "", row.pixels, "0.1 GiB in float32"
     own, *others = row.downloads
     files = f" ({', '.join(f'`{file}`' for file in own.files)})" if own.files else ""
     more = [f"`{one.repository}`{' (`tokenizer.json`)' if 'tokenizer.json' in one.files[:1] else ''}" for one in others]
     source = ", ".join([f"`{own.repository}`{files}", *more])
-    return f"`{row.name}`", source, own.size, own.licence, row.pixels, row.memory
-
-
-def commands_list() -> str:
-    """What downloads each model, for docs/models.md."""
-    rows = [row for row in published() if row.downloads]
-    blocks = [[f"# {row.name}", *(one.command(PLACE) for one in row.downloads)] for row in rows]
-    return "\n".join(f"    {line}" for block in blocks for line in block)
+    drafter = f" and the drafter `{row.drafter.repository}`" if row.drafter else ""
+    memory = " / ".join(f"{size} GiB" for size in row.memory)
+    return f"`{row.name}`", source + drafter, row.size, row.licences, row.pixels, memory
 
 
 def sampling_table() -> str:

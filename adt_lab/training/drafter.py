@@ -1,4 +1,4 @@
-"""``python -m adt_core train-drafter``: an EAGLE drafter for any target.
+"""``python adt.py train-drafter``: an EAGLE drafter for any target.
 
 It learns from pictures of prompts, which the target draws, or from captioned pictures.
 

@@ -1,4 +1,4 @@
-"""``python -m adt_core check-drafter``: which tokens a drafter's features were paired with when it was trained.
+"""``python adt.py check-drafter``: which tokens a drafter's features were paired with when it was trained.
 
 EAGLE pairs a feature with the token after it, as inference must. The training code that was published for Anole and
 Lumina-mGPT pairs it with its own token and leaves the offset out of image ids. Nobody has said how the published

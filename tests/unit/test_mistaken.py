@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from adt_core import load_target
 from adt_core.app.checkpoints import published
 from adt_core.app.loading import default_drafter
+from adt_core.errors import command
 from adt_core.models.checkpoint import home_of, name_of
 from tests.layouts.edits import edit_config
 from tests.layouts.emu3 import write_emu3
@@ -117,11 +118,8 @@ def test_janusflow(tmp_path):
     edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
     edit_config(folder, lambda config: config.pop("gen_vision_config"))
     message = said(folder)
-    assert (
-        "is JanusFlow, which generates images by rectified flow, not as tokens; use Janus-Pro: run `hf download"
-        in message
-    )
-    assert f"--local-dir {(tmp_path / 'Janus-Pro-1B').as_posix()}`" in message
+    assert "is JanusFlow, which generates images by rectified flow, not as tokens; use Janus-Pro: run `" in message
+    assert command("download Janus-Pro-1B --to", tmp_path) in message
 
 
 @pytest.mark.parametrize(
@@ -137,9 +135,7 @@ def test_other_models_of_emu3s_family(tmp_path, name, config, words):
     edit_config(folder, lambda content: content.update(config))
     message = said(folder)
     assert f"is {words}" in message
-    assert (
-        f"; use BAAI/Emu3-Gen-hf: run `hf download BAAI/Emu3-Gen-hf --local-dir {tmp_path.as_posix()}/Emu3" in message
-    )
+    assert f"; use BAAI/Emu3-Gen-hf: run `{command('download Emu3-Gen-hf --to', tmp_path)}`" in message
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = [Requirement(line).name for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
-EXTRAS = ["ftfy", "beautifulsoup4", "diffusers", "ray", "torch-fidelity", "matplotlib"]
+EXTRAS = ["diffusers", "ray", "torch-fidelity", "matplotlib"]
 """What some commands and families need besides; their licences are checked where they are installed."""
 MEGABYTES = 28
 """The archive's files at most, of which the bundled weights are 25."""

@@ -120,5 +120,4 @@ def test_its_template_says_what_to_download_before_that_is_there(comfy, template
     with pytest.raises(Failed) as failed:
         comfy.run(template(name).prompt)
     row = find_published(TO_INSTALL[name][2])
-    place = comfy.base / "models" / "ar_image"
-    assert all(f"`{one.command(place)}`" in failed.value.message for one in row.downloads)
+    assert f"'{row.name}' is not installed; set if_missing to 'download' and run again" in failed.value.message

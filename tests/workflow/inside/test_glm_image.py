@@ -171,4 +171,4 @@ def test_a_missing_library_is_said_with_what_to_run(pack, folder, monkeypatch):
 
 def test_a_missing_stage_is_said_with_what_to_download(pack):
     said = pack.fails("ADTTreeGLMDecoderLoader", transformer="gone.safetensors")
-    assert said.startswith("transformer: 'GLM-Image' is not installed; to get it, run `hf download zai-org/GLM-Image ")
+    assert said.startswith("transformer: 'GLM-Image' is not installed; set if_missing to 'download' and run again")
