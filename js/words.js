@@ -29,6 +29,8 @@ const LINES = [
   /^'(.+)' drafts (\S+) tokens a pass after (\d+) steps; the Drafter Loader has it\.$/,
   /^(.+) was trained for images of about as many pixels as (\S+) to (\S+); (\S+) is outside of that, so the image may look worse\.$/,
   /^(.+) was trained for images of about as many pixels as (\S+); (\S+) is outside of that, so the image may look worse\.$/,
+  /^(\d+) of (\d+) methods, now (.+)$/,
+  /^Checked; the report is on this node$/,
 ];
 
 /** What a batch says first, where there is more to say. */
@@ -38,7 +40,7 @@ const FOLDER = /^The images are in (\S+)\. (.+)$/;
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
 
 /** How a line begins that says how far a run is. */
-const PROGRESS = /^(\d+ (of \d+ )?(images|prompts|pictures|steps)[,;]|Downloading: |Waiting for another |Asking the Hub |Checking files |\S+ is downloaded$)/;
+const PROGRESS = /^(\d+ (of \d+ )?(images|prompts|pictures|steps|methods)[,;]|Downloading: |Waiting for another |Asking the Hub |Checking files |\S+ is downloaded$)/;
 
 /** The name of a difference in a text that a prompt is made of. */
 export const PROMPT = Symbol("prompt");
@@ -128,7 +130,7 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} look-alikes)`,
   compareWithPlain: "ADT-Tree: compare with plain decoding",
   openBatch: "ADT-Tree: open as a batch",
-  lines: [...Array(11).fill("$&"), (line) => line, (line) => line, ...Array(14).fill("$&")],
+  lines: LINES.map(({ source }) => (source.startsWith("This small model") ? (line) => line : "$&")), // CHINESE has functions there, too
   download: { "": (size) => `download, ${size}`, int8: (size) => `download, ${size}; fits with int8 weights`, no: (size) => `download, ${size}; too large for this GPU` },
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
@@ -249,6 +251,8 @@ const CHINESE = {
     "“$1”在 $3 步后每次前向得到 $2 个 token；草稿模型加载器中已有它。",
     "$1 是用像素数约为 $2 至 $3 的图像训练的；$4 不在此范围内，图像质量可能较差。",
     "$1 是用像素数约为 $2 的图像训练的；$3 与此相差较大，图像质量可能较差。",
+    "$2 种方法中的 $1 种，正在检查 $3",
+    "检查完成；报告显示在此节点上",
   ],
   download: { "": (size) => `下载，${size}`, int8: (size) => `下载，${size}；int8 权重可放入显存`, no: (size) => `下载，${size}；超出显存` },
   folderLine: (folder) => `图像位于 ${folder}。`,

@@ -8,11 +8,14 @@ from ..adt_core.app.doctor import examine
 from ..adt_core.app.examination import PROMPTS, Subject
 from ..adt_core.models.target import suffixed
 from .drafting import check_same_model, own_drafter
-from .runtime import check_cancelled, loaded
+from .runtime import Progress, check_cancelled, loaded
 from .sampling import OWN, choose_sampling, choose_suffix, patchers
 from .schema import schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import encode
+
+_PARTS = 1000
+"""The bar's parts."""
 
 
 class ADTTreeCheck(io.ComfyNode):
@@ -27,6 +30,7 @@ class ADTTreeCheck(io.ComfyNode):
             search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
             inputs=[ModelSocket.Input("model"), DrafterSocket.Input("drafter", optional=True)],
             outputs=[io.String.Output(display_name="report")],
+            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 
@@ -41,7 +45,16 @@ class ADTTreeCheck(io.ComfyNode):
         drafter = drafter or own_drafter(model)
         check_same_model(drafter, model)
         rows = [encode(model, suffixed(prompt, choose_suffix(model, OWN))) for prompt in PROMPTS]
-        subject = Subject(model.target, choose_sampling(model, OWN), drafter.drafter, rows, check_cancelled)
+        bar = Progress(_PARTS, cls.hidden.unique_id, None)
+        subject = Subject(
+            model.target,
+            choose_sampling(model, OWN),
+            drafter.drafter,
+            rows,
+            check_cancelled,
+            lambda share, line: bar.update(int(share * _PARTS), line),
+        )
         with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
             page = examine(subject)
+        bar.update(_PARTS, "Checked; the report is on this node")
         return io.NodeOutput(page, ui=ui.PreviewText(page))

@@ -6,9 +6,10 @@ It takes two minutes at most. :mod:`.doctor` makes a page of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -48,13 +49,20 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded target, how it draws, and its drafter. rows: of PROMPTS. check: called often; may raise to cancel."""
+    """A loaded target, how it draws, and its drafter.
+
+    Attributes:
+        rows: Of PROMPTS.
+        check: Called often; may raise to cancel.
+        progress: Called often with the share that is done, 0 to 1, and a line of text.
+    """
 
     target: Target
     sampling: Sampling
     drafter: Drafter
     rows: Sequence[Prompt]
     check: Check | None = None
+    progress: Callable[[float, str], None] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -125,13 +133,16 @@ class Examination:
         self.draws: dict[str, tuple[Draw, Draw]] = {}
         self.left_out: list[str] = []
         self.rate = copy_rate(subject.device)
-        for name, way in subject.ways().items():
+        ways = subject.ways()
+        for number, (name, way) in enumerate(ways.items()):
             if self.draws and time.monotonic() - began > PATIENCE:
                 self.left_out.append(name)
                 continue
+            tell = partial(self._tell, f"{number} of {len(ways)} methods, now {name}", number, len(ways))
+            tell(1, 0.0)
             if name == "auto" and self.plain.step <= SLOW_STEP:
                 subject.decoding(way).learn_costs()
-            self.draws[name] = self._draw(way, 1), self._draw(way, len(subject.rows))
+            self.draws[name] = self._draw(way, 1, tell), self._draw(way, len(subject.rows), tell)
         self.seconds = time.monotonic() - began
 
     @property
@@ -150,14 +161,20 @@ class Examination:
         )
         return alone, beside
 
-    def _draw(self, way: Way, images: int) -> Draw:
+    def _tell(self, line: str, number: int, count: int, images: int, share: float) -> None:
+        """Report the progress of a method, which draws one image and then two. share: Of these images, 0 to 1."""
+        if self.subject.progress is not None:
+            self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
+
+    def _draw(self, way: Way, images: int, tell: Callable[[int, float], None]) -> Draw:
         """Draw twice, unless it takes long: the first time, libraries prepare themselves."""
         count = min(TOKENS, self.subject.target.length)
-        for _ in range(2):
+        for turn in range(2):
             began = time.monotonic()
             decoding, ledger, is_counted = self.subject.decoding(way, images), Ledger(), False
             with closing(iter(decoding)) as rounds:
                 for number, _ in enumerate(rounds):
+                    tell(images, (turn + min(1.0, decoding.done_tokens / (images * count))) / 2)
                     is_long = time.monotonic() - began > ENOUGH
                     if (decoding.codes[:, count - 1] >= 0).all() or is_long and number > 3:
                         break

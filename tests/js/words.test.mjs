@@ -46,6 +46,8 @@ test("what the server says of progress and of unknown prompts is said in Chinese
     "Asking the Hub for the list of files": "正在向 Hub 查询文件列表",
     "Checking files that are already there": "正在检查已有的文件",
     "Janus-Pro-1B is downloaded": "Janus-Pro-1B 已下载",
+    "1 of 4 methods, now auto": "4 种方法中的 1 种，正在检查 auto",
+    "Checked; the report is on this node": "检查完成；报告显示在此节点上",
     "a note": "a note",
   };
   assert.deepEqual(Object.keys(said).map(line), Object.keys(said));
@@ -55,7 +57,7 @@ test("what the server says of progress and of unknown prompts is said in Chinese
 });
 
 test("how far a run is, is no note to be read after it", () => {
-  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x", "8 of 400 pictures; about 12 min in all", "300 steps, 2.31 tokens a pass; about 12 min in all", "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left", "Waiting for another download to the same folder", "Asking the Hub for the list of files", "Checking files that are already there", "Janus-Pro-1B is downloaded"];
+  const progress = ["3 of 8 images, 700 of 2048 tokens", "8 images, 1 of them made before; they are in output/x", "0 of 4 prompts, 3 methods each", "4 prompts; the results are in output/x", "8 of 400 pictures; about 12 min in all", "300 steps, 2.31 tokens a pass; about 12 min in all", "1 of 4 methods, now auto", "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left", "Waiting for another download to the same folder", "Asking the Hub for the list of files", "Checking files that are already there", "Janus-Pro-1B is downloaded"];
   assert.deepEqual(progress.map(isNote), progress.map(() => false));
   const notes = ["1 of 4 prompts are blank and were left out: '2'.", "The images are in output/x. 1 of 3 prompts are left out.", "LlamaGen is not installed; set if_missing to 'download' and run again", "This small model knows houses, and drew something else for 'a cat'."];
   assert.deepEqual(notes.map(isNote), [true, true, true, true]);

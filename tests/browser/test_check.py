@@ -1,0 +1,40 @@
+"""Check on the page: it shows how far it is, and then its page on the node."""
+
+import pytest
+
+HEAR = """() => {
+  adtTest.text = [];
+  adtTest.bar = [];
+  app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text));
+  app.api.addEventListener('progress', ({ detail }) => adtTest.bar.push(detail.value / detail.max));
+}"""
+ELEMENT = "app.graph.getNodeById(id).widgets.find(({ name }) => name === 'result_text').element"
+SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## The same image')"
+
+
+@pytest.mark.every_frontend
+def test_a_check_alone_shows_its_progress_and_its_page(tab, workflow):
+    """Without another node that shows the text; a second run replaces it, and a saved workflow does not hold it."""
+    node = workflow.add("ADTTreeCheck", (480, 80), size=(300, 80), model=(1, 0))
+    workflow.data["nodes"] = [one for one in workflow.data["nodes"] if one["id"] in (1, node)]
+    workflow.data["links"] = [link for link in workflow.data["links"] if link[3] == node]
+    for output in workflow.node("ADTTreeModelLoader")["outputs"]:
+        output["links"] = [link for link, *_ in workflow.data["links"] if output["name"] == "model"]
+    tab.load(workflow.data)
+    box = "(id) => { const [width, height] = app.graph.getNodeById(id).size; return height; }"
+    assert tab.page.evaluate(box, node) < 150, "there is no empty room"
+    assert not tab.page.evaluate(f"(id) => {ELEMENT}.checkVisibility()", node)
+    tab.page.evaluate(HEAR)
+    tab.run()
+    tab.page.wait_for_function(SHOWN, arg=node)
+    tab.screenshot("check")
+    text, bar = tab.page.evaluate("[adtTest.text, adtTest.bar]")
+    assert any(line.startswith("1 of ") and line.endswith(" methods, now auto") for line in text)
+    assert text[-1] == "Checked; the report is on this node"
+    assert bar == sorted(bar) and bar[-1] == 1 and len({*bar}) > 3
+    first = tab.page.evaluate(f"(id) => {ELEMENT}.value", node)
+    assert first.splitlines()[0].endswith(" tiny")
+    assert tab.page.evaluate(f"(id) => {ELEMENT}.getBoundingClientRect().height > 100", node)
+    assert tab.saved()["nodes"][-1].get("widgets_values", []) == []
+    tab.run()
+    tab.page.wait_for_function(f"([id, first]) => {ELEMENT}.value !== first", arg=[node, first])
