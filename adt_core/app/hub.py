@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ..errors import AdtError, one_line
-from ..files import inside, is_device
+from ..files import inside, is_device, opened, regular
 
 STAGING = ".adt-tree-download"
 """Folder below that of the models for what is not complete yet. Its name keeps it out of lists of models."""
@@ -205,9 +205,8 @@ def _fetch_file(file: RemoteFile) -> None:
         return
     huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
     url = hf_hub_url(file.repository, file.path, revision=file.revision)
-    with open(file.part, "ab", buffering=0):
-        pass  # creates it
-    with open(file.part, "r+b", buffering=0) as target, _explained(f"{file.path} of {file.repository}"):
+    file.part.touch()
+    with open(file.part, "r+b", buffering=0, opener=regular) as target, _explained(f"{file.path} of {file.repository}"):
         if file.part.stat().st_size > file.size:
             target.truncate(0)
         start = target.seek(0, os.SEEK_END)
@@ -288,7 +287,7 @@ def _is_published(file: RemoteFile, path: Path) -> bool:
     if path.stat().st_size != file.size:
         return False
     made = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-    with open(path, "rb") as stream:
+    with opened(path) as stream:
         while block := stream.read(2**20):
             made.update(block)
     return made.hexdigest() == file.digest

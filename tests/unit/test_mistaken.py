@@ -43,8 +43,10 @@ def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
     message = said(folder)
     assert "model-00003-of-09999.safetensors and 9995 more, named in its index; download the missing files" in message
+    run = command("download Lumina-mGPT-7B-768 --to", tmp_path)
     assert message.endswith(
-        f"--local-dir {(tmp_path / 'Anole-7b-v0.1-vqvae-hf').as_posix()}` (0.3 GB; licence: Chameleon's, for research)."
+        f"run `{run}` (15 GB; licence: not stated; it builds on Chameleon, which is for research; "
+        "Anole-7b-v0.1-vqvae-hf: Chameleon's, for research)."
     )
 
 

@@ -31,7 +31,7 @@ def dev():
 def test_requirements(dev):
     assert dev.REQUIREMENTS.read_text(encoding="utf-8").splitlines() == PROJECT["dependencies"]
     assert not any(name.startswith("torch") for name in PROJECT["dependencies"]), "torch is ComfyUI's to choose"
-    assert all(re.fullmatch(r"[a-z]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), "nothing is pinned"
+    assert all(re.fullmatch(r"[a-z0-9-]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), "nothing is pinned"
 
 
 def test_version():

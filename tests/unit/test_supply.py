@@ -40,7 +40,7 @@ def archive():
 def test_the_archive_holds_what_users_need_and_nothing_else(archive):
     folders = {"adt_core", "adt_lab", "docs", "js", "locales", "nodes", "subgraphs", "workflows"}
     pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "model_making/README.md"}
-    assert archive == tracked(*folders) | pages | {"__init__.py", "pyproject.toml", "requirements.txt"}
+    assert archive == tracked(*folders) | pages | {"__init__.py", "adt.py", "pyproject.toml", "requirements.txt"}
 
 
 def test_the_archive_holds_the_bundled_model_and_no_other_data(archive):
