@@ -58,12 +58,12 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, AdtError):
         return one_line(error.naming(spelled))
     if is_out_of_memory(error):
-        return "too little memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
+        return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."
     return (
-        f"unexpected {type(error).__name__}: {one_line(str(error))}. This is a mistake in ADT-Tree; please report it "
-        "with what --debug shows."
+        f"unexpected {type(error).__name__}: {one_line(str(error))}. This is a bug in ADT-Tree; please report it "
+        "with the output of --debug."
     )
 
 
@@ -89,7 +89,7 @@ def _laboratory(name: str) -> Any:
 
 
 def generate(options: dict[str, Any]) -> str:
-    """Generate pictures from text."""
+    """Generate images from text."""
     from .app import generation
 
     order = orders.Order(
@@ -111,7 +111,7 @@ def benchmark(options: dict[str, Any]) -> str:
 
 
 def inspect(options: dict[str, Any]) -> str:
-    """Say what a checkpoint is, without loading it."""
+    """Show what a checkpoint contains, without loading it."""
     from .app import inspect
 
     checkpoints = inspect.inspect(options["path"])
@@ -130,14 +130,14 @@ def download(options: dict[str, Any]) -> str:
 
 
 def doctor(options: dict[str, Any]) -> str:
-    """Say what this machine makes of a model: what is fast here, what is not, and whether images stay the same."""
+    """Test how fast a model runs on this machine, and that drafting does not change its images."""
     from .app import doctor
 
     return in_words(doctor.run(_given(options), _device(options)), spelled)
 
 
 def train_drafter(options: dict[str, Any]) -> str:
-    """Train an EAGLE drafter for a target. Run the same command again to go on with it."""
+    """Train an EAGLE drafter for a target. Run the same command again to resume."""
     drafter = _laboratory("training.drafter")
     order = (
         _section(orders.Lessons, options),
@@ -148,7 +148,7 @@ def train_drafter(options: dict[str, Any]) -> str:
 
 
 def check_drafter(options: dict[str, Any]) -> str:
-    """Find out which tokens a drafter's features were paired with in training, and record it beside the drafter."""
+    """Find out which tokens a drafter's features were paired with in training, and save that next to the drafter."""
     pairing = _laboratory("training.pairing")
     order = _section(orders.Drawn, options), _given(options), _device(options)
     return pairing.run(_checked(pairing.plan, *order))
@@ -168,7 +168,7 @@ def _device(options: Mapping[str, Any]) -> str:
 
 SPELLED = {"guidance": "cfg"}
 """Options that are called otherwise than their setting."""
-PUBLISHED = "as the model's authors draw"
+PUBLISHED = "the model authors' value"
 OTHERWISE = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
 """What holds where nothing is given, of settings that have no default of their own here."""
 NOISE = "noise", "noise_batch"
@@ -205,30 +205,30 @@ def _noise() -> Table:
 Command = Callable[[dict[str, Any]], str]
 Group = tuple[Callable[[], Table], ...]
 MODEL: Group = (Loading.options, _drafter, orders.Device.options)
-RELAXED = "relaxed acceptance (LANTERN); changes the image, off unless a delta or a lambda is given"
+RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
-        "what to draw": (orders.Subject.options,),
-        "and how": (_words, orders.Numbers.options),
-        "from a picture; what is kept of one that is continued becomes the first tokens of every image": (
+        "input": (orders.Subject.options,),
+        "images": (_words, orders.Numbers.options),
+        "image to image; the kept part of a continued image becomes the first tokens of every image": (
             orders.Continuation.options,
         ),
         "model": MODEL,
-        "drafting; none of it changes the image; jacobi has defaults of its own": (method_options,),
+        "drafting; does not change the image; jacobi has other defaults": (method_options,),
         RELAXED: (Lantern.options,),
         "sampling": (_sampling, _noise),
         "results": (orders.Files.options,),
-        "more than one GPU or machine, on Ray, for the prompts of a file; changes no picture": (
+        "several GPUs or machines, with Ray, for the prompts of a file; does not change the images": (
             orders.Engines.options,
         ),
     },
     benchmark: {
-        "what is compared": (orders.Comparison.options,),
+        "comparison": (orders.Comparison.options,),
         "model": MODEL,
         RELAXED: (Lantern.options,),
         "sampling": (_sampling,),
-        "image quality; each needs weights from a local path": (orders.Scores.options,),
-        "more than one GPU or machine, on Ray; engines that share CPU cores disturb each other's timings": (
+        "image quality; each score needs weights in a local path": (orders.Scores.options,),
+        "several GPUs or machines, with Ray; engines that share CPU cores affect each other's timings": (
             orders.Engines.options,
         ),
     },
@@ -236,13 +236,13 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     download: {"model": (orders.Wanted.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,)},
     train_drafter: {
-        "what it learns from": (orders.Lessons.options,),
+        "training data": (orders.Lessons.options,),
         "model": (Loading.options, orders.Device.options),
         "training": (orders.Training.options,),
         "sampling": (_sampling,),
         "results": (orders.DrafterFiles.options,),
     },
-    check_drafter: {"what is drawn": (orders.Drawn.options,), "model": MODEL, "sampling": (_sampling,)},
+    check_drafter: {"test images": (orders.Drawn.options,), "model": MODEL, "sampling": (_sampling,)},
 }
 """The options of every command, in groups by their titles."""
 ONE_OF: dict[Command, tuple[str, ...]] = {
@@ -262,7 +262,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     suited: drafter and device may have another default for it.
     """
     default = OTHERWISE.get(name, setting.default)
-    or_suited = ", or what suits drafter and device" if suited and not setting.choices and default else ""
+    or_suited = ", or automatic for drafter and device" if suited and not setting.choices and default else ""
     shown: dict[str, Any] = {"help": in_words(setting.help.rstrip("."), spelled).replace("%", "%%")}
     if default not in (None, "", ()) and default is not False:
         shown["help"] += f" (default: {default}{or_suited})"
@@ -293,7 +293,7 @@ def _reader(setting: Option) -> Callable[[str], Any]:
 def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)x(\d+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write width and height in pixels, such as 768x512.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write width and height in pixels, such as 768x512.")
     return int(match[1]), int(match[2])
 
 
@@ -320,7 +320,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     """The whole parser."""
-    said = "Visual autoregressive image models, sooner and with the same image: lossless tree speculation (ADT-Tree)."
+    said = "Generate the same images faster with visual autoregressive models: lossless tree speculation (ADT-Tree)."
     parser = _Parser(prog="python adt.py", description=said)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -10,7 +10,7 @@ Check = Callable[[], None]
 """Called often while something long goes on; may raise to cancel it."""
 
 
-INTERRUPTED = "Interrupted. What had been finished is kept, and nothing is half-written."
+INTERRUPTED = "Interrupted. Finished results were kept, and no file is incomplete."
 """What the command line says after Ctrl-C."""
 LONGEST = 1000
 """Characters of what an error says: it may quote a stranger's file."""
@@ -129,4 +129,4 @@ def shown(value: object, most: int = 40) -> str:
     try:
         return repr(value)[:most]
     except ValueError:
-        return "absurd"
+        return "too long to show"

@@ -25,9 +25,9 @@ LARGEST_JSON, LARGEST_LIST = 64, 256
 PART = ".adt-tree.part"
 """The end of a file's name while it is being written."""
 _TROUBLES = {
-    errno.ENOSPC: ("the disk is full", "make room"),
-    errno.EDQUOT: ("your share of the disk is full", "make room"),
-    errno.EFBIG: ("it is larger than a file may be here", "raise that limit"),
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("your disk quota is used up", "free some space"),
+    errno.EFBIG: ("it exceeds the maximum file size", "raise that limit"),
 }
 """Errors of writing -> what is wrong, and what to do."""
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -44,7 +44,7 @@ def regular(path: str | Path, flags: int) -> int:
     number = os.open(path, flags | _AT_ONCE, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     except OSError:
         os.close(number)
         raise
@@ -78,7 +78,7 @@ def check_utf8(path: Path, named: str) -> None:
         os.fsencode(path).decode("utf-8")
     except UnicodeError:
         raise AdtError(
-            f"{named} is not UTF-8, and safetensors opens no such path; rename the file or folder."
+            f"{named} is not UTF-8, and safetensors can't open such paths; rename the file or folder."
         ) from None
 
 
@@ -90,7 +90,7 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
     with open(path, encoding="utf-8-sig", errors=errors, opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
-            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, and {most} at most are read")
+            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
         return file.read(most * 2**20)  # it may have grown meanwhile
 
 
@@ -151,8 +151,8 @@ def inside(folder: Path, *names: str) -> Path:
         path = path / name
         if is_link(path):
             raise AdtError(
-                f"'{path}' is a link, and nothing is written through links below '{folder}'; remove it, and start the "
-                "same again."
+                f"'{path}' is a link, and files below '{folder}' are not written through links; "
+                "remove it, and run this again."
             )
     return path
 
@@ -170,9 +170,7 @@ def refuse_links(path: Path) -> None:
     """AdtError for a file in a folder of ours that is to be written in its place, if it lies elsewhere, too."""
     inside(path.parent, path.name)
     if path.exists() and path.stat().st_nlink > 1:
-        raise AdtError(
-            f"'{path}' is in another folder as well (a hard link); put a copy in its place, and start again."
-        )
+        raise AdtError(f"'{path}' is also in another folder (a hard link); replace it with a copy, and run this again.")
 
 
 def add_line(path: Path, line: str) -> None:
@@ -203,10 +201,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        other = reason(error), "give access, or name another place"
+        other = reason(error), "allow access, or choose another place"
         problem, remedy = _TROUBLES.get(error.errno or 0, other)
         raise AdtError(
-            f"'{path}' can't be written ({problem}); {remedy}, and start the same again: what is finished is kept."
+            f"'{path}' can't be written ({problem}); {remedy}, and run this again: finished results were kept."
         ) from error
 
 

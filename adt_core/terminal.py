@@ -72,5 +72,5 @@ def say(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again while it exits
         if not isinstance(error, BrokenPipeError):
-            problem = f"what it says can't be written ({error.strerror})"
-            raise AdtError(f"The command is done, but {problem}; send its output elsewhere.") from error
+            problem = f"its output can't be written ({error.strerror})"
+            raise AdtError(f"The command finished, but {problem}; redirect the output elsewhere.") from error

@@ -86,8 +86,8 @@ class _Reader:
         before = self._open[-1][-1]
         if len(before) * len(texts) > self._most:
             raise AdtError(
-                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes the list longer than {MOST} "
-                f"prompts; take '{CHANCE}'."
+                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes more than {MOST} "
+                f"prompts; choose '{CHANCE}'."
             )
         self._open[-1][-1] = [beginning + text for beginning in before for text in texts]
 

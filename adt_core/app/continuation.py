@@ -28,7 +28,7 @@ def check(order: Continuation) -> None:
     if order.continue_from is not None:
         open_picture(order.continue_from, "continue_from")
     elif order.keep is not None or order.keep_left is not None:
-        raise AdtError("`keep` and `keep_left` say how much of a picture is kept; name it with `continue_from`.")
+        raise AdtError("`keep` and `keep_left` need an image to continue; give it with `continue_from`.")
 
 
 def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
     keep = KEEP if order.keep is None else order.keep
     count = prefix_length(target.grid, keep, order.keep_left or 0.0)
     if count == rows * columns:
-        raise AdtError(f"`keep` {keep:g} keeps all {rows} rows of tokens and leaves nothing to draw; choose less.")
+        raise AdtError(f"`keep` is {keep:g}, which keeps all {rows} rows of tokens; choose a smaller number.")
     with torch.inference_mode():
         if count and all(target.lead):
             small = target.codec.encode(to_pixels(picture, *(side * cells for cells in target.lead)))
@@ -85,7 +85,7 @@ def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
         rows, columns, *rest = (*flat, 0, 0)[: max(len(flat), 2)]
         codes = rest[: rows * columns]
         if not codes or len(codes) < rows * columns or max(codes) >= target.num_codes:
-            raise AdtError("`sources` holds no pictures of this model's tokens; take the PNG as it was written.")
+            raise AdtError("`sources` has no images of this model's tokens; use the original PNG.")
         pictures.append(torch.tensor(codes).view(rows, columns))
         flat = tuple(rest[len(codes) :])
     return target.with_sources(pictures) if pictures else target
@@ -110,10 +110,8 @@ def open_picture(path: Path, name: str, remedy: str = "") -> Image.Image:
         with open_image(path) as image:
             return to_rgb(ImageOps.exif_transpose(image))
     except UNSOUND as error:
-        reason = getattr(error, "strerror", None) or f"it is damaged, or none of {', '.join(FORMATS)}"
-        raise AdtError(
-            f"`{name}`: '{path}' can't be read as a picture ({reason}){remedy and f'; {remedy}'}."
-        ) from error
+        reason = getattr(error, "strerror", None) or f"it is damaged, or not one of {', '.join(FORMATS)}"
+        raise AdtError(f"`{name}`: '{path}' can't be read as an image ({reason}){remedy and f'; {remedy}'}.") from error
 
 
 def to_pixels(picture: Image.Image, height: int, width: int) -> Tensor:

@@ -46,9 +46,7 @@ class Engine(Protocol):
 def check(order: Engines, prompts: object) -> None:
     """Raises AdtError if there is no list of prompts to spread, and for a missing Ray."""
     if order.wanted and not prompts:
-        raise AdtError(
-            "`workers` and `ray_address` spread a list of prompts over engines; give a file of them with `prompts`."
-        )
+        raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
     if order.wanted and importlib.util.find_spec("ray") is None:
         raise AdtError(f"`workers` and `ray_address` need Ray, which is not installed; run {pip_install('ray')}")
 
@@ -86,9 +84,8 @@ def engines(
         except ray.exceptions.RayActorError as error:
             problem = str(error).strip().splitlines()[-1].strip()
             raise AdtError(
-                f"`workers`: an engine was lost {RESTARTS + 1} times, or can't be started at all ({problem}); "
-                "too little memory is a frequent reason, and a machine without this pack another. "
-                "What had been finished is kept."
+                f"`workers`: an engine failed {RESTARTS + 1} times, or could not be started ({problem}); "
+                "check the free memory, and that every machine has this pack. Finished results were kept."
             ) from error
         finally:
             ray.shutdown()
@@ -104,7 +101,7 @@ def _load(ray: Any, actors: list) -> list[Any]:
         if not ready:
             _say(
                 f"{len(loading)} of {len(actors)} engines are not ready yet: "
-                "they are loading the model, or waiting for a place in the cluster."
+                "they are loading the model, or waiting for free resources in the cluster."
             )
     return ray.get(facts)
 
@@ -124,7 +121,7 @@ def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
         if successor not in reported:
             reported.add(successor)
             machine = successor[0]
-            _say(f"An engine was lost. Another one was started on the machine {machine}, and draws its prompt again.")
+            _say(f"An engine failed. A new one was started on the machine {machine}, and repeats its prompt.")
         yield from results
 
 
@@ -149,7 +146,7 @@ class _Worker:
         except AdtError as error:
             if self._address is None:
                 raise
-            where = f"On the machine {platform.node()}: the paths of weights and pictures must hold on every machine."
+            where = f"On the machine {platform.node()}: the paths of weights and images must exist on every machine."
             raise AdtError(f"{error.marked} ({where})") from error
 
     def load(self) -> Any:
@@ -183,8 +180,8 @@ def _connect(order: Engines, device: str, workers: int) -> Any:
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError, ImportError, SystemExit) as error:
         raise AdtError(
-            f"`ray_address`: no cluster of this Ray answers at '{address}' ({' '.join(str(error).split())}); "
-            "start one with 'ray start --head', or leave the option out."
+            f"`ray_address`: no cluster of this Ray version answers at '{address}' ({' '.join(str(error).split())}); "
+            "start one with 'ray start --head', or remove the option."
         ) from error
     return ray
 
@@ -198,7 +195,7 @@ def _needs(ray: Any, device: str, workers: int) -> dict[str, int]:
     kind = "GPU" if device == "cuda" or device == "auto" and resources.get("GPU") else "CPU"
     if resources.get(kind, 0) < workers:
         raise AdtError(
-            f"`workers` is {workers}, and each engine takes one {kind}, of which Ray finds {resources.get(kind, 0):g}; "
-            f"ask for fewer engines or add machines{', or choose `device` cpu' if kind == 'GPU' else ''}."
+            f"`workers` is {workers}, and each needs one {kind}, but Ray has only {resources.get(kind, 0):g}; "
+            f"use fewer workers or add machines{', or choose `device` cpu' if kind == 'GPU' else ''}."
         )
     return {"num_gpus": 1, "num_cpus": 0} if kind == "GPU" else {"num_cpus": 1}

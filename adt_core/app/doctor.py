@@ -44,13 +44,13 @@ def examine(subject: Subject) -> str:
         "Machine": [_machine(subject)],
         "Model": _model(examined),
         "Plain decoding": _plain(examined),
-        "What drafts cost": _costs(examined),
+        "Cost of drafts": _costs(examined),
         "Methods": _methods(examined),
-        "The same image": _identity(examined),
-        "What would make it faster": [f"- {line}" for line in _advice(examined)] or ["Nothing comes to mind."],
-        "To paste into a report": ["```", *_block(examined), "```"],
+        "Same image": _identity(examined),
+        "How to make it faster": [f"- {line}" for line in _advice(examined)] or ["No suggestions."],
+        "For a bug report": ["```", *_block(examined), "```"],
     }
-    title = f"ADT-Tree {VERSION}: what this machine makes of {subject.target.name}"
+    title = f"ADT-Tree {VERSION}: {subject.target.name} on this machine"
     return "\n\n".join([title, *("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)])
 
 
@@ -74,18 +74,18 @@ def _model(examined: Examination) -> list[str]:
     lines = [
         f"{target.family}, {config.num_layers} layers of {config.hidden_size}, {dtype}{stored}: "
         f"{_size(decoder) / 2**30:.2f} GB, and {room / 2**30:.2f} GB for an image of {target.length} tokens.",
-        "Drafter: " + ("a network." if subject.network else "no network, the window alone."),
+        "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
         has_far = examined.exact.trust is None or examined.exact.trust.far
         near = near_on(subject.device, decoder.dtype, config.head_dim) if has_far else None
-        far = "all keys are added in float64" if near is None else f"keys beyond {near} go through a fast kernel"
-        lines.append(f"Exact mode: {decoder.tile} rows a product; in attention, {far}.")
+        far = "all keys are summed in float64" if near is None else f"keys beyond {near} use a fast kernel"
+        lines.append(f"Batch-invariant mode: {decoder.tile} rows per matrix product; in attention, {far}.")
     elif decoder.dtype in HALF:
-        lines.append("The exact mode is off: drafting may change the image.")
+        lines.append("Batch-invariant mode is off: drafting may change the image.")
     if subject.device.type == "cuda":
         why = graphs.why_off(decoder)
-        lines.append(f"Rounds are launched one by one: {why}." if why else "Rounds are replayed as CUDA graphs.")
+        lines.append(f"CUDA graphs are off: {why}." if why else "CUDA graphs are on.")
     return lines
 
 
@@ -94,8 +94,8 @@ def _plain(examined: Examination) -> list[str]:
     read = _size(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
     rate = read / plain.step
     return [
-        f"A step takes {1000 * plain.step:.3g} ms. It reads {read / 2**30:.2f} GB of weights: {rate / 2**30:.3g} GB a "
-        f"second, {rate / examined.rate:.0%} of what this device copies."
+        f"A step takes {1000 * plain.step:.3g} ms and reads {read / 2**30:.2f} GB of weights: {rate / 2**30:.3g} GB/s, "
+        f"{rate / examined.rate:.0%} of this device's copy rate."
     ]
 
 
@@ -104,11 +104,11 @@ def _costs(examined: Examination) -> list[str]:
     if profile is None:
         return []
     rows = [f"| {name} | " + " | ".join(f"{profile.of(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
-    guess = ["They were not measured here: this is a guess."] if profile.name.startswith("built in") else []
+    guess = ["Estimated, not measured on this device."] if profile.name.startswith("built in") else []
     return [
-        "In plain steps, by the number of drafts that a round checks:",
+        "Time of a round in plain steps, by the number of drafts that it verifies:",
         "",
-        "| source | " + " | ".join(map(str, sizes)) + " |",
+        "| draft mode | " + " | ".join(map(str, sizes)) + " |",
         "|---" * (len(sizes) + 1) + "|",
         *rows,
         *guess,
@@ -116,7 +116,7 @@ def _costs(examined: Examination) -> list[str]:
 
 
 def _methods(examined: Examination) -> list[str]:
-    lines = ["| method | tokens a pass | times plain | drafting | alone | beside another prompt |", "|---" * 6 + "|"]
+    lines = ["| method | tokens per pass | speed-up | drafting | alone | with another prompt |", "|---" * 6 + "|"]
     on_gpu = examined.subject.device.type != "cpu"
     for name, (draw, _) in examined.draws.items():
         alone, beside = ("the same" if same else "DIFFERS" for same in examined.same(name))
@@ -124,9 +124,9 @@ def _methods(examined: Examination) -> list[str]:
         drafting = f"launches: {draw.launches}, waits: {draw.waits}" if on_gpu else f"{draw.drafting:.0%}"
         lines.append(f"| {name} | {draw.tokens:.2f} | {times} | {drafting} | {alone} | {beside} |")
     if examined.left_out:
-        lines.append(f"Left out for want of time: {', '.join(examined.left_out)}.")
+        lines.append(f"Skipped to save time: {', '.join(examined.left_out)}.")
     count = int((examined.plain.codes >= 0).sum())
-    return [*lines, f"Over the first {count} tokens of one image, which say little of a whole one."]
+    return [*lines, f"Measured over the first {count} tokens of one image; a complete image may differ."]
 
 
 def _identity(examined: Examination) -> list[str]:
@@ -134,32 +134,32 @@ def _identity(examined: Examination) -> list[str]:
     lines = []
     if examined.exact.differing:
         lines.append(
-            f"Tokens that are read {' or '.join(examined.exact.differing)} are not read as they are alone, to the last "
-            f"bit. {examined.exact.remark} Please report it."
+            f"Tokens that are processed {' or '.join(examined.exact.differing)} differ in the last bits from tokens "
+            f"that are processed one by one. {examined.exact.remark} Please report this."
         )
     if not differing:
-        tried = " that was tried" if examined.left_out else ""
-        return [*lines, f"Every method{tried} draws the tokens of plain decoding."]
+        tested = " that was tested" if examined.left_out else ""
+        return [*lines, f"Every method{tested} gives the same tokens as plain decoding."]
     is_exact = examined.subject.target.decoder.tile > 0
-    reason = "Please report it" if is_exact else "float32 has no exact mode, so a near tie may fall otherwise"
-    return [*lines, f"{', '.join(differing)}: other tokens than plain decoding's. {reason}."]
+    reason = "Please report this" if is_exact else "float32 has no batch-invariant mode, so near ties may differ"
+    return [*lines, f"{', '.join(differing)}: different tokens than plain decoding. {reason}."]
 
 
 def _advice(examined: Examination) -> list[str]:
     subject, decoder, advice = examined.subject, examined.subject.target.decoder, list[str]()
     on_gpu = subject.device.type == "cuda"
     if on_gpu and decoder.dtype == torch.float32:
-        advice.append("`dtype` bfloat16 halves what is read at every step.")
+        advice.append("`dtype` bfloat16 halves the data that is read at every step.")
     if on_gpu and not decoder.weights and _size(decoder) > 2**31:
-        advice.append("`weights` int8 halve what is read at every step, and change the model slightly.")
+        advice.append("`weights` int8 halves the data that is read at every step, and changes the model slightly.")
     if not on_gpu and decoder.dtype != torch.float32 and decoder.weights is None:
-        advice.append("On a CPU `dtype` float32 is usually faster, if its memory is there.")
+        advice.append("On a CPU, `dtype` float32 is usually faster if there is enough memory.")
     if subject.network is None:
         known = find_published(examined.subject.target.name)
         trained = f"{known.drafter.repository} was trained for this model" if known and known.drafter else ""
-        advice.append(f"A drafter network: {trained or '`train-drafter` makes one'}.")
+        advice.append(f"Use a drafter network: {trained or '`train-drafter` makes one'}.")
     if on_gpu and graphs.why_off(decoder):
-        advice.append("CUDA graphs, which are off here: a newer driver or PyTorch may help.")
+        advice.append("CUDA graphs are off; a newer driver or PyTorch may help.")
     if "auto" in examined.draws:
         advice.append(_what_auto_does(examined))
     return advice
@@ -168,7 +168,7 @@ def _advice(examined: Examination) -> list[str]:
 def _what_auto_does(examined: Examination) -> str:
     pace = examined.draws["auto"][0].pace / examined.plain.pace
     best = max(examined.draws, key=lambda name: examined.draws[name][0].pace)
-    return f"'auto' drew these tokens {pace:.2f} times as fast as plain decoding; the fastest was {best}."
+    return f"'auto' was {pace:.2f} times as fast as plain decoding; the fastest method was {best}."
 
 
 def _block(examined: Examination) -> list[str]:

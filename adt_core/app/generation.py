@@ -57,18 +57,20 @@ def plan(order: Order) -> Plan:
         raise AdtError(f"`output`: '{files.output}' must end in .png.")
     recipe = complete(order.given, order.device, strict=subject.from_png is None)
     if files.compare and not recipe.drafting.policy.needs_drafter:
-        raise AdtError("`compare` measures another `method` against autoregressive; choose one.")
+        raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
     continuation.check(order.continuation)
     distributed.check(order.engines, subject.prompts)
     listed = read_all(subject.prompts) if subject.prompts else []
     prompts = [prompt.text for prompt in present(listed)] if listed else [subject.prompt or ""]
     if not all(prompt.strip() for prompt in prompts):
-        raise AdtError("`prompt` is empty; describe the picture in a few words.")
+        raise AdtError("`prompt` is empty; describe the image in a few words.")
     if order.engines.ray_address is None:
         choose_device(order.device)
     count, output = len(prompts) * numbers.batch_size, files.output
     if count > MOST_PICTURES:
-        raise AdtError(f"`batch_size`: {count} pictures would be made; {MOST_PICTURES} at most are, so take fewer.")
+        raise AdtError(
+            f"`batch_size`: this makes {count} images, but at most {MOST_PICTURES} are allowed; use a smaller number."
+        )
     numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
     paths = numbered if count > 1 else [output]
     check_outputs(
@@ -210,7 +212,7 @@ def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float)
     if engines.wanted:
         report |= {"workers": engines.workers, "elapsed_seconds": elapsed}
         lines.append(
-            f"Seconds of all engines added up; with {engines.workers} workers the run took {elapsed:.1f} s, "
+            f"Times are sums over all engines; with {engines.workers} workers the run took {elapsed:.1f} s, "
             "loading included."
         )
     return report, lines

@@ -47,7 +47,7 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
     with opened(source) if isinstance(source, Path) else source as file:
         size = file.seek(0, io.SEEK_END)
         if size > LARGEST * 2**20:
-            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, and {LARGEST} at most are read")
+            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {LARGEST} are read")
         file.seek(0)
         with Image.open(file, formats=formats) as image:
             yield image
@@ -70,7 +70,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     low, high = values.min(), values.max()
     if not -0.5 <= low * (255 / white) <= high * (255 / white) < 255.5:  # false for NaN, too
-        found = f"its grey values are from {low:g} to {high:g}, and 0 to {white} was expected"
+        found = f"its grey values are from {low:g} to {high:g}, but 0 to {white} was expected"
         raise OSError(errno.EDOM, f"{found}: save it with 8 bits per channel")
     scaled = np.rint(values.astype(np.float32) * (255 / white))
     return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
@@ -161,7 +161,7 @@ def read_settings(path: Path) -> dict:
         settings = parse_json(text or "null")
     if not isinstance(settings, dict):
         raise AdtError(
-            f"{path} holds no ADT-Tree settings; give a PNG that 'generate' wrote and nothing has saved anew."
+            f"{path} has no ADT-Tree settings; use an original PNG of 'generate', not one that was saved again."
         )
     return settings
 
@@ -198,7 +198,7 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
         names = _names(path)
         for other in (taken[name] for name in names if name in taken):
             what = f"{'a' if files[other] > 1 else 'the'} file of `{other}`"
-            raise AdtError(f"`{option}`: '{path}' is {what}, which would be lost; name another.")
+            raise AdtError(f"`{option}`: '{path}' is {what}, which would be overwritten; choose another name.")
         taken |= dict.fromkeys(names, option)
 
 
@@ -215,9 +215,7 @@ def _names(path: Path) -> set[object]:
 def check_writable(path: Path, option: str) -> None:
     """AdtError, naming ``option``, if ``path`` can't be written. Writes and makes nothing."""
     if len(os.fsencode(path.name)) > LONGEST_NAME:
-        raise AdtError(
-            f"`{option}`: the name '{path.name[:40]}...' is too long; take one of {LONGEST_NAME} bytes at most."
-        )
+        raise AdtError(f"`{option}`: the name '{path.name[:40]}...' is too long; use at most {LONGEST_NAME} bytes.")
     if path.is_dir():
         raise AdtError(f"`{option}`: '{path}' is a folder; name a file.")
     if is_device(path.name) or path.exists() and not path.is_file():
@@ -225,6 +223,6 @@ def check_writable(path: Path, option: str) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise AdtError(
-            f"`{option}`: '{path}' can't be written, because '{folder}' is not a folder that you may write to; "
+            f"`{option}`: '{path}' can't be written, because '{folder}' is not a folder with write access; "
             "choose another."
         )

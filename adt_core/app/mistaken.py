@@ -12,16 +12,16 @@ from ..models.families.chameleon import ANOLE
 from ..models.family import model_type
 
 _NO_WEIGHTS = {
-    "picture": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    "text": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
+    "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    "a text file": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
 }
 """What files are by how their names end. They may lie in a model's folder; its config.json stands for the folder."""
-_OTHER_MODEL = "take a visual autoregressive model"
+_OTHER_MODEL = "choose a visual autoregressive model"
 _STRANGERS = (
     (
         r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$",
         "a LoRA or another adapter",
-        "adapters can't be applied here; take a whole model",
+        "choose a complete model, adapters are not supported",
     ),
     (
         r"^(first_stage_model|conditioner|cond_stage_model|model\.diffusion_model)\.",
@@ -33,14 +33,14 @@ _STRANGERS = (
         "a diffusion model",
         _OTHER_MODEL,
     ),
-    (r"^quantize\.embedding", "the image decoder of a model", "put it beside the model, and choose the model"),
+    (r"^quantize\.embedding", "the image decoder of a model", "put it next to the model, and choose the model"),
     (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "the VAE of a diffusion model", _OTHER_MODEL),
     (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER_MODEL),
 )
 """How tensors are named in files that are no target -> what those are, and what to do."""
 _OTHERS = {
-    "xomni": "X-Omni, which needs a diffusion model, FLUX.1-dev, to make pixels of its tokens",
-    "blip3o": "BLIP3o, whose pixels are made by a diffusion model, from its hidden states and not from its tokens",
+    "xomni": "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens",
+    "blip3o": "BLIP3o, whose images are made by a diffusion model from hidden states, not from tokens",
 }
 """Models that draw tokens and can't be read: what their folders, or architectures, are called, and why not."""
 
@@ -50,13 +50,13 @@ def refuse_layout(path: Path) -> None:
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
     kind = next((kind for kind, ends in _NO_WEIGHTS.items() if path.suffix.lower() in ends), None)
     if kind is not None and path.is_file():
-        raise AdtError(f"{path} is a {kind} and no model; give the model's folder, or its file of weights.")
+        raise AdtError(f"{path} is {kind}, not a model; choose the model's folder or its weights file.")
     if "model_index.json" in names:
-        raise AdtError(f"{path} is a folder of diffusers, which holds a diffusion model; {_OTHER_MODEL}.")
+        raise AdtError(f"{path} is a diffusers folder of a diffusion model; {_OTHER_MODEL}.")
     if any(name.lower().endswith(".gguf") for name in names):
-        raise AdtError(f"{path} is GGUF, which this version can't read; take the repository with *.safetensors.")
+        raise AdtError(f"{path} is GGUF, which this version can't read; use the repository with *.safetensors.")
     if any(name.lower().endswith(".onnx") for name in names) or any(path.glob("onnx/*.onnx")):
-        raise AdtError(f"{path} is ONNX, which this version can't read; take the repository with *.safetensors.")
+        raise AdtError(f"{path} is ONNX, which this version can't read; use the repository with *.safetensors.")
     deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
     if deeper or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
         advice = f"run `{ANOLE.command(path.parent)}` instead"
@@ -68,15 +68,15 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     path, part = checkpoint.path, checkpoint.config.get("_class_name")
     refuse_eagle3(checkpoint, str(path))
     if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
-        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or give it to `drafter`"
-        raise AdtError(f"{path} is an EAGLE drafter and no model; {place}.")
+        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or use it as `drafter`"
+        raise AdtError(f"{path} is an EAGLE drafter, not a model; {place}.")
     called = re.sub("[^a-z0-9]", "", f"{model_type(checkpoint.config)} {checkpoint.name}".lower())
     other = next((what for name, what in _OTHERS.items() if name in called), None)
     if other is not None:
-        raise AdtError(f"{path} is {other}; take a model of docs/models.md.")
+        raise AdtError(f"{path} is {other}; choose a model from docs/models.md.")
     if part is not None:
-        remedy = f"give {path.parent}, which it belongs to" if (path.parent / STAGE).is_dir() else _OTHER_MODEL
-        raise AdtError(f"{path} is a part of a diffusers model ({shown(part)}); {remedy}.")
+        remedy = f"choose the complete model, {path.parent}" if (path.parent / STAGE).is_dir() else _OTHER_MODEL
+        raise AdtError(f"{path} is part of a diffusers model ({shown(part)}); {remedy}.")
     for pattern, kind, advice in _STRANGERS:
         if any(re.search(pattern, name) for name in checkpoint.names):
-            raise AdtError(f"{path} is {kind} and no model that draws tokens; {advice}.")
+            raise AdtError(f"{path} is {kind}, not a model that generates image tokens; {advice}.")

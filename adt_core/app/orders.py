@@ -31,19 +31,19 @@ from .prompts import CAPTIONS
 class Subject(Settings):
     """What to draw; one of these."""
 
-    prompt: str | None = text(None, "What the picture shows.")
-    prompts: Path | None = path("Prompts: text, a table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
-    from_png: Path | None = path("Make the image in this PNG again; other options change its settings.")
+    prompt: str | None = text(None, "Prompt: what the image shows.")
+    prompts: Path | None = path("File of prompts: text, table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
+    from_png: Path | None = path("Reproduce the image in this PNG; other options override its settings.")
 
 
 @dataclass(frozen=True)
 class Numbers(Settings):
     """How many pictures."""
 
-    batch_size: int = whole(1, "Pictures per prompt.", 1, MOST_AT_ONCE, stands="N")
+    batch_size: int = whole(1, "Images per prompt.", 1, MOST_AT_ONCE, stands="N")
     at_once: int | None = whole(
         None,
-        "Pictures drawn at the same time; more of them are faster (default: one prompt's).",
+        "Images generated at the same time; more are faster (default: the images of one prompt).",
         1,
         MOST_AT_ONCE,
         stands="N",
@@ -60,36 +60,36 @@ class Continuation(Settings):
     """The picture that images begin with, or that they are made of."""
 
     source: tuple[Path, ...] = paths(
-        "A picture to make another of, as the prompt says, with GLM-Image; repeat the option for several, in order."
+        "Source image that GLM-Image changes as the prompt says; repeat the option for several, in order."
     )
-    continue_from: Path | None = path("A picture to continue; cropped and resized to the model's size.")
-    keep: float | None = share(None, "Share of its rows that is kept, from the top (default: 0.5).", stands="SHARE")
-    keep_left: float | None = share(None, "Share of the row below them, from the left (default: 0).", stands="SHARE")
+    continue_from: Path | None = path("Image to continue; cropped and resized to the model's size.")
+    keep: float | None = share(None, "Share of its rows to keep, from the top (default: 0.5).", stands="SHARE")
+    keep_left: float | None = share(None, "Share of the next row to keep, from the left (default: 0).", stands="SHARE")
 
 
 @dataclass(frozen=True)
 class Files(Settings):
     """What is written."""
 
-    output: Path = path("The picture; several become FILE-0001.png, ...", "FILE.png")
-    tokens: Path | None = path("Write the codebook indices of each picture, row by row.", "FILE.json")
-    trace: Path | None = path("Write what happened in each round.", "FILE.json")
-    report: Path | None = path("Write the run's figures.", "FILE.json")
-    compare: bool = setting(False, "Decode plainly too, with the same seed, and print the speed-up.")
+    output: Path = path("Output image; several become FILE-0001.png, ...", "FILE.png")
+    tokens: Path | None = path("Write the codebook indices of each image, row by row.", "FILE.json")
+    trace: Path | None = path("Write the drafts and accepted tokens of each round.", "FILE.json")
+    report: Path | None = path("Write the statistics of the run.", "FILE.json")
+    compare: bool = setting(False, "Also decode without drafts, with the same seed, and print the speed-up.")
 
 
 @dataclass(frozen=True)
 class Device(Settings):
     """Where models run."""
 
-    device: str = choice("auto", "Auto takes CUDA where there is any.", ("auto", "cpu", "cuda"))
+    device: str = choice("auto", "auto uses CUDA if available.", ("auto", "cpu", "cuda"))
 
 
 @dataclass(frozen=True)
 class Engines(Settings):
     """Several engines, for the prompts of a file."""
 
-    workers: int = whole(1, "Engines, each with a GPU of its own, or a share of the CPU cores.", 1, None, stands="N")
+    workers: int = whole(1, "Number of engines, each with one GPU or a share of the CPU cores.", 1, None, stands="N")
     ray_address: str | None = text(
         None, "HOST:PORT of a running Ray cluster, or auto for this machine's (default: none).", "ADDRESS"
     )
@@ -120,14 +120,14 @@ class Order:
 class Comparison(Settings):
     """What ``benchmark`` compares."""
 
-    prompts: str = text(BUNDLED, "As for generate; bundled are the captions that come with the pack.", "FILE")
-    count: int | None = whole(None, "Prompts to take from it (default: all).", 1, None, stands="N")
-    sample_seed: int = whole(0, "Which prompts `count` takes.", 0, LARGEST_SEED, stands="N")
-    caption: str = choice(CAPTIONS[0], "Which of the captions of an MS-COCO image.", CAPTIONS)
+    prompts: str = text(BUNDLED, "As for generate; bundled: the captions included in the pack.", "FILE")
+    count: int | None = whole(None, "Number of prompts to use (default: all).", 1, None, stands="N")
+    sample_seed: int = whole(0, "Seed that selects the prompts for `count`.", 0, LARGEST_SEED, stands="N")
+    caption: str = choice(CAPTIONS[0], "Which caption of an MS-COCO image to use.", CAPTIONS)
     methods: str | None = text(
-        None, "Methods, +lantern behind a name for relaxed acceptance (default: some of each kind).", "A,B,..."
+        None, "Methods; add +lantern to a name for relaxed acceptance (default: a selection).", "A,B,..."
     )
-    output: Path = path("For results; an interrupted benchmark goes on where it stopped.", "DIR")
+    output: Path = path("Folder for the results; an interrupted benchmark is resumed.", "DIR")
 
 
 @dataclass(frozen=True)
@@ -135,23 +135,27 @@ class Scores(Settings):
     """Weights of models that judge pictures."""
 
     clip: Path | None = path("CLIP score: a CLIP model in transformers' layout.", "DIR")
-    hps: Path | None = path("HPSv2: its weights in the same layout.", "DIR")
+    hps: Path | None = path("HPSv2: its weights, in the same layout.", "DIR")
     aesthetic: Path | None = path("Aesthetic score: LAION's predictor for the CLIP ViT-L/14 in `clip`.")
     inception: Path | None = path("Inception Score: torch-fidelity's weights of Inception.")
-    real_images: Path | None = path("FID: the folder of pictures that `inception` compares with.", "DIR")
+    real_images: Path | None = path("FID: folder of reference images; needs `inception`.", "DIR")
 
 
 @dataclass(frozen=True)
 class Lessons(Settings):
     """What ``train-drafter`` learns from."""
 
-    prompts: Path | None = path("As for generate; the target draws them as the options of sampling say.")
-    images: Path | None = path("Pictures and captions instead, 1.jpg beside 1.txt, ...", "DIR")
+    prompts: Path | None = path("As for generate; the target generates images for them with the sampling options.")
+    images: Path | None = path("Folder of images and captions to use instead: 1.jpg, 1.txt, ...", "DIR")
     pictures: int | None = whole(
-        None, "To train on; prompts are used again if there are fewer (default: one for each).", 1, None, stands="N"
+        None,
+        "Images to train on; prompts are reused if there are fewer (default: one per prompt).",
+        1,
+        None,
+        stands="N",
     )
-    held_out: int = whole(32, "Pictures, of prompts of their own, that acceptance is measured on.", 1, None, stands="N")
-    draw_batch: int = whole(32, "Pictures drawn at once.", 1, None, stands="N")
+    held_out: int = whole(32, "Held-out images, of other prompts, to measure acceptance on.", 1, None, stands="N")
+    draw_batch: int = whole(32, "Images generated at the same time.", 1, None, stands="N")
 
 
 @dataclass(frozen=True)
@@ -159,25 +163,32 @@ class Training(Settings):
     """How it trains."""
 
     start: str | None = text(
-        None, "Begin with this drafter's weights, as with that of the model a target was tuned from.", "PATH"
+        None, "Start from this drafter's weights, such as the drafter of a fine-tuned target's base model.", "PATH"
     )
-    steps: int | None = whole(None, "Steps of the whole run, over which the learning rate falls.", 1, None, stands="N")
+    steps: int | None = whole(None, "Total steps, over which the learning rate decays.", 1, None, stands="N")
     minutes: float | None = number(
-        None, "Without the drawing; with `steps`, the first to end counts (default: 60 without).", 1e-3, stands="M"
+        None,
+        "Training time, without generating images; `steps` may end it earlier (default: 60 without `steps`).",
+        1e-3,
+        stands="M",
     )
-    batch: int = whole(4, "Pictures per forward.", 1, None, stands="N")
-    accumulate: int = whole(1, "Forwards per step.", 1, None, stands="N")
+    batch: int = whole(4, "Images per forward pass.", 1, None, stands="N")
+    accumulate: int = whole(1, "Forward passes per step.", 1, None, stands="N")
     passes: int = whole(
-        3, "Depths to train for: one over the target's features, the others over its own.", 1, None, stands="N"
+        3,
+        "Draft depths to train: the first on the target's features, the others on the drafter's.",
+        1,
+        None,
+        stands="N",
     )
-    learning_rate: float = number(0.02, "Of the matrices, by Muon; vectors get a fifth, by AdamW.", 1e-9)
+    learning_rate: float = number(0.02, "Learning rate of matrices (Muon); vectors use a fifth of it (AdamW).", 1e-9)
     autocast: str = choice(
         "auto",
-        "Precision of the products; auto takes a half on CUDA.",
+        "Precision of matrix products; auto uses half precision on CUDA.",
         ("auto", "float32", "bfloat16", "float16"),
     )
     features_gb: float = number(
-        8.0, "Disk space for the target's features, which make a step cheaper; 0 keeps none.", 0.0
+        8.0, "Disk space in GB to store the target's features, so that steps are faster; 0 stores none.", 0.0
     )
 
 
@@ -185,17 +196,17 @@ class Training(Settings):
 class DrafterFiles(Settings):
     """What training writes."""
 
-    output: Path = path("Folder of the drafter; what `drafter` takes.", "DIR")
-    every: int = whole(100, "Steps between measuring and saving.", 1, None, stands="N")
-    compare: str | None = text(None, "Measure this drafter too, on the same held-out pictures.", "PATH")
+    output: Path = path("Folder of the drafter, to use as `drafter`.", "DIR")
+    every: int = whole(100, "Measure and save after this many steps.", 1, None, stands="N")
+    compare: str | None = text(None, "Also measure this drafter on the same held-out images.", "PATH")
 
 
 @dataclass(frozen=True)
 class Drawn(Settings):
     """What ``check-drafter`` draws."""
 
-    prompts: Path | None = path("As for generate (default: the captions that come with the pack).")
-    count: int = whole(8, "Pictures.", 1, None, stands="N")
+    prompts: Path | None = path("As for generate (default: the captions included in the pack).")
+    count: int = whole(8, "Images to generate.", 1, None, stands="N")
 
 
 @dataclass(frozen=True)

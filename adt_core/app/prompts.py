@@ -73,8 +73,8 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AdtError(
-            f"`prompts`: '{path}' is not what its ending says ({error}); captions in MS-COCO's layout, "
-            "a table with a column 'prompt', JSON lines or plain text were expected."
+            f"`prompts`: '{path}' does not have the format of its file extension ({error}); use MS-COCO captions, "
+            "a table with a column 'prompt', JSON lines or plain text."
         ) from error
     if not present(prompts):
         raise AdtError(f"`prompts`: '{path}' is empty; write one prompt per line.")
@@ -85,15 +85,15 @@ def _text_of(path: Path) -> str:
     """Return the text of a list. Raises OSError, or AdtError if it is not UTF-8."""
     with opened(path) as file:
         head = file.read(len(_ZIP))
-    kind = "no text in UTF-8, but in another encoding, such as UTF-16, or no text at all"
+    kind = "not a UTF-8 text file (but in another encoding, such as UTF-16, or not text)"
     if head == _ZIP:
-        kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')} and no text"
+        kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')}, not a text file"
     else:
         with suppress(UnicodeDecodeError):
             text = read_text(path, LARGEST_LIST)
             if "\0" not in text:
                 return text
-    raise AdtError(f"`prompts`: '{path}' is {kind}; save the prompts as a text file in UTF-8.")
+    raise AdtError(f"`prompts`: '{path}' is {kind}; save the prompts as a UTF-8 text file.")
 
 
 def typed(text: str) -> list[Prompt]:
@@ -125,10 +125,10 @@ def select(
     if not chosen:
         raise AdtError(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
-            "give a part of a prompt, or nothing for all."
+            "enter part of a prompt, or leave it empty for all."
         )
     if start >= len(chosen):
-        raise AdtError(f"start is {start}, but there are {len(chosen)} prompts; give a smaller number.")
+        raise AdtError(f"start is {start}, but there are only {len(chosen)} prompts; use a smaller number.")
     if shuffle:
         chosen = sample(chosen, len(chosen), shuffle)
     return chosen[start:][: count or None]
@@ -233,5 +233,5 @@ def _seed(value: Any) -> int | None:
     if value is None or value == "":
         return None
     if isinstance(value, bool | float) or not 0 <= int(value) <= LARGEST_SEED:
-        raise ValueError(f"{shown(value)} is no seed, which is a whole number from 0 to 2**64 - 1")
+        raise ValueError(f"{shown(value)} is not a seed, which is a whole number from 0 to 2**64 - 1")
     return int(value)

@@ -32,23 +32,23 @@ def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     version = saved.get("noise_version")
     if version != NOISE_VERSION:
         raise AdtError(
-            f"{path} was drawn with noise version {shown(version)}, and this ADT-Tree draws {NOISE_VERSION}; it can't "
-            "be made again."
+            f"{path} was made with noise version {shown(version)}, but this ADT-Tree uses {NOISE_VERSION}; generate a "
+            "new image instead."
         )
     options = {"prompt": Subject.options()["prompt"], **Recipe.options()}
     values = {name: saved[name] for name in ("prompt", *Recipe.names()) if saved.get(name) is not None}
     for name, option in options.items():
         value = values.get(name)
         if (name == "prompt" or name in values) and not option.holds(value):
-            raise AdtError(f"{path} says {name} is {shown(value)}, which can't be; draw a new image instead.")
+            raise AdtError(f"{path} has {name} {shown(value)}, which is not valid; generate a new image instead.")
     if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
         _check_maker(path, saved.get("noise_device"), str(given.get("device", "auto")))
     for name in PATHS:
         asked = values.get(name)
         if name not in given and not _is_ours(asked):
             raise AdtError(
-                f"{path} asks for the {name} {shown(asked, 300)}, and anybody may have written that; if you want it, "
-                f"add `{name}` with that path."
+                f"{path} names the {name} {shown(asked, 300)}, which is not opened, as anybody may have written it; "
+                f"if you trust it, add `{name}` with that path."
             )
     return EARLIER | values
 
@@ -58,8 +58,8 @@ def _check_maker(path: Path, device: object, chosen: str) -> None:
     here = maker(choose_device(chosen))
     if device != here:
         raise AdtError(
-            f"{path} has the noise that {shown(device)} makes for upstream, and `device` {here} makes another; "
-            "draw it there, or choose `noise` own for another picture."
+            f"{path} was made with the upstream noise of {shown(device)}, but `device` {here} makes other noise; "
+            "use the same device, or choose `noise` own for another image."
         )
 
 

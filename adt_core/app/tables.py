@@ -48,7 +48,7 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
             return [_named(names, row, number) for number, row in enumerate(rows, start=1)]
     found = ", ".join(map(shown, (_cells(text, delimiters[0]) or [["none"]])[0]))
     raise ValueError(
-        f"its columns are {found}: call one of them {' or '.join(map(repr, needed))} in the first line; "
+        f"its columns are {found}: name one of them {' or '.join(map(repr, needed))} in the first line; "
         f"{' and '.join(map(repr, known))} are read, too"
     )
 
@@ -63,7 +63,7 @@ def _cells(text: str, delimiter: str) -> list[list[str]]:
         return _rows(text, delimiter, csv.QUOTE_MINIMAL)
     except ValueError as error:
         if delimiter != "\t":
-            raise ValueError(f"{error}; write a quotation mark within quotation marks twice") from error
+            raise ValueError(f"{error}; double every quotation mark inside quotation marks") from error
         return _rows(text, delimiter, csv.QUOTE_NONE)
 
 
@@ -78,6 +78,6 @@ def _rows(text: str, delimiter: str, quoting: Literal[0, 3]) -> list[list[str]]:
 def _named(names: Sequence[str], row: Sequence[str], number: int) -> dict[str, str]:
     """Return a row by the names of its columns. Raises ValueError if it has more cells than there are names."""
     if any(map(str.strip, row[len(names) :])):
-        remedy = "put texts with commas into quotation marks"
-        raise ValueError(f"row {number} has {len(row)} cells, and the heading {len(names)}: {remedy}")
+        remedy = "put text with commas in quotation marks"
+        raise ValueError(f"row {number} has {len(row)} cells, but the heading has {len(names)}: {remedy}")
     return dict(zip(names, row))

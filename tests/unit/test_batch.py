@@ -295,5 +295,5 @@ def test_folders_are_called_by_the_model_and_old_ones_go_on(make, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(AdtError, match="can't be written.*what is finished is kept"):
+    with pytest.raises(AdtError, match="can't be written.*finished results were kept"):
         run(make, PROMPTS[:1], tmp_path / "file", chunk=1)

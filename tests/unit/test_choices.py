@@ -66,7 +66,7 @@ def test_chance_repeats_by_its_seed_alone():
 
 
 def test_too_many_combinations_are_refused_before_they_are_made(monkeypatch):
-    with pytest.raises(AdtError, match=f"choices: prompt '2', .* longer than {MOST} prompts; take 'random'"):
+    with pytest.raises(AdtError, match=f"choices: prompt '2', .* more than {MOST} prompts; choose 'random'"):
         chosen([Prompt("1", "a cat"), Prompt("2", "{a|b}" * 40)], ALL)
     monkeypatch.setattr(choices, "MOST", 100)
     half = "{a|b}" * 6

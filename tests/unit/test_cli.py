@@ -217,7 +217,7 @@ def assert_refused(result, *named, code=1):
         ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
         ({"keep": 0.5}, ["--keep", "--continue-from"]),
         ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
-        ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "picture"]),
+        ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "image"]),
         ({"continue_from": ROOT / "docs" / "comfyui.png", "keep_left": 1.5}, ["--keep-left", "1.5"]),
     ],
 )
@@ -226,7 +226,7 @@ def test_wrong_arguments(generate, options, named):
 
 
 def test_keeping_everything(generate):
-    assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep 0.9", "all 4 rows")
+    assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep is 0.9", "all 4 rows")
 
 
 def test_compare_needs_another_method(generate):

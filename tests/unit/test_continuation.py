@@ -73,7 +73,7 @@ def test_a_picture_whose_orientation_is_odd(tmp_path):
     entries = [(0x0112, 3, b"\0\x06\0\0"), (0x0100, 2, b"ab\0\0")]  # to be turned; a width that is a text
     content = b"".join(struct.pack(">HHI4s", tag, kind, 1, value) for tag, kind, value in entries)
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + content + bytes(4))
-    with pytest.raises(AdtError, match="images: '.*a.jpg' can't be read as a picture"):
+    with pytest.raises(AdtError, match="images: '.*a.jpg' can't be read as an image"):
         open_picture(tmp_path / "a.jpg", "images")
 
 
@@ -106,12 +106,12 @@ def test_floating_point_is_scaled(tmp_path, value, byte):
 @pytest.mark.parametrize(
     "values, found",
     [
-        (np.array([[0.0, 255.0]], np.float32), "from 0 to 255, and 0 to 1 was expected"),
-        (np.array([[-3.5, 1.0]], np.float32), "from -3.5 to 1, and 0 to 1 was expected"),
-        (np.array([[float("nan"), 1.0]], np.float32), "from nan to nan, and 0 to 1 was expected"),
-        (np.array([[0.0, float("inf")]], np.float32), "from 0 to inf, and 0 to 1 was expected"),
-        (np.array([[0, 65700]], np.int32), "from 0 to 65700, and 0 to 65535 was expected"),
-        (np.array([[-200, 0]], np.int32), "from -200 to 0, and 0 to 65535 was expected"),
+        (np.array([[0.0, 255.0]], np.float32), "from 0 to 255, but 0 to 1 was expected"),
+        (np.array([[-3.5, 1.0]], np.float32), "from -3.5 to 1, but 0 to 1 was expected"),
+        (np.array([[float("nan"), 1.0]], np.float32), "from nan to nan, but 0 to 1 was expected"),
+        (np.array([[0.0, float("inf")]], np.float32), "from 0 to inf, but 0 to 1 was expected"),
+        (np.array([[0, 65700]], np.int32), "from 0 to 65700, but 0 to 65535 was expected"),
+        (np.array([[-200, 0]], np.int32), "from -200 to 0, but 0 to 65535 was expected"),
     ],
 )
 def test_grey_values_out_of_range_are_named(tmp_path, values, found):
@@ -119,7 +119,7 @@ def test_grey_values_out_of_range_are_named(tmp_path, values, found):
     with pytest.raises(AdtError) as caught:
         open_picture(tmp_path / "a.tif", "continue_from")
     assert str(caught.value) == (
-        f"continue_from: '{tmp_path / 'a.tif'}' can't be read as a picture (its grey values are {found}: save it with "
+        f"continue_from: '{tmp_path / 'a.tif'}' can't be read as an image (its grey values are {found}: save it with "
         "8 bits per channel)."
     )
 
@@ -199,13 +199,13 @@ def test_every_source_picture_is_read_in_order(tmp_path):
     "flat", [(0,), (1, 1), (0, 5), (5, 0), (1, 1, 9), (1, 1, 3, 1), (1, 1, 3, 1, 2, 4), (1, 1, 3, 0, 0), (2, 2, 1, 1)]
 )
 def test_sources_that_no_picture_wrote_are_refused(flat):
-    with pytest.raises(AdtError, match="sources holds no pictures of this model's tokens"):
+    with pytest.raises(AdtError, match="sources has no images of this model's tokens"):
         with_sources(Painter(), flat)
 
 
 def test_a_source_picture_that_can_not_be_read_is_named(tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(AdtError, match="source: '.*b.png' can't be read as a picture"):
+    with pytest.raises(AdtError, match="source: '.*b.png' can't be read as an image"):
         check(Continuation(source=(tmp_path / "a.png", tmp_path / "b.png")))
     with pytest.raises(AdtError, match="source is 'a.png'"):
         Continuation(source="a.png")
@@ -218,4 +218,4 @@ def test_no_result_replaces_a_source_picture(tmp_path, capsys):
     given = ["generate", "--prompt", "a cat", "--source", names[0], "--source", names[1]]
     for name in names:
         assert cli.main([*given, "--output", name]) == 2
-        assert "which would be lost" in capsys.readouterr().err
+        assert "which would be overwritten" in capsys.readouterr().err

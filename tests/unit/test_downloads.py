@@ -180,7 +180,7 @@ def test_anole_in_metas_layout(tmp_path, place, given):
 
 def test_a_drafter_chosen_as_model(tiny):
     message = said_of_a_drafter(tiny / "drafter")
-    told = "is an EAGLE drafter and no model", "Drafter Loader", "give it to drafter"
+    told = "is an EAGLE drafter, not a model", "Drafter Loader", "use it as drafter"
     assert all(words in message for words in told)
 
 
@@ -194,7 +194,7 @@ def said_of_a_drafter(path) -> str:
 
 def test_folders_of_diffusers(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}', encoding="utf-8")
-    assert "is a folder of diffusers" in said(tmp_path)
+    assert "is a diffusers folder" in said(tmp_path)
 
 
 def test_shards_without_an_index_or_a_configuration(tmp_path):

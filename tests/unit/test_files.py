@@ -28,7 +28,8 @@ def test_a_full_disk_leaves_the_file_as_it_was(file, monkeypatch):
         with pytest.raises(AdtError) as caught:
             write(file, b"another")
     assert str(caught.value) == (
-        f"'{file}' can't be written (the disk is full); make room, and start the same again: what is finished is kept."
+        f"'{file}' can't be written (the disk is full); free some space, and run this again: "
+        "finished results were kept."
     )
     assert file.read_bytes() == b"one" and list(file.parent.iterdir()) == [file]
     write(file, b"another")
@@ -38,11 +39,11 @@ def test_a_full_disk_leaves_the_file_as_it_was(file, monkeypatch):
 @pytest.mark.parametrize(
     "number, words",
     [
-        (errno.EDQUOT, "(your share of the disk is full); make room"),
-        (errno.EFBIG, "(it is larger than a file may be here); raise that limit"),
-        (errno.EROFS, "(Read-only file system); give access, or name another place"),
-        (errno.EACCES, "(Permission denied); give access, or name another place"),
-        (errno.EIO, "(Input/output error); give access, or name another place"),
+        (errno.EDQUOT, "(your disk quota is used up); free some space"),
+        (errno.EFBIG, "(it exceeds the maximum file size); raise that limit"),
+        (errno.EROFS, "(Read-only file system); allow access, or choose another place"),
+        (errno.EACCES, "(Permission denied); allow access, or choose another place"),
+        (errno.EIO, "(Input/output error); allow access, or choose another place"),
     ],
 )
 def test_every_trouble_is_said_in_a_sentence(file, monkeypatch, number, words):
@@ -127,7 +128,7 @@ def test_lines_are_added_to_no_file_of_another_folder(tmp_path):
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").write_text("theirs\n", encoding="utf-8")
     (tmp_path / "ours" / "a.jsonl").hardlink_to(tmp_path / "theirs")
-    with pytest.raises(AdtError, match=r"a.jsonl' is in another folder as well \(a hard link\); put a copy"):
+    with pytest.raises(AdtError, match=r"a.jsonl' is also in another folder \(a hard link\); replace it"):
         add_line(tmp_path / "ours" / "a.jsonl", "{}")
     assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs\n"
 
@@ -137,7 +138,9 @@ def test_a_line_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
     add_line(path, "one")
     with monkeypatch.context() as patch:
         patch.setattr(*at("write", 1, full_disk))
-        with pytest.raises(AdtError, match="runs.jsonl' can't be written .the disk is full.*what is finished is kept"):
+        with pytest.raises(
+            AdtError, match="runs.jsonl' can't be written .the disk is full.*finished results were kept"
+        ):
             add_line(path, "two")
     assert path.read_text(encoding="utf-8") == "one\ntw"
     add_line(path, "three")

@@ -55,7 +55,7 @@ def test_each_write_of_a_command(run, name, monkeypatch):
         if code == 0:
             break
         assert code == 1 and said[0].startswith(f"error: '{output}/"), "it names the file"
-        assert "the disk is full" in said[0] and "what is finished is kept" in said[0] and said[0].count(". ") == 0
+        assert "the disk is full" in said[0] and "finished results were kept" in said[0] and said[0].count(". ") == 0
         check_whole(Path(output))
         finished = {path: path.read_bytes() for path in Path(output).rglob("*.jsonl")}
         assert run(name, output)[0] == 0
@@ -82,7 +82,7 @@ def test_a_full_disk_in_the_place_of_the_terminal():
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(INSPECT, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert "what it says can't be written (No space left on device)" in done.stderr
+    assert "its output can't be written (No space left on device)" in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes of this kind")

@@ -144,7 +144,7 @@ def test_onnx(tmp_path, name):
     folder = tmp_path / "target"
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_bytes(b"\x08\x07")
-    assert "is ONNX, which this version can't read; take the repository with *.safetensors" in said(folder)
+    assert "is ONNX, which this version can't read; use the repository with *.safetensors" in said(folder)
     assert "is ONNX" in said(folder / name)
     write_tiny_checkpoint(folder)
     load_target(folder)

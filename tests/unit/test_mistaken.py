@@ -60,17 +60,19 @@ def test_a_path_in_quotation_marks(tmp_path, marks):
 @pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
 def test_a_picture(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x89PNG")
-    assert "is a picture and no model; give the model's folder" in said(tmp_path / name)
+    assert "is an image, not a model; choose the model's folder" in said(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
 def test_a_text_of_a_models_folder(tmp_path, name):
     """It was called a damaged file of weights, to be downloaded again."""
     (tmp_path / name).write_text("{}", encoding="utf-8")
-    assert "is a text and no model; give the model's folder" in said(tmp_path / name)
+    assert "is a text file, not a model; choose the model's folder" in said(tmp_path / name)
 
 
-@pytest.mark.parametrize("around, remedy", [("GLM-Image", "give {}, which it belongs to"), ("SDXL", "take a visual")])
+@pytest.mark.parametrize(
+    "around, remedy", [("GLM-Image", "choose the complete model, {}"), ("SDXL", "choose a visual")]
+)
 def test_a_part_of_a_diffusers_model(tmp_path, around, remedy):
     """Of GLM-Image, the folder around it is the model."""
     part = tmp_path / around / "transformer"
@@ -79,7 +81,7 @@ def test_a_part_of_a_diffusers_model(tmp_path, around, remedy):
     save_file({"a": torch.ones(1)}, part / "model.safetensors")
     if around == "GLM-Image":
         (part.parent / "vision_language_encoder").mkdir()
-    assert f"is a part of a diffusers model ('ATransformer2DModel'); {remedy.format(part.parent)}" in said(part)
+    assert f"is part of a diffusers model ('ATransformer2DModel'); {remedy.format(part.parent)}" in said(part)
 
 
 # ---- models of other kinds -------------------------------------------------------------------------
@@ -111,7 +113,7 @@ def test_files_of_other_models_are_known_by_their_tensors(tmp_path, kind, name):
     """SDXL, Flux, LoRA, PEFT, VAE, text encoders. They have no config.json, which was asked for."""
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
-        assert f" is {kind} and no model that draws tokens; " in said(path)
+        assert f" is {kind}, not a model that generates image tokens; " in said(path)
 
 
 def test_janusflow(tmp_path):
@@ -143,10 +145,10 @@ def test_other_models_of_emu3s_family(tmp_path, name, config, words):
 @pytest.mark.parametrize(
     "name, kind, words",
     [
-        ("X-Omni-En", "qwen2", "X-Omni, which needs a diffusion model, FLUX.1-dev, to make pixels of its tokens"),
-        ("copy", "x-omni", "X-Omni, which needs a diffusion model"),
-        ("BLIP3o-NEXT-SFT-3B", "qwen3", "BLIP3o, whose pixels are made by a diffusion model, from its hidden states"),
-        ("copy", "blip3o_qwen", "BLIP3o, whose pixels are made by a diffusion model"),
+        ("X-Omni-En", "qwen2", "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens"),
+        ("copy", "x-omni", "X-Omni, which needs the diffusion model"),
+        ("BLIP3o-NEXT-SFT-3B", "qwen3", "BLIP3o, whose images are made by a diffusion model from hidden states"),
+        ("copy", "blip3o_qwen", "BLIP3o, whose images are made by a diffusion model"),
     ],
 )
 def test_models_whose_tokens_only_a_diffusion_model_can_show(tmp_path, name, kind, words):

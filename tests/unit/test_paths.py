@@ -117,7 +117,9 @@ def test_a_model_that_safetensors_can_not_open_is_not_called_damaged(odd, tiny, 
         (odd / role).symlink_to(tiny / role)
         assert cli.main(["inspect", str(odd / role)]) == 1
         said = capsys.readouterr().err
-        assert f"{SPELLED}/{role}' is not UTF-8, and safetensors opens no such path; rename the file or folder." in said
+        assert (
+            f"{SPELLED}/{role}' is not UTF-8, and safetensors can't open such paths; rename the file or folder." in said
+        )
 
 
 def test_a_drafter_that_could_not_be_read_again_is_not_trained(odd, tiny, capsys):

@@ -188,7 +188,7 @@ def test_a_part_of_a_list():
 
 
 @pytest.mark.parametrize(
-    "values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are 2")]
+    "values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are only 2")]
 )
 def test_nothing_left_of_a_list_is_named(values, words):
     with pytest.raises(AdtError, match=words):
@@ -246,17 +246,17 @@ def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("text,seed\na cat,1\n", "its columns are 'text', 'seed': call one of them 'prompt' or 'caption' in the first"),
+        ("text,seed\na cat,1\n", "its columns are 'text', 'seed': name one of them 'prompt' or 'caption' in the first"),
         (
             "a cat\na dog\n",
-            "its columns are 'a cat': call one of them 'prompt' or 'caption' in the first line; 'id' and",
+            "its columns are 'a cat': name one of them 'prompt' or 'caption' in the first line; 'id' and",
         ),
         ("\n", "its columns are 'none'"),
-        ("prompt\na cat, red\n", "row 1 has 2 cells, and the heading 1: put texts with commas into quotation marks"),
-        ('prompt\n"Hi" on a sign\n', "line 2: .*; write a quotation mark within quotation marks twice"),
+        ("prompt\na cat, red\n", "row 1 has 2 cells, but the heading has 1: put text with commas in quotation marks"),
+        ('prompt\n"Hi" on a sign\n', "line 2: .*; double every quotation mark inside quotation marks"),
         ('prompt\n"a cat\n', "line 2: unexpected end of data"),
         (f"prompt\n{'a' * 140000}\n", "line 2: field larger than field limit"),
-        ("prompt,seed\na cat,-1\n", "'-1' is no seed"),
+        ("prompt,seed\na cat,-1\n", "'-1' is not a seed"),
         ("prompt,seed\na cat,red\n", "red"),
     ],
 )
@@ -274,7 +274,9 @@ def test_a_table_that_can_not_be_read_is_named(tmp_path, text, words):
 def test_other_encodings_are_refused(tmp_path, name, encoding):
     """Without a byte order mark, every second character of UTF-16 was drawn as NUL."""
     text = "a caf\xe9" if encoding == "latin-1" else "a cat"
-    with pytest.raises(AdtError, match=rf"prompts: '.*{name}' is no text in UTF-8.*; save the prompts .* in UTF-8\.$"):
+    with pytest.raises(
+        AdtError, match=rf"prompts: '.*{name}' is not a UTF-8 text file .*; save the prompts as a UTF-8 text file\.$"
+    ):
         listed(tmp_path, name, f"prompt\n{text}\n", encoding)
 
 
@@ -292,9 +294,7 @@ def test_other_encodings_are_refused(tmp_path, name, encoding):
 def test_archives_are_refused(tmp_path, name, kind):
     with zipfile.ZipFile(tmp_path / name, "w") as file:
         file.writestr("word/document.xml", "a cat")
-    with pytest.raises(
-        AdtError, match=f"prompts: '.*{name}' is {kind} and no text; save the prompts as a text file in"
-    ):
+    with pytest.raises(AdtError, match=f"prompts: '.*{name}' is {kind}, not a text file; save the prompts as a UTF-8"):
         read_all(tmp_path / name)
 
 
@@ -303,7 +303,7 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "nul.txt").write_bytes(b"a cat\0")
     for name in ("p.txt", "p.png", "nul.txt"):
-        with pytest.raises(AdtError, match=f"'.*{name}' is no text in UTF-8"):
+        with pytest.raises(AdtError, match=f"'.*{name}' is not a UTF-8 text file"):
             read_all(tmp_path / name)
 
 

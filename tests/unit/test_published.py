@@ -147,4 +147,4 @@ def test_the_help_says_so(capsys):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         said = " ".join(capsys.readouterr().out.split())
-        assert said.count("(default: as the model's authors draw)") == 5
+        assert said.count("(default: the model authors' value)") == 5

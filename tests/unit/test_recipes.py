@@ -207,7 +207,7 @@ def test_the_help_shows_method_and_option(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "toy: drafts now and then" in said and "--stride" in said
     help = "Drafts where the position is a multiple of this, 25 % of them"
-    assert f"{help} (default: 4, or what suits drafter and device)" in said
+    assert f"{help} (default: 4, or automatic for drafter and device)" in said
     assert list(options())[-1] == "stride", "saved workflows name the options before it by their position"
 
 

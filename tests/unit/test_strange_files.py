@@ -106,7 +106,7 @@ def test_a_link_in_our_folder_is_replaced(ours, secret):
 def test_a_folder_that_is_a_link_is_refused_wherever_it_stands(ours, secret):
     (ours / "images").symlink_to(secret.parent)
     for name in ("images/a.png", "images/deeper/a.png"):
-        with pytest.raises(AdtError, match="images' is a link, and nothing is written through links below"):
+        with pytest.raises(AdtError, match="images' is a link, and files below"):
             write_in(ours, name, b"ours")
     assert list(secret.parent.iterdir()) == [secret]
     (ours.parent / "same").symlink_to(ours)
@@ -168,7 +168,7 @@ def test_a_link_in_a_batch_folder_takes_no_picture(batch, ours, secret, dangling
 def test_the_folder_of_a_batch_is_no_link(batch, ours, secret, name):
     folder = home(ours, batch.job, name)
     folder.symlink_to(secret.parent)
-    with pytest.raises(AdtError, match=f"'{folder}' is a link, and nothing is written through links below"):
+    with pytest.raises(AdtError, match=f"'{folder}' is a link, and files below"):
         home(ours, batch.job, name)
 
 
@@ -226,7 +226,7 @@ def test_what_is_no_regular_file_is_refused_at_once(ours, kind):
             read(path)
     with pytest.raises(AdtError, match="can't be read as a PNG"):
         read_settings(path)
-    with pytest.raises(AdtError, match="continue_from: .*can't be read as a picture"):
+    with pytest.raises(AdtError, match="continue_from: .*can't be read as an image"):
         open_picture(path, "continue_from")
     assert read_pixels(path, (8, 8)) is None
 
@@ -266,7 +266,7 @@ def test_weights_that_measure_quality_are_files(ours, monkeypatch):
     with pytest.raises(AdtError, match="deeper/template.jinja' is no regular file"):
         quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
     (ours / "deeper" / "template.jinja").rename(ours / "pytorch_model.bin")
-    with pytest.raises(AdtError, match="no regular file"):
+    with pytest.raises(AdtError, match="not a regular file"):
         quality.inception_metric(ours / "pytorch_model.bin", None, 2, torch.device("cpu"))
 
 
@@ -277,7 +277,7 @@ def test_the_command_line_waits_for_no_pipe(tmp_path, capsys, option):
     given = [option, str(tmp_path / "a.png"), "--output", str(tmp_path / "b.png")]
     assert cli.main(["generate", *subject, *given]) != 0
     said = capsys.readouterr().err
-    assert "it is no regular file" in said and option.removeprefix("--") in said + "from-png"
+    assert "it is not a regular file" in said and option.removeprefix("--") in said + "from-png"
 
 
 # ---- pictures --------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_picture_starts_no_other_program(ours, monkeypatch):
     Image.new("RGB", (8, 8)).save(ours / "photo.eps")
     photo = (ours / "photo.eps").rename(ours / "photo.png")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
-    with pytest.raises(AdtError, match="none of PNG, JPEG, WEBP, BMP, GIF, TIFF"):
+    with pytest.raises(AdtError, match="not one of PNG, JPEG, WEBP, BMP, GIF, TIFF"):
         open_picture(photo, "continue_from")
     with pytest.raises(AdtError, match="of another format"):
         read_settings(photo)
@@ -303,7 +303,7 @@ def test_pictures_that_people_have_are_opened(ours, format):
 def test_what_is_far_too_large_for_a_picture(ours):
     Image.new("RGB", (8, 8)).save(ours / "a.png")
     os.truncate(ours / "a.png", LARGEST * 2**20 + 1)  # which takes no room on the disk
-    with pytest.raises(AdtError, match="it has 512 MiB, and 512 at most are read"):
+    with pytest.raises(AdtError, match="it has 512 MiB, but at most 512 are read"):
         open_picture(ours / "a.png", "--images")
 
 

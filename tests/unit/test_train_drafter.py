@@ -333,7 +333,7 @@ def test_bad_pictures(train, tmp_path):
     for i in range(6):
         (folder / f"{i}.txt").write_text("a house", encoding="utf-8")
     code, _, err = train(prompts=None, images=folder)
-    assert code == 1 and "can't be read as a picture" in err and "take it out or save it anew." in err
+    assert code == 1 and "can't be read as an image" in err and "take it out or save it anew." in err
 
 
 def test_an_output_that_is_something_else(train, tiny, tmp_path):

@@ -146,7 +146,7 @@ def test_a_png_opens_no_files_that_the_user_has_not_named(tmp_path, monkeypatch,
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} was looked at"))
         assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
     said = capsys.readouterr().err
-    assert f"asks for the {name} '//server/share/model'" in said and f"add --{name}" in said
+    assert f"names the {name} '//server/share/model'" in said and f"add --{name}" in said
     _, options = cli.parse(["generate", "--from-png", "a.png", "--output", "again.png", f"--{name}", "mine"])
     assert options[name] == "mine"
 

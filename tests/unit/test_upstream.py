@@ -191,7 +191,7 @@ def test_a_picture_whose_noise_another_device_made_is_refused(generate, monkeypa
     assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
     monkeypatch.setattr(saved, "maker", lambda device: "NVIDIA RTX 4090")
     code, said = generate("--from-png", "a.png", "--output", "again.png")
-    assert code == 1 and "'cpu' makes for upstream" in said and "--device NVIDIA RTX 4090 makes another" in said
+    assert code == 1 and "the upstream noise of 'cpu'" in said and "--device NVIDIA RTX 4090 makes other noise" in said
     assert generate("--from-png", "a.png", "--noise", "own", "--output", "own.png")[0] == 0
     assert read_settings(Path("own.png"))["noise"] == "own" and "noise_device" not in read_settings(Path("own.png"))
     assert generate("--from-png", "own.png", "--noise", "upstream", "--output", "theirs.png")[0] == 0

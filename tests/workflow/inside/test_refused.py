@@ -90,7 +90,7 @@ def test_what_begins_at_its_defaults_is_not_refused(pack):
 @pytest.mark.parametrize("kind, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
 def test_a_long_list_is_not_read_while_comfyui_validates(pack, model, kind, name):
     """Nobody else is answered then. What is wrong in it is found when its node runs; in a short one, at once."""
-    said = "is not what its ending says"
+    said = "does not have the format of its file extension"
     for file, wrong in (("short.json", 3), ("long.json", 10**6)):
         (pack.base / "input" / file).write_text("[" + "1, " * wrong + "1]", encoding="utf-8")
     assert any(f"short.json' {said}" in error for error in pack.refused(kind, **{name: "short.json"}))
