@@ -64,10 +64,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         return schema(
             "ADTTreeBatchSampler",
             "ADT-Tree Batch Sampler",
-            description="Makes an image for each prompt of a list, several at a time. Every image is saved as soon as "
-            f"it is finished, in a folder of output/{FOLDER} that belongs to the settings: a batch that was cancelled "
-            "goes on where it stopped when it is queued again, and prompts that are added later join those that are "
-            "done.",
+            description="Generates one image per prompt of a list, several at a time, and saves each as soon as it "
+            f"is finished to output/{FOLDER}. Queue a cancelled batch again to continue it.",
             search_aliases=["prompt list", "batch generate", "dataset", "coco", "resume", "批量生成", "提示词列表"],
             is_input_list=True,
             inputs=[

@@ -36,10 +36,9 @@ class ADTTreeBenchmark(io.ComfyNode):
         return schema(
             "ADTTreeBenchmark",
             "ADT-Tree Benchmark",
-            description="Runs several drafting methods on the same prompts, in turns, and says how much faster than "
-            "plain decoding each is and whether it gave the same images. Table, figures and images go to "
-            f"output/{FOLDER}; a benchmark that was cancelled goes on where it stopped, and one that is finished is "
-            "only shown again.",
+            description="Runs several drafting methods in turns on the same prompts and measures the speed-up over "
+            f"plain decoding. Saves table, statistics and images to output/{FOLDER}. Queue a cancelled benchmark "
+            "again to continue it.",
             search_aliases=["compare speed", "speculative decoding", "测速", "基准测试"],
             inputs=[
                 ModelSocket.Input("model"),
@@ -50,8 +49,8 @@ class ADTTreeBenchmark(io.ComfyNode):
                 io.String.Input(
                     "methods",
                     default=bench.COMPARED,
-                    tooltip=f"What is set against plain decoding, with commas between: {methods}; +lantern behind a "
-                    "name relaxes its acceptance.",
+                    tooltip=f"Methods to compare with plain decoding, separated by commas: {methods}. Add +lantern to "
+                    "a name to relax its acceptance.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=LARGEST_SEED, control_after_generate=False),
                 widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),

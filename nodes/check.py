@@ -24,9 +24,8 @@ class ADTTreeCheck(io.ComfyNode):
         return schema(
             "ADTTreeCheck",
             "ADT-Tree Check",
-            description="Says on one page what this machine makes of a model: what a step and drafts cost, whether "
-            "every method draws the tokens of plain decoding, and what would make it faster. It takes two minutes at "
-            "most. Its last part is for a report to the makers of this pack; it names no path.",
+            description="Tests how fast this model runs here, and that drafting does not change the image. Takes at "
+            "most two minutes.",
             search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
             inputs=[ModelSocket.Input("model"), DrafterSocket.Input("drafter", optional=True)],
             outputs=[io.String.Output(display_name="report")],

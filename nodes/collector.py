@@ -23,8 +23,8 @@ class ADTTreeCollector(io.ComfyNode):
         return schema(
             "ADTTreeCollector",
             "ADT-Tree Batch Report",
-            description="Sums a batch up: a contact sheet of all images, a table (CSV) and all figures (JSON), written "
-            "beside the images, those that an earlier, cancelled run had made included.",
+            description="Writes a report next to the images of a batch: a contact sheet, a table (CSV) and all "
+            "statistics (JSON).",
             search_aliases=["collector", "contact sheet", "report", "figures", "statistics", "csv", "拼图", "报告"],
             inputs=[
                 ResultsSocket.Input("results"),

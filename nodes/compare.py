@@ -47,9 +47,8 @@ class ADTTreeCompare(io.ComfyNode):
         return schema(
             "ADTTreeCompare",
             "ADT-Tree Compare",
-            description="Makes the image of a seed in two ways, A and B, and says how long each took and whether they "
-            "differ. Both take turns, after a short warm-up, so that neither gets the quieter moments of the machine. "
-            "Without LANTERN the difference is black.",
+            description="Generates the image of one seed in two ways, A and B, and compares time and result. Without "
+            "LANTERN the difference is black.",
             search_aliases=["compare speed", "side by side", "a/b test", "difference", "对比", "差异"],
             inputs=[
                 ModelSocket.Input("model"),

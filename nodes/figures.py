@@ -21,8 +21,7 @@ class ADTTreeMapImage(io.ComfyNode):
         return schema(
             "ADTTreeMapImage",
             "ADT-Tree Map to Image",
-            description="Draws the map of a run, as the sampler shows it: what each round brought, token by token. "
-            "With images, over them.",
+            description="Draws the map of a run as an image and a mask. Connect images to draw it over them.",
             search_aliases=["acceptance map", "heatmap", "trace", "接受图", "热图"],
             inputs=[
                 TraceSocket.Input("trace"),
@@ -68,7 +67,7 @@ class ADTTreeFigures(io.ComfyNode):
         return schema(
             "ADTTreeFigures",
             "ADT-Tree Run Stats",
-            description="A run's figures as text to read, and as JSON with every setting for other tools.",
+            description="Shows the statistics of a run as text, and with all settings as JSON.",
             search_aliases=["figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],
             outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],

@@ -36,8 +36,8 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
         return schema(
             "ADTTreeGLMDecoderLoader",
             "ADT-Tree GLM-Image Decoder Loader",
-            description="Loads the second stage of GLM-Image, which makes pixels of the tokens that the ADT-Tree "
-            "Sampler draws with the first. It needs the Python library diffusers.",
+            description="Loads the second stage of GLM-Image, which turns the tokens of the ADT-Tree Sampler into "
+            "pixels. Needs the Python library diffusers.",
             search_aliases=["glm-image", "glm image", "diffusion decoder", "加载解码器"],
             inputs=[
                 io.Combo.Input("transformer", options=transformers, default=PUBLISHED),
@@ -107,8 +107,8 @@ class ADTTreeGLMDecode(io.ComfyNode):
         return schema(
             "ADTTreeGLMDecode",
             "ADT-Tree GLM-Image Decode",
-            description="Makes pixels of the tokens of GLM-Image, in steps of diffusion. Prompt and source images are "
-            "those that the sampler had.",
+            description="Turns the tokens of GLM-Image into pixels by diffusion, with the prompt and the source "
+            "images of the sampler.",
             search_aliases=["glm-image", "glm image", "diffusion decoder", "vae decode", "解码"],
             inputs=[
                 GlmDecoderSocket.Input("decoder"),

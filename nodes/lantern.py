@@ -19,9 +19,8 @@ class ADTTreeLantern(io.ComfyNode):
         return schema(
             "ADTTreeLantern",
             "ADT-Tree LANTERN",
-            description="Lets a guess pass for a token that looks like it: this may be faster still, and the image is "
-            "no longer exactly that of the seed. How many tokens were replaced is in the trace; the cap here is never "
-            "exceeded.",
+            description="Relaxes acceptance: a draft may replace a token that looks like it. This can be faster, and "
+            "changes the image. The share of replaced tokens is limited and reported.",
             search_aliases=["relaxed acceptance", "speculative decoding", "放宽接受", "推测解码"],
             inputs=[
                 io.Combo.Input("rule", options=[LANTERN, LANTERN_PLUS], default=LANTERN),

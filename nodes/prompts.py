@@ -41,8 +41,8 @@ class ADTTreePrompts(io.ComfyNode):
         return schema(
             "ADTTreePrompts",
             "ADT-Tree Prompts",
-            description="A list of prompts from a file or typed in. The ADT-Tree Batch Sampler takes the whole list; "
-            "any other node that it is connected to runs once for each prompt.",
+            description="Outputs a list of prompts from a file or a text. The ADT-Tree Batch Sampler processes the "
+            "complete list; other nodes run once per prompt.",
             search_aliases=[
                 "prompt list",
                 "coco captions",

@@ -65,9 +65,8 @@ class ADTTreeSampler(io.ComfyNode):
         return schema(
             "ADTTreeSampler",
             "ADT-Tree Sampler",
-            description="Makes images token by token, several tokens per pass of the model. The seed alone decides the "
-            "noise, so the same seed gives the same image with any drafter and any settings, only sooner or later; "
-            "LANTERN alone changes it.",
+            description="Generates images token by token, with several tokens per model pass. The same seed gives the "
+            "same image with every drafter and setting, except with LANTERN.",
             search_aliases=[*IMAGE_TOKENS, *SEARCHED],
             inputs=[
                 ModelSocket.Input("model"),

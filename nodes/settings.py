@@ -26,8 +26,8 @@ class ADTTreeSettings(io.ComfyNode):
         return schema(
             "ADTTreeSettings",
             "ADT-Tree Settings",
-            description="How the sampler drafts: which tree of guesses it builds, and how the tree follows the image. "
-            "Without LANTERN none of this changes the image, only the time that it takes.",
+            description="Sets how the sampler drafts: the number of drafts per pass and the shape of their tree. "
+            "Without LANTERN this changes the speed, not the image.",
             search_aliases=["draft tree", "speculative decoding", "草稿树", "推测解码"],
             inputs=[
                 io.Combo.Input("method", options=list(POLICIES), default=DEFAULT),

@@ -14,8 +14,8 @@ class ADTTreeImageSize(io.ComfyNode):
         return schema(
             "ADTTreeImageSize",
             "ADT-Tree Image Size",
-            description="Sets the size of the images for models that draw several, Lumina-mGPT, Emu3-Gen and "
-            "GLM-Image; the others refuse any but their own. Put it between the Model Loader and the samplers.",
+            description="Sets the image size of models that support several sizes: Lumina-mGPT, Emu3-Gen and "
+            "GLM-Image. Connect it between the Model Loader and the samplers.",
             search_aliases=["resolution", "width", "height", "aspect ratio", "分辨率", "宽高比"],
             inputs=[
                 ModelSocket.Input("model"),

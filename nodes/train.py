@@ -60,9 +60,8 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         return schema(
             "ADTTreeTrainDrafter",
             "ADT-Tree Train Drafter",
-            description="Trains a network that drafts for the model, on pictures that the model draws from a list of "
-            "prompts. It says first what that takes, and shows meanwhile how many tokens a pass it brings. A training "
-            "that was cancelled goes on where it stopped.",
+            description="Trains a drafter network for the model on images that the model generates from your prompts. "
+            "Shows an estimate first and the progress during training. Run again to continue a cancelled training.",
             search_aliases=["eagle", "draft model", "distill", "training", "训练草稿模型", "推测解码"],
             is_input_list=True,
             inputs=[

@@ -96,5 +96,25 @@ def test_every_node_has_its_page(pack, inputs, language):
         assert sorted(ins) == seen and outs == node["output_name"], name
 
 
+@pytest.mark.parametrize("language", LOCALES)
+def test_tables_of_a_translated_page_have_the_tooltips(pack, inputs, language):
+    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    for name, words in translated.items():
+        page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {words['display_name']}\n")
+        for label, entry in words["inputs"].items():
+            shown = inputs[name][label][1].get("display_name", label)
+            title = "" if entry["name"] == shown else f" {entry['name']}"
+            assert f"| `{shown}`{title} | {entry['tooltip']} |\n" in page, (name, label)
+
+
+def test_tooltips_are_short(pack, inputs):
+    """Two lists of methods are longer."""
+    lists = {("ADTTreeBenchmark", "methods"), ("ADTTreeSettings", "method")}
+    tips = {(name, label): options["tooltip"] for name in NODES for label, (_, options) in inputs[name].items()}
+    assert {where for where, tip in tips.items() if len(tip) > 250} == lists
+    assert all(len(pack.ours[name]["description"]) <= 250 for name in NODES)
+
+
 def test_simplified_chinese_is_there():
     assert "zh" in LOCALES
