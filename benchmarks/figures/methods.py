@@ -43,14 +43,14 @@ DRAFTER_SHARE = 1 / 32
 """Of a step, for a forward of a one-layer drafter beside a target of 32 layers."""
 SPEED = {
     "auto": "*auto*, the default",
-    "merged": "network and window in one tree, 24 drafts",
+    "merged": "network and Jacobi window in one tree, 24 drafts",
     "merged-64": "the same, 64 drafts",
-    "jacobi-chain": "the Jacobi window as a chain, no network",
+    "jacobi-chain": "Jacobi window as a chain, no network",
     "eagle2": "EAGLE-2, coupled",
     "eagle2-top-k": "EAGLE-2 with the usual top-k proposals",
     "adt-tree": "ADT-Tree",
 }
-"""The lines of README's table."""
+"""Rows of the table in README.md."""
 
 
 def measure_methods(count: int) -> dict:
@@ -77,7 +77,7 @@ def tables_of_methods(data: dict) -> dict[str, str]:
     ]
     charged = f"a drafter's forward 1/{round(1 / DRAFTER_SHARE)} of a step"
     return {
-        "speed": table(["", "times plain decoding", "tokens a pass"], speed),
+        "speed": table(["method", "speed-up over plain decoding", "tokens per target pass"], speed),
         "methods": summed_up(data["rows"], data["images"]),
         "pairs": table(["method", "against", "times as fast (median)", "95 % CI low", "95 % CI high"], data["pairs"]),
         "bounds": table(["method", "drafting free", charged], bounds(data["rows"])),

@@ -194,3 +194,12 @@ def test_a_failed_set_up_is_one_sentence(dev, monkeypatch, capsys):
     assert dev.main(["demo"]) == 1
     assert capsys.readouterr().err == "No space left on device.\n"
     assert dev.main(["paint"]) == 2
+
+
+def test_the_readme_shows_the_map_as_it_forms():
+    """Each picture in the README exists, and the first one is an animation that loads quickly."""
+    pictures = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert all((ROOT / picture).is_file() for picture in pictures)
+    with Image.open(ROOT / pictures[0]) as film:
+        assert film.n_frames > 20 and film.info["loop"] == 0
+    assert (ROOT / pictures[0]).stat().st_size <= 1_500_000

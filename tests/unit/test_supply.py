@@ -44,7 +44,7 @@ def test_the_archive_holds_what_users_need_and_nothing_else(archive):
 
 
 def test_the_archive_holds_the_bundled_model_and_no_other_data(archive):
-    kinds = {".py", ".md", ".js", ".css", ".json", ".png", ".jpg", ".toml", ".txt", ""}
+    kinds = {".py", ".md", ".js", ".css", ".json", ".png", ".jpg", ".webp", ".toml", ".txt", ""}
     others = {name for name in archive if PurePosixPath(name).suffix not in kinds}
     assert others == {f"adt_core/bundled/{model}/model.safetensors" for model in ("target", "drafter")}
     assert {f"adt_core/bundled/target/{name}.json" for name in ("config", "tokenizer")} < archive

@@ -1,0 +1,160 @@
+"""Record the first workflow in a real ComfyUI and browser: docs/comfyui.png and the animation docs/comfyui.webp.
+
+    python assets/film.py            from the top of the repository, in the environment of the tests
+
+The animation shows the sampler's map beside the saved image, during a run and during its replay. Chromium sends a frame
+whenever the page changes, and the animation keeps the time between frames, except for longer pauses. The screenshot
+shows all nodes after the run.
+"""
+
+import base64
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT / "tests" / "workflow")]
+
+from comfy_page import ComfyPage, launch  # noqa: E402
+from comfy_server import NEWEST, NEWEST_FRONTEND, Comfy, page  # noqa: E402
+
+TEMPLATE, SAMPLER = "ADT-Tree text to image (start here)", "ADTTreeSampler"
+VIEW = {"width": 1500, "height": 1300}
+SCALE = 1.15
+"""Zoom of the workflow."""
+MARGIN = 18
+"""Pixels around the nodes, and around the map and the image."""
+PAUSE, HELD = 0.4, 3.0
+"""Maximum seconds between two frames, and seconds that the finished image is shown."""
+LARGEST = 1_500_000
+"""Maximum size of the animation in bytes."""
+
+Box = tuple[int, int, int, int]
+
+_PREPARE = """(scale) => {
+  for (const [, node] of adtTest.nodes()) {
+    const control = node.widgets?.find((widget) => widget.name === 'control_after_generate');
+    if (control) control.value = 'fixed';  // with a new seed, the page would explain that the map has another one
+  }
+  document.querySelector('.minimap-main-container')?.style.setProperty('visibility', 'hidden');
+  app.canvas.ds.scale = scale;
+  app.canvas.ds.offset = [100, 90];
+  app.canvas.setDirty(true, true);
+}"""
+_BOX = """(selectors) => {
+  const elements = selectors.flatMap((selector) => [...document.querySelectorAll(selector)]);
+  const boxes = elements.map((element) => element.getBoundingClientRect()).filter((box) => box.width && box.height);
+  const most = (side) => Math.max(...boxes.map((box) => box[side]));
+  const least = (side) => Math.min(...boxes.map((box) => box[side]));
+  return [least('left'), least('top'), most('right'), most('bottom')].map(Math.round);
+}"""
+"""Left, top, right and bottom of all elements of these selectors."""
+
+
+class Frame(NamedTuple):
+    """Picture of the page.
+
+    Attributes:
+        time: Seconds since the epoch.
+        picture: The page.
+        held: Seconds to show it, or 0 to show it until the next frame.
+    """
+
+    time: float
+    picture: Image.Image
+    held: float = 0.0
+
+
+@contextmanager
+def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
+    """Collect a frame for every change of the page during the block."""
+    frames: list[Frame] = []
+    session = tab.context.new_cdp_session(tab.page)
+
+    def keep(event: dict) -> None:
+        picture = Image.open(io.BytesIO(base64.b64decode(event["data"]))).convert("RGB")
+        frames.append(Frame(event["metadata"]["timestamp"], picture))
+        session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+
+    session.on("Page.screencastFrame", keep)
+    session.send("Page.startScreencast", {"format": "png"})
+    yield frames
+    session.send("Page.stopScreencast")
+    session.detach()
+
+
+def box(tab: ComfyPage, *selectors: str) -> Box:
+    """Return the bounding box of elements, with a margin."""
+    left, top, right, bottom = tab.page.evaluate(_BOX, selectors)
+    return left - MARGIN, top - MARGIN, right + MARGIN, bottom + MARGIN
+
+
+def screenshot(tab: ComfyPage, part: Box) -> Image.Image:
+    """Return a part of the page as it is now."""
+    tab.settle()
+    return Image.open(io.BytesIO(tab.page.screenshot())).convert("RGB").crop(part)
+
+
+def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
+    """Run the template and replay its map, and return the frames and the screenshot after the run."""
+    tab.page.set_viewport_size(VIEW)
+    tab.open_template(TEMPLATE)
+    tab.page.evaluate(_PREPARE, SCALE)
+    tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # away from tooltips
+    tab.settle()
+    sampler = tab.page.evaluate(f"adtTest.nodes().find(([, node]) => node.type === '{SAMPLER}')[0]")
+    with recording(tab) as frames:
+        tab.run()
+        tab.finished(sampler)
+        tab.page.wait_for_function("!!document.querySelector('.lg-node img')")
+        tab.page.wait_for_timeout(1500)
+        nodes, shown = box(tab, ".lg-node"), box(tab, ".adt-map", ".lg-node img")
+        last = screenshot(tab, nodes)
+        frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HELD))
+        tab.map(sampler, "panel.replay.button.click()")
+        tab.wait(sampler, "panel.replay.round === null")
+        frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HELD))
+    return [frame._replace(picture=frame.picture.crop(shown)) for frame in frames], last
+
+
+def animate(frames: list[Frame], path: Path) -> None:
+    """Write the frames as an animation that repeats, and check its size.
+
+    The finished image comes first, because some viewers show the first frame only.
+    """
+    frames = sorted(frames, key=lambda frame: frame.time)
+    last = max(number for number, frame in enumerate(frames) if frame.held)
+    changed = [b for a, b in zip([None, *frames[:last]], frames) if a is None or b.held or a.picture != b.picture]
+    times = [frame.time for frame in changed]
+    durations = [frame.held or min(PAUSE, end - frame.time) for frame, end in zip(changed, times[1:] + [0.0])]
+    durations, changed = durations[-1:] + durations[:-1], changed[-1:] + changed[:-1]
+    first, *others = [frame.picture for frame in changed]
+    milliseconds = [round(1000 * seconds) for seconds in durations]
+    options = {"quality": 85, "method": 6, "minimize_size": True, "loop": 0}
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, **options)
+    if path.stat().st_size > LARGEST:
+        raise SystemExit(f"{path} has {path.stat().st_size} bytes; at most {LARGEST} are allowed")
+
+
+def main() -> None:
+    """Start ComfyUI and a browser, and write both files."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        options = ("--front-end-root", str(page(NEWEST_FRONTEND)))
+        with Comfy(NEWEST, Path(folder), {"ADT-Tree": ROOT}, options) as comfy:
+            browser = launch(playwright)
+            frames, last = record(ComfyPage(browser, comfy.address, Path(folder), vue=True))
+            browser.close()
+    last.save(ROOT / "docs" / "comfyui.png", optimize=True)
+    animate(frames, ROOT / "docs" / "comfyui.webp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The way from a first visit to the first image that README.md names, on both pages.
+
+A first visit opens the template browser, in which ComfyUI's own page searches the tab "Getting started" only.
+"""
+
+import re
+
+import pytest
+from comfy_page import SIZE
+from comfy_server import NEWEST, NEWEST_FRONTEND, PACKS, ROOT, Comfy
+from comfy_server import page as page_of
+
+DONE = "async () => Object.values(await (await fetch('/history')).json()).some((entry) => entry.status?.completed)"
+"""Whether a prompt has finished without an error."""
+
+
+def named_steps() -> list[str]:
+    """Return the buttons and titles, in bold, that the README names for the first image."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## First image\n")[1].split("![")[0]
+    return re.findall(r"\*\*(.+?)\*\*", text)
+
+
+@pytest.fixture(scope="module", params=[None, NEWEST_FRONTEND], ids=["own-page", "newest-page"])
+def visitor(request, browser, tmp_path_factory):
+    """The page of a ComfyUI that nobody has opened before."""
+    options = ("--front-end-root", str(page_of(request.param))) if request.param else ()
+    with Comfy(NEWEST, tmp_path_factory.mktemp("new"), PACKS, options) as server:
+        context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
+        context.set_default_timeout(90_000)
+        page = context.new_page()
+        page.goto(f"http://{server.address}/")
+        yield page
+        context.close()
+
+
+def test_the_readme_leads_a_first_visitor_to_an_image(visitor):
+    opener, heading, category, title, button = named_steps()
+    dialog = visitor.get_by_role("dialog")
+    dialog.get_by_role("textbox").first.wait_for()  # a first visit opens the template browser
+    visitor.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    visitor.get_by_role("button", name=opener).first.click()
+    dialog.get_by_text(re.compile(f"^{heading}$", re.IGNORECASE)).first.scroll_into_view_if_needed()
+    dialog.get_by_text(category, exact=True).first.click()
+    dialog.get_by_text(title, exact=True).first.click()
+    visitor.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")
+    visitor.get_by_role("button", name=button, exact=True).first.click()
+    visitor.wait_for_function(DONE)
