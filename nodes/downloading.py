@@ -9,12 +9,12 @@ import comfy.model_management as mm
 from comfy.cli_args import args
 from server import PromptServer
 
-from ..adt_core.app.checkpoints import find_published, published
+from ..adt_core.app.checkpoints import find_published
 from ..adt_core.app.download import Progress as Transfer
 from ..adt_core.app.download import download, places
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
-from ..adt_core.models.checkpoint import home_of, name_of
+from ..adt_core.models.checkpoint import home_of
 from ..adt_core.models.downloads import Published
 from . import folders
 from .runtime import Progress, check_cancelled, tell
@@ -59,29 +59,17 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
 
     download(places(row.name, home, folders.drafters_home()), report, check_cancelled)
     tell(f"{row.name} is downloaded", logging.INFO)
-    PromptServer.instance.send_sync(_EVENT, page_list())
+    PromptServer.instance.send_sync(_EVENT, offered_downloads())
 
 
-def page_list() -> dict[str, dict]:
-    """Return what the page shows in the list of models beside the names.
+def offered_downloads() -> dict[str, dict[str, str]]:
+    """Return what the page shows behind the names of models that are not installed.
 
     Returns:
-        Under "downloads", for each published model that is not installed its size ("15 GB") and whether it fits the
-        device ("", "int8" if only with int8 weights, "no"). Under "aliases", value of a saved workflow -> value of the
-        list.
+        Name -> its size ("15 GB") under "size" and whether it fits the device under "fits": "", "int8" if only with
+        int8 weights, or "no".
     """
-    there = {name_of(Path(name)).lower(): name for name in reversed(folders.models())}
-    rows = [row for row in published() if row.downloads]
-    value = {row.name: there.get(row.name.lower(), row.name) for row in rows}
-    return {
-        "downloads": {
-            row.name: {"size": row.size, "fits": _fits(row)} for row in rows if row.name.lower() not in there
-        },
-        "aliases": {
-            **{name + folders.NOT_INSTALLED: own for name, own in value.items()},
-            **{name: own for name, own in value.items() if own != name},
-        },
-    }
+    return {row.name: {"size": row.size, "fits": _fits(row)} for row in folders.downloadable()}
 
 
 def _fits(row: Published) -> str:

@@ -18,6 +18,7 @@ from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import is_device, parse_json, read_text
 from ..adt_core.models.checkpoint import BUNDLED, STAGE, name_of
+from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
@@ -50,11 +51,27 @@ def models() -> dict[str, str]:
     return _choices(_model_roots(), _is_target, BUNDLED)
 
 
+def downloadable() -> list[Published]:
+    """Return the published models that are not installed."""
+    names = {name_of(Path(name)).lower() for name in models()}
+    return [row for row in published() if row.downloads and row.name.lower() not in names]
+
+
 def offered() -> list[str]:
     """Return the Model Loader's list: installed models, then published ones that can be downloaded."""
-    there = models()
-    names = {name_of(Path(name)).lower() for name in there}
-    return [*there, *(row.name for row in published() if row.downloads and row.name.lower() not in names)]
+    return [*models(), *(row.name for row in downloadable())]
+
+
+def renamed() -> dict[str, str]:
+    """Return value of a saved workflow -> value of the list, for published models.
+
+    Older versions marked models that are not installed, and a model may be in a folder of its makers.
+    """
+    there = {name_of(Path(name)).lower(): name for name in reversed(models())}
+    values = {row.name: there.get(row.name.lower(), row.name) for row in published() if row.downloads}
+    return {name + NOT_INSTALLED: value for name, value in values.items()} | {
+        name: value for name, value in values.items() if value != name
+    }
 
 
 def plain(name: str) -> str:

@@ -10,7 +10,7 @@ from ..adt_core.errors import AdtError
 from ..adt_core.models.checkpoint import BUNDLED
 from ..adt_core.models.load import FAMILIES
 from . import folders
-from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, page_list
+from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
 from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell
 from .schema import IMAGE_TOKENS, schema
@@ -62,7 +62,10 @@ class ADTTreeModelLoader(io.ComfyNode):
             ],  # fmt: skip
             inputs=[
                 io.Combo.Input(
-                    "model", options=folders.offered(), default=BUNDLED, extra_dict={"adt_tree": page_list()}
+                    "model",
+                    options=folders.offered(),
+                    default=BUNDLED,
+                    extra_dict={"downloads": offered_downloads(), "renamed": folders.renamed()},
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),

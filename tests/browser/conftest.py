@@ -21,15 +21,17 @@ from tiny_workflow import Workflow  # noqa: E402
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "every_frontend: runs on the page of the newest release, too")
+    config.addinivalue_line(
+        "markers", "every_frontend: runs on the page of the newest release, too; with an argument in both modes"
+    )
 
 
 def pytest_generate_tests(metafunc):
     """A page of a frontend, None for ComfyUI's own, in one of its modes; False is canvas mode."""
     if "tab" in metafunc.fixturenames:
         pages = [(NEWEST_FRONTEND, False), (NEWEST_FRONTEND, True)]
-        if metafunc.definition.get_closest_marker("every_frontend"):
-            pages.append((None, False))
+        if mark := metafunc.definition.get_closest_marker("every_frontend"):
+            pages += [(None, False), *([(None, True)] if mark.args else [])]
         names = [f"{_name(frontend)}-{'nodes2' if nodes2 else 'canvas'}" for frontend, nodes2 in pages]
         metafunc.parametrize("frontend, tab", pages, ids=names, indirect=True, scope="session")
     elif "frontend" in metafunc.fixturenames:

@@ -63,9 +63,8 @@ def choices(server, node: str, name: str) -> list[str]:
 
 def missing(server) -> dict[str, dict]:
     """What the list says of the models that are not installed."""
-    return server.get("/object_info/ADTTreeModelLoader")["ADTTreeModelLoader"]["input"]["optional"]["model"][1][
-        "adt_tree"
-    ]["downloads"]
+    info = server.get("/object_info/ADTTreeModelLoader")["ADTTreeModelLoader"]
+    return info["input"]["optional"]["model"][1]["downloads"]
 
 
 def test_models_of_the_user_are_listed_and_drawn_with(stocked):

@@ -1,6 +1,6 @@
 """The loaders' *if_missing*, and which models they list, in ComfyUI's own Python."""
 
-import json
+import shutil
 
 import pytest
 from small import SMALL
@@ -53,10 +53,10 @@ def test_nothing_is_downloaded_unless_it_is_chosen(pack, hub):
 
 
 def test_download_loads_the_model_from_then_on(pack, hub, load, folders):
-    assert JANUS in listed(pack)["adt_tree"]["downloads"]
+    assert JANUS in listed(pack)["downloads"]
     model, *_ = load(JANUS)
     assert model.target.name == JANUS and folders.installed(JANUS)
-    assert JANUS in listed(pack)["options"] and JANUS not in listed(pack)["adt_tree"]["downloads"]
+    assert JANUS in listed(pack)["options"] and JANUS not in listed(pack)["downloads"]
     hub.requests.clear()
     load(JANUS)
     assert hub.requests == [], "what is complete is not looked up again"
@@ -113,11 +113,11 @@ def test_the_list_says_whether_a_model_fits_the_card(pack, downloading, monkeypa
 
     monkeypatch.setattr(downloading.mm, "get_torch_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(downloading.mm, "get_total_memory", lambda device: gigabytes * 2**30)
-    assert downloading.page_list()["downloads"]["Janus-Pro-7B"] == {"size": "15 GB", "fits": fits}
+    assert downloading.offered_downloads()["Janus-Pro-7B"] == {"size": "15 GB", "fits": fits}
 
 
 def test_without_a_card_the_list_says_the_size(downloading):
-    assert downloading.page_list()["downloads"]["Janus-Pro-7B"] == {"size": "15 GB", "fits": ""}
+    assert downloading.offered_downloads()["Janus-Pro-7B"] == {"size": "15 GB", "fits": ""}
 
 
 @pytest.mark.parametrize("place", ["Janus-Pro", "LLM", "ar_image", "diffusers"])
@@ -128,8 +128,6 @@ def test_models_of_other_packs_are_found(pack, folders, tmp_path, monkeypatch, p
         assert folders.installed("Janus-Pro-7B") == str(folder)
         assert "Janus-Pro-7B" in listed(pack)["options"]
     finally:
-        import shutil
-
         shutil.rmtree(folder)
 
 
@@ -140,9 +138,5 @@ def test_the_key_ar_image_of_extra_model_paths_is_read(pack, folders, tmp_path, 
     known = {**folder_paths.folder_names_and_paths, "ar_image": ([str(tmp_path / "shared")], set())}
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", known)
     assert folders.installed("Janus-Pro-7B") == str(tmp_path / "shared" / "deepseek" / "Janus-Pro-7B")
-    aliases = listed(pack)["adt_tree"]["aliases"]
-    assert aliases["Janus-Pro-7B"] == aliases["Janus-Pro-7B (not installed)"] == "deepseek/Janus-Pro-7B"
-
-
-def test_what_the_page_gets_is_json(pack):
-    assert json.loads(json.dumps(listed(pack)["adt_tree"])) == listed(pack)["adt_tree"]
+    renamed = listed(pack)["renamed"]
+    assert renamed["Janus-Pro-7B"] == renamed["Janus-Pro-7B (not installed)"] == "deepseek/Janus-Pro-7B"

@@ -141,8 +141,8 @@ def test_a_published_model_that_is_missing_says_what_to_download(pack, name, mar
     said = pack.fails("ADTTreeModelLoader", model=name + mark)
     home = pack.base / "models" / "ar_image"
     assert said == (
-        f"model: '{row.name}' is not installed; set if_missing to 'download' and run again, or {row.how_to_get(home)} and "
-        "press R."
+        f"model: '{row.name}' is not installed; set if_missing to 'download' and run again, or "
+        f"{row.how_to_get(home)} and press R."
     )
     assert f"download {row.name} --to {home.as_posix()}`" in said and row.size in said
 

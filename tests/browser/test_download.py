@@ -1,0 +1,165 @@
+"""From an empty folder of models to an image in three steps, without leaving the page: choose the model, choose
+*download*, press Run. The server downloads from a small Hub (tests/hub.py)."""
+
+import itertools
+import re
+import shutil
+
+import pytest
+from comfy_page import ComfyPage
+from comfy_server import NEWEST, PACKS, Comfy, page
+
+from tests.hub import Hub
+from tests.hub_models import JANUS, LLAMAGEN, publish
+
+TEMPLATES = {JANUS: "ADT-Tree Janus-Pro text to image", LLAMAGEN: "ADT-Tree LlamaGen text to image"}
+SEEDS = itertools.count(700)
+LOADER = "app.graph.nodes.find((n) => n.type === 'ADTTreeModelLoader')"
+WIDGET = f"{LOADER}.widgets.find((w) => w.name === '{{}}')"
+LABEL = f"(() => {{ const w = {WIDGET.format('model')}; return w.options.getOptionLabel(w.value); }})()"
+LINE = f"{LOADER}.widgets.find((w) => w.name === '$$node-text-preview')?.value ?? ''"
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory):
+    with Hub() as hub:
+        publish(hub, tmp_path_factory.mktemp("hub") / "models")
+        yield hub
+
+
+@pytest.fixture(scope="session")
+def comfy(browser, frontend, hub, tmp_path_factory, meter):
+    """A server without any models beside the bundled one."""
+    served = ("--front-end-root", str(page(frontend))) if frontend else ()
+    variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
+    with meter.uncounted():
+        server = Comfy(NEWEST, tmp_path_factory.mktemp("empty"), PACKS, served, variables).__enter__()
+    server.post("/settings/Comfy.TutorialCompleted", True)
+    yield server
+    server.__exit__()
+
+
+@pytest.fixture(scope="session")
+def tab(request, browser, comfy, tmp_path_factory, meter):
+    with meter.uncounted():
+        tab = ComfyPage(browser, comfy.address, tmp_path_factory.getbasetemp() / "screenshots", vue=request.param)
+    yield tab
+    tab.context.close()
+
+
+@pytest.fixture(autouse=True)
+def empty(comfy, hub):
+    """No models, as in a new ComfyUI."""
+    for name in ("ar_image", "ar_image_drafters"):
+        shutil.rmtree(comfy.base / "models" / name, ignore_errors=True)
+    hub.rate = None
+    hub.requests.clear()
+    hub.starts.clear()
+    yield
+    hub.rate = None
+
+
+def choose_download(tab) -> None:
+    """Choose *download* at *if_missing*, by the node's own list."""
+    tab.page.evaluate(f"{WIDGET.format('if_missing')}.value = 'download'")
+
+
+def new_seed(tab) -> None:
+    """So that nothing comes from ComfyUI's cache."""
+    seed = next(SEEDS)
+    tab.page.evaluate(
+        "(seed) => app.graph.nodes.flatMap((n) => n.widgets ?? [])"
+        ".filter((w) => w.name === 'seed').forEach((w) => { w.value = seed; })",
+        seed,
+    )
+
+
+def until(tab, expression: str, pattern: str) -> str:
+    """Wait until the value of an expression matches; the value."""
+    tab.page.wait_for_function(f"(pattern) => new RegExp(pattern).test({expression})", arg=pattern)
+    return tab.page.evaluate(expression)
+
+
+def finished(tab) -> str:
+    """Wait for the end of a run, which ``listen`` began; the name of the event."""
+    return tab.page.evaluate("adtTest.end")
+
+
+def run(tab) -> None:
+    """Press Run, and note how it ends."""
+    tab.page.evaluate("""() => {
+      adtTest.end = new Promise((resolve) => {
+        for (const event of ['execution_success', 'execution_error', 'execution_interrupted'])
+          app.api.addEventListener(event, ({ detail }) => resolve(`${event} ${detail.exception_message ?? ''}`));
+      });
+      app.queuePrompt(0);
+    }""")
+
+
+@pytest.mark.every_frontend("in both modes")
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_three_steps_from_nothing_to_an_image(tab, comfy, hub, model):
+    """Open the template, choose *download*, press Run. The list names the size first, and at the end the model only."""
+    tab.open()
+    tab.open_template(TEMPLATES[model])  # 1
+    assert re.fullmatch(rf"{model} \(download, \d+ GB\)", tab.page.evaluate(LABEL))
+    choose_download(tab)  # 2
+    new_seed(tab)
+    run(tab)  # 3
+    assert finished(tab) == "execution_success "
+    assert tab.page.evaluate(LABEL) == model
+    tab.screenshot(f"downloaded_{model}")
+    outputs = list((comfy.base / "output").glob("*.png"))
+    assert outputs
+    listed = comfy.get("/object_info/ADTTreeModelLoader")["ADTTreeModelLoader"]["input"]["optional"]["model"][1]
+    assert model in listed["options"] and model not in listed["downloads"]
+    hub.requests.clear()
+    new_seed(tab)
+    run(tab)
+    assert finished(tab) == "execution_success " and hub.requests == []
+
+
+@pytest.mark.every_frontend("in both modes")
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_cancel_in_the_middle_and_run_again(tab, comfy, hub, model):
+    hub.rate = 300_000 if model == LLAMAGEN else 2_000_000
+    tab.open()
+    tab.open_template(TEMPLATES[model])
+    choose_download(tab)
+    new_seed(tab)
+    run(tab)
+    line = until(tab, LINE, r"Downloading: \d+\.\d\d of \d+\.\d\d GB, \d+\.\d MB/s, \d+:\d\d left")
+    tab.screenshot(f"downloading_{model}")
+    assert line.startswith("Downloading: ")
+    tab.page.evaluate("app.api.interrupt()")
+    assert finished(tab).startswith("execution_interrupted")
+    folder = comfy.base / "models" / "ar_image"
+    assert not (folder / model).exists(), "nothing is listed before it is complete"
+    assert any(path.stat().st_size for path in (folder / ".adt-tree-download").glob("*.part"))
+    hub.rate = None
+    hub.starts.clear()
+    run(tab)
+    assert finished(tab) == "execution_success " and max(hub.starts.values()) > 0, "it was resumed"
+    assert tab.page.evaluate(LABEL) == model
+
+
+def test_without_download_the_error_says_what_to_choose(tab, hub):
+    tab.open()
+    tab.open_template(TEMPLATES[JANUS])
+    run(tab)
+    said = finished(tab)
+    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again" in said
+    assert hub.requests == []
+    tab.page.keyboard.press("Escape")
+    tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
+
+
+def test_the_mark_of_older_versions_is_gone_once_the_model_is_there(tab, comfy):
+    """Also in a workflow that was saved with it."""
+    tab.open()
+    tab.open_template(TEMPLATES[JANUS])
+    saved = tab.saved()
+    loader = next(node for node in saved["nodes"] if node["type"] == "ADTTreeModelLoader")
+    loader["widgets_values"][0] = f"{JANUS} (not installed)"
+    tab.load(saved)
+    assert tab.page.evaluate(f"{WIDGET.format('model')}.value") == JANUS
