@@ -1,37 +1,27 @@
 /**
- * The sampler nodes: numbers that mean nothing at the moment are out of sight, and a change of them makes nothing run again. Their
- * context menu makes the same image beside plain decoding, or opens a batch of the same settings.
+ * The sampler nodes: how much of an image to keep is asked only while an image is linked. Their context menu makes the same image
+ * beside plain decoding, or opens a batch of the same settings.
  */
 
 import { app } from "../../scripts/app.js";
 import { foldAdvanced } from "./advanced.js";
+import { NUMBERS, grayOut, isLinked, savedNames, slotOf, widget, wrap } from "./numbers.js";
 import { preference } from "./preferences.js";
 import { words } from "./words.js";
 
 const SAMPLER = "ADTTreeSampler";
 const SAMPLERS = new Set([SAMPLER, "ADTTreeBatchSampler", "ADTTreeCompare"]);
-const NUMBERS = ["guidance", "temperature", "top_k", "top_p"]; // of the preset "custom"
 const SHARES = ["keep", "keep_left"]; // of an image to start from
 const SHARED = ["seed", "preset", "speed", "noise", ...NUMBERS]; // what sampler nodes have in common; Compare has no noise
 const LINKED = ["model", "drafter", "settings", "lantern"];
-const CUSTOM = "custom";
 const GAP = 60;
 
-const widget = (node, name) => node.widgets?.find((one) => one.name === name);
-const slotOf = (node, name) => node.inputs?.findIndex((one) => one.name === name) ?? -1;
-const isLinked = (node, name) => slotOf(node, name) >= 0 && node.isInputConnected(slotOf(node, name));
 const linkOf = (node, name) => (isLinked(node, name) ? node.getInputLink(slotOf(node, name)) : null);
-const conditional = (node) => node.widgets.filter(({ name }) => [...NUMBERS, ...SHARES].includes(name));
+const sharesOf = (node) => node.widgets.filter(({ name }) => SHARES.includes(name));
 
-/** Whether a widget says something as the node stands. */
-function counts(node, name) {
-  if (isLinked(node, name)) return true;
-  return SHARES.includes(name) ? isLinked(node, "latent_image") : widget(node, "preset")?.value === CUSTOM;
-}
-
-/** Show what counts and hide the rest. */
+/** Show the shares while an image to start from is linked, and hide them otherwise. */
 function tidy(node) {
-  for (const one of conditional(node)) {
+  for (const one of sharesOf(node)) {
     one.hidden = !counts(node, one.name); // the canvas reads this
     one.options.hidden = one.hidden; // Nodes 2.0 reads this
   }
@@ -40,30 +30,20 @@ function tidy(node) {
   node.setDirtyCanvas?.(true, true);
 }
 
+const counts = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
+
 /** What is out of sight is sent as if nobody had changed it, so that ComfyUI's cache keeps the result. */
 function sendWhatCounts(node) {
-  for (const one of conditional(node)) {
+  for (const one of sharesOf(node)) {
     const usual = one.value;
     one.serializeValue = () => (counts(node, one.name) ? one.value : usual);
   }
 }
 
-/** A workflow that was saved before there were presets has numbers that its user chose; one from before speeds was drawn with "Auto". */
-function keepOldNumbers(node, saved) {
+/** A workflow that was saved before there were speeds was drawn with "Auto". */
+function keepOldSpeed(node, saved) {
   if (!Array.isArray(saved?.widgets_values)) return;
-  const names = node.widgets.filter((one) => one.serialize !== false).map(({ name }) => name);
-  for (const [name, before] of [["preset", CUSTOM], ["speed", "Auto"]]) {
-    if (names.indexOf(name) >= saved.widgets_values.length) widget(node, name).value = before;
-  }
-}
-
-function wrap(node, name, after) {
-  const before = node[name];
-  node[name] = function (...args) {
-    const result = before?.apply(this, args);
-    after(...args);
-    return result;
-  };
+  if (savedNames(node).indexOf("speed") >= saved.widgets_values.length) widget(node, "speed").value = "Auto";
 }
 
 // ---- the context menu ---------------------------------------------------------------------
@@ -88,7 +68,7 @@ function take(node, from) {
   for (const name of SHARED) if (widget(from, name) && widget(node, name)) widget(node, name).value = widget(from, name).value;
   for (const name of [...SHARED, ...LINKED]) join(from, name, node);
   widget(node, "control_after_generate").value = "fixed";
-  tidy(node);
+  grayOut(node);
 }
 
 /** Link an input of a node to what another node's input is linked to. */
@@ -138,11 +118,10 @@ app.registerExtension({
     foldAdvanced(node);
     if (widget(node, "speed")) widget(node, "speed").value = preference("speed");
     wrap(node, "onConfigure", (saved) => {
-      keepOldNumbers(node, saved);
+      keepOldSpeed(node, saved);
       tidy(node);
     });
     wrap(node, "onConnectionsChange", () => tidy(node));
-    wrap(widget(node, "preset"), "callback", () => tidy(node));
     tidy(node);
     node.setSize([node.size[0], node.computeSize()[1]]); // it was made with room for all that is hidden now
   },

@@ -1,4 +1,4 @@
-"""The sampler in ComfyUI's page: numbers that say nothing are out of sight, and its menu makes other nodes of it."""
+"""The sampler in ComfyUI's page: numbers that the preset overrides are gray, and its menu makes other nodes of it."""
 
 import copy
 import json
@@ -6,8 +6,12 @@ import json
 import pytest
 from comfy_server import ROOT
 
-SHOWN = ["seed", "control_after_generate", "batch_size", "speed", "preset", "acceptance_map"]
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
+SHOWN = ["seed", "control_after_generate", *NUMBERS, "batch_size", "speed", "preset", "acceptance_map"]
+VUE_GRAY = """(names) => {
+  const inputs = document.querySelectorAll('[data-widget-name] [role=spinbutton]:disabled');
+  return [...inputs].map((one) => one.closest('[data-widget-name]').dataset.widgetName).join() === names.join();
+}"""
 
 
 def of(tab, expression: str, kind: str = "ADTTreeSampler"):
@@ -19,6 +23,12 @@ def of(tab, expression: str, kind: str = "ADTTreeSampler"):
 
 def shown(tab) -> list[str]:
     return of(tab, "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)")
+
+
+def gray(tab, kind: str = "ADTTreeSampler") -> list[str]:
+    """Names of the widgets that can't be changed."""
+    found = "node.widgets.filter((one) => one.computedDisabled).map((one) => one.name)"
+    return of(tab, f"(node.updateComputedDisabled(), {found})", kind)
 
 
 def sent(tab, kind: str = "ADTTreeSampler") -> dict:
@@ -49,20 +59,23 @@ def own(workflow):
 
 @pytest.mark.smoke
 @pytest.mark.every_frontend
-def test_numbers_are_shown_where_they_count(tab, own):
+def test_numbers_are_gray_while_the_preset_overrides_them(tab, own):
+    """They are in sight all the time, and can't be clicked while they are gray."""
     tab.load(own)
-    assert shown(tab) == SHOWN
+    assert set(shown(tab)) == {*SHOWN}
+    assert gray(tab) == NUMBERS
     node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
     if tab.vue:
-        node.get_by_text("drafting", exact=True).wait_for()
-        assert not node.get_by_text("guidance", exact=True).count()
-    choose(tab, "preset", "custom")
-    assert set(shown(tab)) == {*SHOWN, *NUMBERS}
-    if tab.vue:
         node.get_by_text("guidance", exact=True).wait_for()
+        tab.page.wait_for_function(VUE_GRAY, arg=NUMBERS, timeout=20_000)
+    tab.screenshot("sampler_default")
+    choose(tab, "preset", "custom")
+    assert gray(tab) == []
+    if tab.vue:
+        tab.page.wait_for_function(VUE_GRAY, arg=[], timeout=20_000)
     tab.screenshot("sampler_custom")
     choose(tab, "preset", "model default")
-    assert shown(tab) == SHOWN
+    assert gray(tab) == NUMBERS and set(shown(tab)) == {*SHOWN}
 
 
 @pytest.mark.smoke
@@ -70,7 +83,7 @@ def test_shares_are_shown_with_an_image_to_start_from(tab, own):
     tab.load(own)
     before = sent(tab)
     of(tab, "(widget('keep').value = 0.25, widget('guidance').value = 9, 0)")
-    assert sent(tab) == before, "what is out of sight makes nothing run again"
+    assert sent(tab) == before, "what is gray or out of sight makes nothing run again"
     latent = "LiteGraph.createNode('EmptyLatentImage')"
     of(tab, f"((latent) => (app.graph.add(latent), latent.connect(0, node, 'latent_image'), 0))({latent})")
     assert {"keep", "keep_left"} <= set(shown(tab)) and sent(tab)["keep"] == 0.25
