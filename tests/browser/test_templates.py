@@ -174,19 +174,20 @@ def without_errors_after(tab):
 
 
 def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_after):
-    """Its note has the commands. Run says under the loader, which has room for two lines, that the error has them."""
+    """Its note names the input that downloads it. Run shows the command in the error, and a hint under the loader."""
     nodes = nodes_of(MISSING[0])
     tab.open_template(MISSING[0])
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
-    own = next(line for line in note.splitlines() if line.startswith("hf download")).split(" --local-dir")[0]
+    assert "*if_missing*" in note
     shown = "app.graph.nodes.find((n) => n.type === 'MarkdownNote').widgets[0].value"
     tab.page.wait_for_function(f"(note) => {shown} === note", arg=note)
     tab.page.evaluate(HEAR_TEXT)
     tab.run()
     tab.page.get_by_role("button", name="View details").click()
-    tab.page.get_by_text(re.compile(f"is not installed; to get it, run `{own} ")).first.wait_for(state="attached")
+    error = re.compile(f"is not installed; .* run `.* download {model_of(nodes)} ")
+    tab.page.get_by_text(error).first.wait_for(state="attached")
     tab.screenshot("missing")
-    said = f"{model_of(nodes)} is not installed; the error says how to get it"
+    said = f"{model_of(nodes)} is not installed; set if_missing to 'download' and run again"
     assert tab.page.evaluate("adtTest.text") == [said]
     tab.page.wait_for_function(STAYS, arg=said)
     assert tab.page.evaluate(CROWDED) == []
