@@ -103,8 +103,8 @@ class Benchmark:
         for name in self.methods:
             if name.removesuffix(RELAXED) not in self.known or name == core.PLAIN + RELAXED:
                 raise core.AdtError(
-                    f"`methods`: {name!r} is unknown; choose from {', '.join(self.known)}, "
-                    f"all but the first also with {RELAXED} behind it."
+                    f"`methods`: {name!r} is unknown; choose from {', '.join(self.known)} "
+                    f"(all except the first also with {RELAXED} at the end)."
                 )
 
     @property
@@ -128,8 +128,8 @@ class Benchmark:
         network = (self.recipe.drafter or core.JACOBI).removesuffix(core.WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in drafters:
-                needs = f"the method {name!r} needs a network"
-                raise core.AdtError(f"`drafter`: {needs}; give a drafter that is one, or leave the method out.")
+                needs = f"the method {name!r} needs a drafter network"
+                raise core.AdtError(f"`drafter`: {needs}; choose one, or remove the method.")
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
             jobs[name] = core.Job(target, recipe, drafters.get(source))
@@ -276,8 +276,7 @@ def _alike(settings: dict, others: list[dict]) -> dict:
     unlike = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
     if unlike:
         raise core.AdtError(
-            f"`ray_address`: the machines differ in {', '.join(unlike)}; "
-            "figures of one benchmark come from machines that are alike."
+            f"`ray_address`: the machines differ in {', '.join(unlike)}; use identical machines for one benchmark."
         )
     return settings
 

@@ -52,10 +52,10 @@ def choose(
 ) -> Quality:
     """Load the metrics for which the benchmark's options give weights. count: pictures of a method. Raises AdtError."""
     if aesthetic and not clip:
-        raise core.AdtError("`aesthetic` reads the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
+        raise core.AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
     if real_images and not inception:
         raise core.AdtError(
-            "`real_images`: FID compares features of Inception; give torch-fidelity's weights of it with `inception`."
+            "`real_images`: FID needs features of Inception; give torch-fidelity's Inception weights with `inception`."
         )
     sets = inception_metric(inception, real_images, count, device) if inception else None
     pictures: dict[str, PictureMetric] = {}
@@ -83,8 +83,8 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
             f"`{option}`: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
         )
     if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
-        raise core.AdtError(f"`{option}`: '{odd[0]}' is no regular file; download the model again.")
-    whole = "a whole CLIP model in transformers' layout"
+        raise core.AdtError(f"`{option}`: '{odd[0]}' is not a regular file; download the model again.")
+    whole = "a complete CLIP model in transformers' layout"
     with core.told_by_library(lambda reason: f"`{option}`: '{folder}' is not {whole} ({reason}); download it again."):
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
@@ -119,7 +119,7 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
     layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
         raise core.AdtError(
-            f"`aesthetic`: '{path}' does not lead from an embedding of {width} numbers to one score; "
+            f"`aesthetic`: '{path}' does not map an embedding of {width} numbers to one score; "
             "give the predictor for the model in `clip`."
         )
     return layers
@@ -153,7 +153,9 @@ class _Pictures(Dataset):
             with core.open_image(self.files[index]) as picture:
                 square = ImageOps.fit(core.to_rgb(picture), (self.size, self.size))
         except core.UNSOUND as error:
-            raise core.AdtError(f"'{self.files[index]}' is no sound picture; take it out or save it anew.") from error
+            raise core.AdtError(
+                f"'{self.files[index]}' can't be read as an image; remove it or save it again."
+            ) from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
@@ -166,16 +168,15 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
         from torch_fidelity import calculate_metrics
     except ImportError as error:
         raise core.AdtError(
-            "`inception`: torch-fidelity computes what is asked for, and is not installed; "
-            f"run {core.pip_install('torch-fidelity')}"
+            f"`inception` needs torch-fidelity, which is not installed; run {core.pip_install('torch-fidelity')}"
         ) from error
     _read(weights, "inception")  # torch-fidelity would run what a pickle asks for
     files = real_images.rglob("*") if real_images else ()
     real = sorted(path for path in files if path.suffix.lower() in _PICTURES and core.is_regular(path))
     if real_images and min(len(real), count) < 2:
         raise core.AdtError(
-            f"`real_images`: FID compares two sets of two pictures or more, and '{real_images}' has {len(real)} "
-            f"for {count} of every method."
+            f"`real_images`: FID needs at least two images in each set, but '{real_images}' has {len(real)} "
+            f"and every method makes {count}; add images or prompts."
         )
     shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights), "save_cpu_ram": True}
     shared |= {"isc": True, "isc_splits": 1, "verbose": False}

@@ -35,12 +35,12 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
     begun, records = _read(path)
     if begun is None:
         if path.exists():
-            _log.warning("'%s' is damaged and can't be read; the benchmark begins anew.", path)
+            _log.warning("'%s' is damaged and can't be read; the benchmark starts again.", path)
         append(folder, {"settings": settings})
         begun, records = _read(path)  # another process may have been first
     if begun != settings:
         raise core.AdtError(
-            f"`output`: '{folder}' holds a benchmark of other settings; give another folder, or delete {path}."
+            f"`output`: '{folder}' contains a benchmark with other settings; choose another folder, or delete {path}."
         )
     sound: dict[int, dict] = {}
     for record in records:
@@ -49,7 +49,7 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
     unsound = {str(record.get("text")) for record in records if "runs" in record}
     unsound -= {record["text"] for record in sound.values()}
     if unsound:
-        _log.warning("'%s': what it says of %d prompts can't be; they are measured again.", path, len(unsound))
+        _log.warning("'%s' has invalid results for %d prompts, which are measured again.", path, len(unsound))
     return list(sound.values())
 
 
@@ -64,7 +64,7 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
         text = core.read_text(path, LARGEST, errors="replace") if path.exists() else ""
     except OSError as error:
         raise core.AdtError(
-            f"`output`: '{path}' can't be read ({core.reason(error)}); delete it, or give another folder."
+            f"`output`: '{path}' can't be read ({core.reason(error)}); delete it, or choose another folder."
         ) from error
     lines = map(_object, text.split("\n"))
     settings = next((line["settings"] for line in lines if isinstance(line.get("settings"), dict)), None)

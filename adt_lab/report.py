@@ -121,7 +121,7 @@ def _draw_speed(path: Path, rows: list[dict]) -> None:
     axes.barh([row["method"] for row in rows], values, xerr=error, color="#4c78a8", ecolor="#222222")
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
-    figure.supxlabel("times as fast as plain decoding (median, 95 % interval)", fontsize="medium")
+    figure.supxlabel("speed-up over plain decoding (median, 95 % CI)", fontsize="medium")
     _save(figure, path, 120)
 
 
@@ -151,6 +151,6 @@ def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
         axes.set_title(name, fontsize=8)
     for axes in grid:
         axes.set_axis_off()
-    figure.colorbar(shown, ax=list(grid), label="tokens per forward")
+    figure.colorbar(shown, ax=list(grid), label="tokens per target pass")
     _save(figure, folder / "regions.png", 150)
     return [folder / "speedup.png", folder / "regions.png"]

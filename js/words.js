@@ -25,7 +25,7 @@ const LINES = [
   /^(\d+) of (\d+) pictures; about (\S+) min in all$/,
   /^(\d+) steps; about (\S+) min in all$/,
   /^(\d+) steps, (\S+) tokens a pass; about (\S+) min in all$/,
-  /^The training takes about (\S+) min \((\S+) to draw, (\S+) to learn\), (\S+) GB of memory and (\S+) GB of disk\.$/,
+  /^The training takes about (\S+) min \((\S+) to generate, (\S+) to train\), (\S+) GB of memory and (\S+) GB of disk\.$/,
   /^'(.+)' drafts (\S+) tokens a pass after (\d+) steps; the Drafter Loader has it\.$/,
   /^(.+) was trained for images of about as many pixels as (\S+) to (\S+); (\S+) is outside of that, so the image may look worse\.$/,
   /^(.+) was trained for images of about as many pixels as (\S+); (\S+) is outside of that, so the image may look worse\.$/,

@@ -116,30 +116,30 @@ def _check_output(plan: Plan) -> None:
     """AdtError if ``output`` is no folder, or holds something else than a run of this plan."""
     folder, settings = plan.files.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
-        raise core.AdtError(f"`output`: '{folder}' is a file; name a folder.")
+        raise core.AdtError(f"`output`: '{folder}' is a file; choose a folder.")
     if plan.lessons.images and folder.resolve() == plan.lessons.images.resolve():
         raise core.AdtError(
-            "`output` is the folder of `images`, where the next run would take its chart for a picture; name another."
+            "`output` is the folder of `images`, where the next run would use its chart as an image; choose another."
         )
     core.check_utf8(folder, f"`output`: {str(folder)!r}")
     core.inside(folder, "training", "features")
     if not settings.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
             raise core.AdtError(
-                f"`output`: '{folder}' holds a model that was not made here, or whose folder 'training' is gone; "
-                "name another folder."
+                f"`output`: '{folder}' contains a model that was not trained here, or its folder 'training' is "
+                "missing; choose another folder."
             )
         return
     try:
         before = core.read_json(settings)
     except core.AdtError as error:
-        raise core.AdtError(f"`output`: '{settings}' is damaged; name another folder, or delete this one.") from error
+        raise core.AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
         if before.get(name, now) != now:  # an earlier version wrote down fewer options
-            what = "other captions" if name == "captions" else f"{name} {before[name]}, and now it is {now}"
+            what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
             raise core.AdtError(
-                f"`output`: '{folder}' was begun with {what}; give the same options to go on with it, "
-                "or name another folder."
+                f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
+                "or choose another folder."
             )
 
 
@@ -166,7 +166,7 @@ def _copy(start: core.EagleDrafter, drafter: core.EagleDrafter) -> None:
     weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
     shapes = {name: value.shape for name, value in drafter.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
-        raise core.AdtError("`start`: this drafter is built otherwise than those that are trained here; leave it out.")
+        raise core.AdtError("`start`: this drafter has another architecture than the one to train; remove it.")
     drafter.load_state_dict(weights)
 
 
@@ -201,7 +201,7 @@ def _network(name: str, path: str | None, target: core.Target) -> core.EagleDraf
     if not path:
         return None
     if not core.is_network(path):
-        raise core.AdtError(f"`{name}`: {path!r} is no EAGLE drafter; give the folder of one, or 'bundled'.")
+        raise core.AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
     with core.explained(path, "drafter"):
         return core.load_eagle(path, target)
 

@@ -22,7 +22,7 @@ def sentence(row: dict, passes: int) -> str:
     )
     return (
         f"held-out acceptance of the first {' / '.join(map(str, CHILDREN))} children {'; '.join(depths)}; "
-        f"a chain of {passes} gives {row['tau']:.3f} tokens a forward"
+        f"a chain of {passes} gives {row['tau']:.3f} tokens per forward"
     )
 
 
@@ -55,7 +55,7 @@ def curve(rows: list[dict], passes: int) -> Image.Image:
     draw.line(points, COLOUR, 3, "curve")
     for x, y in points:
         draw.ellipse((x - 4, y - 4, x + 4, y + 4), COLOUR)
-    title = f"tokens a pass on held-out prompts, a chain of {passes} guesses: {rows[-1]['tau']:.2f}"
+    title = f"tokens per pass on held-out prompts, a chain of {passes} drafts: {rows[-1]['tau']:.2f}"
     draw.text((left, top - 20), title, "black", font, "ls")
     draw.text((left, bottom + 16), "0", "black", font, "mt")
     draw.text((right, bottom + 16), f"{rows[-1]['step']} steps", "black", font, "rt")

@@ -36,9 +36,8 @@ class Needs:
     def __str__(self) -> str:
         draw, learn = _short(self.drawing / 60), _short(self.learning / 60)
         memory, disk = _short(self.memory / GB), _short(self.disk / GB)
-        return (
-            f"about {self.minutes} min ({draw} to draw, {learn} to learn), {memory} GB of memory and {disk} GB of disk"
-        )
+        time = f"{self.minutes} min ({draw} to generate, {learn} to train)"
+        return f"about {time}, {memory} GB of memory and {disk} GB of disk"
 
 
 def _short(value: float) -> str:
@@ -65,8 +64,8 @@ def check_disk(needs: Needs, folder: Path) -> None:
     if needs.disk > free + there:
         needed, left = (f"{size / 2**20:.0f} MB" for size in (needs.disk, free))
         raise core.AdtError(
-            f"`output`: the training needs {needed} of disk, and where '{folder}' is {left} are free; make room, or "
-            "lower `features_gb`."
+            f"`output`: the training needs {needed} of disk space, but only {left} are free for '{folder}'; "
+            "free some space, or lower `features_gb`."
         )
 
 

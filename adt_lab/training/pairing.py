@@ -34,7 +34,7 @@ def plan(order: core.Drawn, given: Mapping[str, Any], device: str) -> Plan:
     recipe = core.complete(given, device, core.published_sampling(given.get("model", core.BUNDLED)))
     drafter = recipe.drafter or core.JACOBI
     if not core.is_network(drafter):
-        raise core.AdtError(f"`drafter`: {drafter!r} is no network; give the folder of one.")
+        raise core.AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
     prompts = core.read_prompts(order.prompts or core.BUNDLED_CAPTIONS)
     prompts = core.sample(prompts, order.count, recipe.sampling.seed)
     file = None if drafter == core.BUNDLED else _record_of(drafter)
@@ -53,7 +53,7 @@ def run(plan: Plan) -> str:
     shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
-    lines = [f"The target's token is among the first {children} children, {len(prompts)} pictures of {target.name}:"]
+    lines = [f"Share of target tokens among the first {children} children, {len(prompts)} images of {target.name}:"]
     for pairing, hits in shares.items():
         fed = "their own token" if pairing.late else "the token after them"
         words = f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
@@ -62,7 +62,7 @@ def run(plan: Plan) -> str:
     if file is not None:
         measured = [{**pairing._asdict(), "agreement": hits} for pairing, hits in shares.items()]
         core.write_in(file.parent, file.name, core.to_json({**best._asdict(), "measured": measured}))
-        lines.append(f"Recorded in {file}; drafting follows it.")
+        lines.append(f"Saved in {file}; drafting uses it.")
     return "\n".join(lines)
 
 

@@ -37,16 +37,16 @@ class Pictures:
             self._codes = np.lib.format.open_memmap(path, "r+")
         except (OSError, ValueError, SyntaxError) as error:
             raise core.AdtError(
-                f"{path} can't be read ({core.reason(error)}); delete it, or name another `output`."
+                f"{path} can't be read ({core.reason(error)}); delete it, or choose another `output`."
             ) from error
         if self._codes.shape != (len(prompts), length) or self._codes.dtype != np.int32:
             raise core.AdtError(
-                f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} pictures of "
-                f"{length} tokens in int32 are needed; delete it, or name another `output`."
+                f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} images of "
+                f"{length} tokens in int32 are needed; delete it, or choose another `output`."
             )
         if self._codes.max(initial=-1) >= kinds:
             raise core.AdtError(
-                f"{path} holds tokens that the model does not have; delete it, or name another `output`."
+                f"{path} holds tokens that the model does not have; delete it, or choose another `output`."
             )
 
     @property
@@ -95,12 +95,12 @@ def find_pictures(
     source = f"`{'images' if lessons.images else 'prompts'}`: '{named}'"
     if not paths and len(prompts) > held_out:
         raise core.AdtError(
-            f"{source} gives {len(prompts) - held_out} pictures to train on, but one step takes {batch} (`batch`); "
-            "draw more with `pictures`."
+            f"{source} gives {len(prompts) - held_out} images to train on, but one step needs {batch} (`batch`); "
+            "increase `pictures`."
         )
     raise core.AdtError(
-        f"{source} holds {len(prompts)} captions, but {held_out + batch} are needed: {held_out} to measure by "
-        f"(`held_out`) and {batch} for one step (`batch`); add some, or lower these."
+        f"{source} has {len(prompts)} captions, but {held_out + batch} are needed: {held_out} for measuring "
+        f"(`held_out`) and {batch} for one step (`batch`); add captions, or lower these."
     )
 
 
@@ -117,13 +117,13 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
         raise core.AdtError(
-            f"`images`: '{folder}' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt."
+            f"`images`: '{folder}' is not a folder; choose a folder of images with captions, such as 1.jpg and 1.txt."
         )
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and core.is_regular(path))
     if not paths:
         raise core.AdtError(
-            f"`images`: '{folder}' holds no {', '.join(SUFFIXES)}; give a folder of pictures with captions, "
-            "1.jpg beside 1.txt."
+            f"`images`: '{folder}' contains no {', '.join(SUFFIXES)}; choose a folder of images with captions, "
+            "such as 1.jpg and 1.txt."
         )
     return paths, [_caption(path) for path in paths]
 
@@ -140,7 +140,7 @@ def _caption(path: Path) -> str:
     except (OSError, UnicodeDecodeError):
         caption = ""
     if not caption:
-        raise core.AdtError(f"`images`: '{path}' has no caption; write what it shows into {beside.name} beside it.")
+        raise core.AdtError(f"`images`: '{path}' has no caption; write what it shows in {beside.name} next to it.")
     return caption
 
 
@@ -164,7 +164,7 @@ def encode(target: core.Target, paths: list[Path]) -> Tensor:
     height, width = (side * target.downsample for side in target.grid)
     codes = []
     for path in paths:
-        pixels = core.to_pixels(core.open_picture(path, "images", "take it out or save it anew"), height, width)
+        pixels = core.to_pixels(core.open_picture(path, "images", "remove it or save it again"), height, width)
         with torch.inference_mode():
             cells = target.codec.encode(pixels).cpu()
             codes.append(target.beginning(cells, cells[0].numel()))

@@ -118,9 +118,9 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half)
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
-            remedy = "delete it to begin anew, or name another folder"
+            remedy = "delete it to start again, or choose another folder"
             with core.told_by_library(
-                lambda reason: f"'{self.path}' is damaged, or of another run ({reason}); {remedy}."
+                lambda reason: f"'{self.path}' is damaged, or belongs to another run ({reason}); {remedy}."
             ):
                 self._resume(device)
         self.step = self.state["step"]

@@ -37,7 +37,7 @@ class Bars(Watch):
         tqdm.write(f"The training takes {needs}.", file=sys.stderr)
 
     def draws(self, done: float, total: int) -> None:
-        self._show("pictures", int(done), total)
+        self._show("images", int(done), total)
 
     def learns(self, run: Run, log: list[dict]) -> None:
         news = f"loss {log[-1]['loss']:.3f}, tau {log[-1]['tau']:.3f}" if log else ""

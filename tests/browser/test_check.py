@@ -9,7 +9,7 @@ HEAR = """() => {
   app.api.addEventListener('progress', ({ detail }) => adtTest.bar.push(detail.value / detail.max));
 }"""
 ELEMENT = "app.graph.getNodeById(id).widgets.find(({ name }) => name === 'result_text').element"
-SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## The same image')"
+SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## Same image')"
 
 
 @pytest.mark.every_frontend

@@ -31,7 +31,7 @@ test("what the server says of progress and of unknown prompts is said in Chinese
     "8 of 400 pictures; about 12 min in all": "400 张图像中的 8 张；总共约 12 分钟",
     "90 steps; about 1.5 min in all": "90 步；总共约 1.5 分钟",
     "300 steps, 2.31 tokens a pass; about 12 min in all": "300 步，每次前向 2.31 个 token；总共约 12 分钟",
-    "The training takes about 12 min (3.0 to draw, 9.1 to learn), 1.2 GB of memory and 0.4 GB of disk.":
+    "The training takes about 12 min (3.0 to generate, 9.1 to train), 1.2 GB of memory and 0.4 GB of disk.":
       "训练约需 12 分钟（生成图像 3.0，学习 9.1）、1.2 GB 内存和 0.4 GB 磁盘空间。",
     "'mine' drafts 2.31 tokens a pass after 300 steps; the Drafter Loader has it.":
       "“mine”在 300 步后每次前向得到 2.31 个 token；草稿模型加载器中已有它。",

@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_is_named_before_anything_is_loaded(run, tmp_pat
     monkeypatch.setattr(benchmark, "load", mock.Mock(side_effect=AssertionError("the model was loaded")))
     (tmp_path / "out").write_text("a file where the folder would be", encoding="utf-8")
     code, _, err = run(methods="eagle2")
-    assert code == 1 and "--output" in err and "not a folder that you may write to" in err
+    assert code == 1 and "--output" in err and "not a folder with write access" in err
 
 
 def test_a_method_without_the_network_it_needs_is_named(run):

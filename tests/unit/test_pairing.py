@@ -135,7 +135,7 @@ def test_a_random_drafter_is_not_made_to_fit(tiny, capsys, tmp_path):
 @pytest.mark.parametrize(
     "given, sentence",
     [
-        (["--drafter", "jacobi"], "--drafter: 'jacobi' is no network"),
+        (["--drafter", "jacobi"], "--drafter: 'jacobi' is not a drafter network"),
         (["--count", "0"], "--count is 0"),
     ],
 )

@@ -165,7 +165,7 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize(
-    "at, said", [("from_pretrained", "is not a whole CLIP model"), ("__call__", "can't read 'a cat'")]
+    "at, said", [("from_pretrained", "is not a complete CLIP model"), ("__call__", "can't read 'a cat'")]
 )
 def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said):
     from transformers import CLIPProcessor
@@ -180,7 +180,7 @@ def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said)
 
 def test_a_damaged_clip(clip, tmp_path):
     (tmp_path / "config.json").write_text((clip / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(AdtError, match="clip: .* is not a whole CLIP model"):
+    with pytest.raises(AdtError, match="clip: .* is not a complete CLIP model"):
         quality.clip_metric(tmp_path, "clip", "CLIP score", CPU)
 
 
@@ -222,5 +222,5 @@ def test_a_damaged_picture_among_real_ones_is_named(tmp_path, monkeypatch):
     reading = SimpleNamespace(calculate_metrics=lambda input2, **_: [input2[i] for i in range(len(input2))])
     monkeypatch.setitem(sys.modules, "torch_fidelity", reading)
     metric = quality.inception_metric(tmp_path / "weights.pth", tmp_path, 2, CPU)
-    with pytest.raises(AdtError, match="a.png' is no sound picture; take it out"):
+    with pytest.raises(AdtError, match="a.png' can't be read as an image; remove it"):
         metric({"autoregressive": [tmp_path / "b.png"]})

@@ -105,7 +105,7 @@ def test_figures_that_no_run_can_have_are_measured_again_and_the_file_is_named(f
     append(folder, record(2, figures=odd))
     with caplog.at_level(logging.WARNING):
         assert open_records(folder, SETTINGS) == [record(0), record(1)]
-    assert f"'{folder / RUNS}': what it says of 1 prompts can't be" in caplog.text
+    assert f"'{folder / RUNS}' has invalid results for 1 prompts" in caplog.text
     append(folder, record(2))
     found = open_records(folder, SETTINGS)
     assert [row["method"] for row in summary(found)] == list(METHODS)

@@ -214,7 +214,7 @@ def test_a_drafters_output_has_no_linked_folders(ours, secret, tmp_path, capsys)
     assert "training' is a link" in capsys.readouterr().err and list(secret.parent.iterdir()) == [secret]
 
 
-# ---- what is no regular file ----------------------------------------------------
+# ---- what is not a regular file ----------------------------------------------------
 
 
 @KINDS
@@ -259,11 +259,11 @@ def test_weights_that_measure_quality_are_files(ours, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=None))
     os.mkfifo(ours / "pytorch_model.bin")
     (ours / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(AdtError, match="pytorch_model.bin' is no regular file"):
+    with pytest.raises(AdtError, match="pytorch_model.bin' is not a regular file"):
         quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
     (ours / "deeper").mkdir()
     (ours / "pytorch_model.bin").rename(ours / "deeper" / "template.jinja")  # which transformers looks for, too
-    with pytest.raises(AdtError, match="deeper/template.jinja' is no regular file"):
+    with pytest.raises(AdtError, match="deeper/template.jinja' is not a regular file"):
         quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
     (ours / "deeper" / "template.jinja").rename(ours / "pytorch_model.bin")
     with pytest.raises(AdtError, match="not a regular file"):

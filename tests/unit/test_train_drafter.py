@@ -145,13 +145,16 @@ def test_it_says_first_what_it_takes(train, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         code, _, err = train()
-    assert code == 1 and re.search(r"--output: the training needs \d+ MB of disk, and where '.*' is 0 MB are free", err)
+    assert code == 1 and re.search(
+        r"--output: the training needs \d+ MB of disk space, but only 0 MB are free for '.*'", err
+    )
     folder = tmp_path / "out" / "training"
     assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.pt").exists()
     (said,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
-        rf"about {number} min \({number} to draw, {number} to learn\), {number} GB of memory and {number} GB of disk",
+        rf"about {number} min \({number} to generate, {number} to train\), {number} GB of memory and "
+        rf"{number} GB of disk",
         said,
     )
     assert "The training takes" not in train()[2], "a finished run takes nothing"
@@ -285,13 +288,13 @@ def test_kept_features_change_nothing(train, tmp_path):
         ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
         (
             {"held_out": 24},
-            "holds 24 captions, but 27 are needed: 24 to measure by (--held-out) and 3 for one step (--batch)",
+            "has 24 captions, but 27 are needed: 24 for measuring (--held-out) and 3 for one step (--batch)",
         ),
-        ({"pictures": 2}, "gives 2 pictures to train on, but one step takes 3 (--batch); draw more with --pictures."),
+        ({"pictures": 2}, "gives 2 images to train on, but one step needs 3 (--batch); increase --pictures."),
         ({"prompts": "no.txt"}, "--prompts: 'no.txt' can't be read"),
         (
             {"prompts": None, "images": "nowhere"},
-            "--images: 'nowhere' is not a folder; give one of pictures with captions, 1.jpg beside 1.txt.",
+            "--images: 'nowhere' is not a folder; choose a folder of images with captions, such as 1.jpg and 1.txt.",
         ),
     ],
 )
@@ -303,7 +306,10 @@ def test_bad_options(train, tmp_path, monkeypatch, given, said):
 
 
 def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
-    for name, said in (("jacobi", "--compare: 'jacobi' is no EAGLE"), ("nowhere", "drafter 'nowhere' does not exist")):
+    for name, said in (
+        ("jacobi", "--compare: 'jacobi' is not an EAGLE"),
+        ("nowhere", "drafter 'nowhere' does not exist"),
+    ):
         code, _, err = train(compare=name)
         assert code == 1 and said in err and not (tmp_path / "out").exists()
 
@@ -315,9 +321,9 @@ def test_what_it_begins_with_is_looked_at_first(train, tiny, tmp_path):
     del weights["layers.0.input_layernorm.weight"]
     save_file(weights, other / "model.safetensors")
     for start, said in (
-        ("jacobi", "--start: 'jacobi' is no EAGLE drafter"),
+        ("jacobi", "--start: 'jacobi' is not an EAGLE drafter"),
         ("nowhere", "drafter 'nowhere' does not exist"),
-        (other, "--start: this drafter is built otherwise than those that are trained here"),
+        (other, "--start: this drafter has another architecture than the one to train"),
     ):
         code, _, err = train(start=start)
         assert code == 1 and said in err and err.count("\n") == 1 and not (tmp_path / "out" / "training").exists()
@@ -326,26 +332,26 @@ def test_what_it_begins_with_is_looked_at_first(train, tiny, tmp_path):
 def test_bad_pictures(train, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
-    assert "holds no .jpg, .jpeg, .png, .webp" in train(prompts=None, images=folder)[2]
+    assert "contains no .jpg, .jpeg, .png, .webp" in train(prompts=None, images=folder)[2]
     for i in range(6):
         (folder / f"{i}.png").write_bytes(b"no picture")
-    assert "has no caption; write what it shows into 0.txt beside it." in train(prompts=None, images=folder)[2]
+    assert "has no caption; write what it shows in 0.txt next to it." in train(prompts=None, images=folder)[2]
     for i in range(6):
         (folder / f"{i}.txt").write_text("a house", encoding="utf-8")
     code, _, err = train(prompts=None, images=folder)
-    assert code == 1 and "can't be read as an image" in err and "take it out or save it anew." in err
+    assert code == 1 and "can't be read as an image" in err and "remove it or save it again." in err
 
 
 def test_an_output_that_is_something_else(train, tiny, tmp_path):
-    assert "holds a model that was not made here" in train(tiny / "target")[2]
+    assert "contains a model that was not trained here" in train(tiny / "target")[2]
     assert train()[0] == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     code, _, err = train(cfg=2)
-    advice = "give the same options to go on with it, or name another folder."
-    assert code == 2 and f"was begun with guidance 3.0, and now it is 2.0; {advice}" in err
-    assert "was begun with dtype float32, and now it is bfloat16" in train(dtype="bfloat16")[2]
-    assert "was begun with exact on, and now it is off" in train(exact="off")[2]
-    assert "was begun with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
+    advice = "use the same options to resume it, or choose another folder."
+    assert code == 2 and f"was started with guidance 3.0, but now it is 2.0; {advice}" in err
+    assert "was started with dtype float32, but now it is bfloat16" in train(dtype="bfloat16")[2]
+    assert "was started with exact on, but now it is off" in train(exact="off")[2]
+    assert "was started with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
 

@@ -34,7 +34,7 @@ CODES = {
 def test_codes_of_pictures(tmp_path, name):
     path = tmp_path / "codes.npy"
     np.save(path, CODES[name])
-    with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or name another output"):
+    with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or choose another output"):
         Pictures(path, ["a cat", "a dog"], SHAPE[1], KINDS)
     np.save(path, np.full(SHAPE, KINDS - 1, np.int32))
     assert (Pictures(path, ["a cat", "a dog"], SHAPE[1], KINDS).codes([0, 1]) == KINDS - 1).all()
@@ -58,7 +58,9 @@ def test_a_checkpoint_of_training(tmp_path, odd):
         path.write_bytes(odd)
     else:
         torch.save({**sound, **odd} if odd and isinstance(odd, dict) else odd, path)
-    with pytest.raises(AdtError, match="checkpoint.pt' is damaged, or of another run .*; delete it to begin anew"):
+    with pytest.raises(
+        AdtError, match="checkpoint.pt' is damaged, or belongs to another run .*; delete it to start again"
+    ):
         begun(path)
 
 

@@ -76,7 +76,7 @@ def test_what_does_not_go_together(pack, model, sampler_says):
     assert "drafter" in said and "another model" in said
     (window,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
     asked = {"model": model, "drafter": window, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
-    assert "'adt-tree' needs a network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
+    assert "'adt-tree' needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def test_prompts_come_typed_or_from_a_file(pack, train):
 @pytest.mark.parametrize(
     "inputs, said",
     [
-        ({"prompts": ["a cat", "a dog"]}, "prompts: 'the list' holds 2 captions, but 4 are needed"),
-        ({"name": "small"}, "name: '.*small' holds a model that was not made here"),
-        ({"steps": 3, "seed": 5, "name": "first"}, "name: '.*first' was begun with seed 0, and now it is 5"),
-        ({"start": "jacobi"}, "start: 'jacobi' is no EAGLE drafter"),
+        ({"prompts": ["a cat", "a dog"]}, "prompts: 'the list' has 2 captions, but 4 are needed"),
+        ({"name": "small"}, "name: '.*small' contains a model that was not trained here"),
+        ({"steps": 3, "seed": 5, "name": "first"}, "name: '.*first' was started with seed 0, but now it is 5"),
+        ({"start": "jacobi"}, "start: 'jacobi' is not an EAGLE drafter"),
     ],
 )
 def test_bad_inputs(pack, small, train, inputs, said):
