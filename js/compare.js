@@ -1,5 +1,9 @@
-/** Which run the own one is compared with, and how: beside it, or in the same place, with a line to drag between both. */
+/**
+ * Which run the own one is compared with, and how: side by side, in the same place with a divider to drag between both, or as the difference of
+ * their pictures.
+ */
 
+import { subtracted } from "./difference.js";
 import { make } from "./elements.js";
 import { words } from "./words.js";
 
@@ -16,24 +20,28 @@ export class Compare {
 
   /**
    * @param {() => { id: string, label: string }[]} choices the runs to compare with
-   * @param {{ over: boolean }} settings over: whether both are in the same place
-   * @param {{ chosen: () => void, turned: () => void, moved: () => void }} told when another run is chosen, when `over` changes, and when the line moves
+   * @param {{ over: boolean, difference: boolean }} settings whether both are in the same place, and whether their difference is shown instead
+   * @param {{ chosen: () => void, turned: () => void, moved: () => void }} told when another run is chosen, when a setting changes, and when the line moves
    */
   constructor(choices, settings, { chosen, turned, moved }) {
     Object.assign(this, { choices, settings, moved });
     this.select = make("select", { className: "adt-map-compare", "aria-label": words.compare, title: words.compare });
     this.button = make("button", { type: "button", className: "adt-map-over", title: words.overTitle }, words.over);
+    this.apart = make("button", { type: "button", className: "adt-map-over", title: words.differenceTitle }, words.difference);
     this.line = make("div", { className: "adt-map-split", role: "slider", tabindex: 0, "aria-label": words.split, "aria-valuemin": 0, "aria-valuemax": 100 });
-    this.line.hidden = this.button.hidden = true;
+    this.line.hidden = this.button.hidden = this.apart.hidden = true;
     this.select.onpointerdown = this.select.onfocus = () => this.offer();
     this.select.onchange = () => {
       this.other = this.select.value;
       chosen();
     };
-    this.button.onclick = () => {
-      settings.over = !settings.over;
+    const turn = (name, other) => () => {
+      settings[name] = !settings[name];
+      settings[other] = false;
       turned();
     };
+    this.button.onclick = turn("over", "difference");
+    this.apart.onclick = turn("difference", "over");
     this.line.onpointerdown = ({ pointerId }) => this.line.setPointerCapture(pointerId);
     this.line.onpointermove = (event) => this.line.hasPointerCapture(event.pointerId) && this.#drag(event);
     this.line.onkeydown = (event) => this.#key(event);
@@ -61,11 +69,12 @@ export class Compare {
    */
   clips(boxes) {
     const [box] = boxes;
-    const over = boxes.length > 1 && this.settings.over;
+    const over = boxes.length > 1 && this.settings.over && !this.settings.difference;
     this.#box = over ? box : null;
     this.line.hidden = !over;
-    this.button.hidden = boxes.length < 2;
+    this.button.hidden = this.apart.hidden = boxes.length < 2;
     this.button.setAttribute("aria-pressed", String(over));
+    this.apart.setAttribute("aria-pressed", String(this.settings.difference));
     if (!over) return boxes;
     const [left, middle] = [this.share * box.width, box.x + box.width / 2];
     Object.assign(this.line.style, { left: `${box.x + left}px`, top: `${box.y}px`, height: `${box.height}px` });
@@ -74,6 +83,16 @@ export class Compare {
       { ...box, width: left, label: { x: middle - GAP / 2, align: "right" } },
       { ...box, x: box.x + left, width: box.width - left, label: { x: middle + GAP / 2, align: "left" } },
     ];
+  }
+
+  /** Whether both runs are shown in the same place. */
+  get together() {
+    return this.settings.over || this.settings.difference;
+  }
+
+  /** What is drawn of the panes of all runs. */
+  drawn(panes) {
+    return this.settings.difference && panes.length > 1 ? [subtracted(panes)] : panes;
   }
 
   #move(share) {

@@ -22,10 +22,11 @@ export class Legend {
     this.element = make("div", { className: "adt-map-legend" });
   }
 
-  show(figure, [low, high]) {
+  /** @param {boolean} pending whether some tokens are still to be generated, which are dark */
+  show(figure, [low, high], pending = false) {
     const [, legend] = words.figures[figure];
     const [dark, light] = ends(figure, [low, high]);
-    const key = `${dark} ${light}`;
+    const key = `${dark} ${light} ${pending}`;
     if (key === this.drawn) return;
     this.drawn = key;
     const ramp = make("span", { className: "adt-map-ramp" });
@@ -40,6 +41,7 @@ export class Legend {
       ramp.style.background = `linear-gradient(to right, ${RAMP.join(", ")})`;
     }
     this.element.title = legend;
-    this.element.replaceChildren(make("span", {}, dark), ramp, make("span", {}, light));
+    const none = pending ? [make("span", { className: "adt-map-none" }), make("span", {}, words.pending)] : [];
+    this.element.replaceChildren(...none, make("span", {}, dark), ramp, make("span", {}, light));
   }
 }

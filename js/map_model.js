@@ -35,12 +35,17 @@ class Picture {
     return position < this.first || position >= this.end || column === this.columns ? null : this.#cell(position);
   }
 
+  /** How many cells lie before a token. */
+  cellsBefore(position) {
+    return this.#cell(position);
+  }
+
   /** The tokens from `begin` to before `end` came in this round; those of other pictures don't count. */
   enter(image, round, begin, end) {
     this.roundOf[image].fill(round, this.#cell(begin), this.#cell(end));
   }
 
-  /** The cell of a token, or that behind it if it ends a row. */
+  /** The cell of a token, or that behind it if it ends a row. Of a token before or behind the picture its first cell, or that behind its last. */
   #cell(position) {
     const at = Math.min(Math.max(position, this.first), this.end) - this.first;
     const row = Math.floor(at / (this.columns + this.ends));
@@ -109,6 +114,14 @@ export class Run {
   /** The cell of a token; null if it ends a row, or is of another picture. */
   cellAt(position) {
     return this.shown.cellAt(position);
+  }
+
+  /** The cells that are still to be generated: those behind the last known one, and behind tokens that were given. None once the run is over. */
+  pending(image) {
+    if (this.state === "done") return [];
+    const known = this.roundOf[image].findLastIndex((round) => round !== NONE) + 1;
+    const first = Math.max(known, this.shown.cellsBefore(this.start));
+    return Array.from({ length: this.cells - first }, (_, i) => first + i);
   }
 
   /** Show the picture that is drawn before round `until`; the whole image once the run is over. */

@@ -23,11 +23,11 @@ export class MapPanel {
    * @param {object} owner `choices()` -> [{ id, label }] of runs to compare with, `choose(id)` -> one of them or null,
    *   `differences(run)` -> what the node now has in place of what made the run, see caption.js, `off` -> why it does not run, `changed()` when a setting is to be
    *   remembered, `grow(pixels)` when it needs so much more room, `drawn()` when it shows something else
-   * @param {{figure: string, opacity: number, over: boolean}} settings over: two runs are in the same place, see compare.js
+   * @param {{figure: string, opacity: number, over: boolean, difference: boolean}} settings the last two: see compare.js
    */
   constructor(owner, settings) {
     this.owner = owner;
-    this.settings = { figure: "acceptance", opacity: 0.6, over: false, ...settings };
+    this.settings = { figure: "acceptance", opacity: 0.6, over: false, difference: false, ...settings };
     this.run = null;
     this.image = 0;
     this.pinned = null; // the token cursor of keyboard and click: { pane, cell }
@@ -61,27 +61,26 @@ export class MapPanel {
       turned: () => this.#set({}),
       moved: this.redraw,
     });
-    this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.compare.line, this.zoom, this.tip);
     this.caption = new Caption();
     this.replay = new Replay(this.redraw);
+    this.stage = make("div", { className: "adt-map-stage" }, this.canvas, this.compare.line, this.zoom, this.replay.said, this.tip);
     this.legend = new Legend();
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": words.opacity, title: words.opacity });
     this.line = make("div", { className: "adt-map-line" });
     this.sentence = make("summary", { title: words.numbers });
     this.table = make("table", { "aria-label": words.numbers });
     this.details = make("details", { className: "adt-map-details" }, this.sentence, make("div", { tabindex: 0, dataset: { captureWheel: "true" } }, this.table));
+    this.text = make("div", { className: "adt-map-text", dataset: { captureWheel: "true" } }, this.line, this.details);
     const figures = make("div", { className: "adt-map-figures", role: "group", "aria-label": words.colourBy }, ...this.buttons);
     this.element = make(
       "div",
       { className: "adt-map", role: "group", "aria-label": words.map },
       make("div", { className: "adt-map-bar" }, figures, this.images),
-      this.stage,
       this.caption.element,
-      this.replay.element,
-      this.legend.element,
-      make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.compare.select, this.compare.button),
-      this.line,
-      this.details,
+      this.stage,
+      make("div", { className: "adt-map-bar adt-map-replay" }, this.replay.button, this.replay.slider, this.compare.select, this.compare.button, this.compare.apart),
+      make("div", { className: "adt-map-bar" }, make("label", { className: "adt-map-opacity" }, words.overlay, this.opacity), this.legend.element),
+      this.text,
     );
   }
 
@@ -288,16 +287,18 @@ export class MapPanel {
     if (canvas.height !== backing[1]) canvas.height = backing[1];
     const context = canvas.getContext("2d");
     context.setTransform(pixels, 0, 0, pixels, 0, 0);
-    const boxes = shown.runs.length ? layout(width, height, this.run.rows, this.run.columns, shown.runs.length, this.settings.over) : [];
+    const boxes = shown.runs.length ? layout(width, height, this.run.rows, this.run.columns, shown.runs.length, this.compare.together) : [];
     const clips = this.compare.clips(boxes);
     this.panes = boxes.map((box, i) => ({ ...zoomed(box, this.view), clip: clips[i] }));
-    draw(context, { width, height }, this.#panes(shown, this.panes, this.cursor, getComputedStyle(stage).color));
+    draw(context, { width, height }, this.compare.drawn(this.#panes(shown, this.panes, this.cursor, getComputedStyle(stage).color)));
   }
 
   #panes({ runs, untils, maps, ends }, boxes, cursor, ink) {
     return runs.map((run, i) => {
       const image = this.#imageOf(run);
       const replayed = untils[i] !== Infinity;
+      const later = replayed ? [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= untils[i]) : [];
+      const hidden = [...later, ...run.pending(image)];
       return {
         box: boxes[i],
         rows: run.rows,
@@ -310,7 +311,7 @@ export class MapPanel {
         label: runs.length > 1 ? `${"AB"[i]}: ${titleOf(run, runs[1 - i])}` : "",
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
-        hidden: replayed ? [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= untils[i]) : null,
+        hidden: hidden.length ? hidden : null,
         tried: replayed ? tried(run, image, untils[i]) : [],
       };
     });
@@ -320,7 +321,7 @@ export class MapPanel {
   async save() {
     const shown = this.#shown();
     if (!shown.runs.length) return;
-    const lines = [...shown.runs.map((run) => caption(run)), ...[this.sentence.textContent].filter(Boolean)];
+    const lines = [...shown.runs.map((run) => caption(run)), ...[sentence(this.run, this.#imageOf(this.run))].filter(Boolean)];
     const { rows, columns, seed } = this.run;
     const scale = { figure: shown.figure, range: shown.ends };
     await saveImage(`acceptance-map-seed-${seed}.png`, { rows, columns, count: shown.runs.length }, (clips) => this.panesIn(clips), scale, lines);
@@ -335,7 +336,7 @@ export class MapPanel {
 
   #words({ runs, figure, ends }) {
     const [run] = runs;
-    this.legend.show(figure, ends);
+    this.legend.show(figure, ends, runs.some((one) => one.state !== "done"));
     const text = runs.map((one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null)).join("\n");
     say(this.line, text || words.empty);
     this.recaption();
@@ -365,7 +366,7 @@ export class MapPanel {
     this.details.hidden = !over;
     if (!over) return;
     const image = this.#imageOf(run);
-    say(this.sentence, sentence(run, image));
+    say(this.sentence, sentence(run, image) || words.numbers);
     if (!this.details.open) return;
     const rows = [...(this.cursor ? tokenNumbers(tokens, this.cursor.cell) : []), ...numbers(run, image)];
     if (rows.join() === this.tabled) return;
@@ -376,7 +377,7 @@ export class MapPanel {
   /** The numbers take no room from the map: the node becomes higher by them, and lower again. */
   #makeRoom() {
     this.draw();
-    const height = this.details.open ? this.details.lastElementChild.offsetHeight : 0;
+    const height = this.details.open ? this.text.offsetHeight - parseFloat(getComputedStyle(this.text).minHeight) : 0;
     this.owner.grow(height - this.opened);
     this.opened = height;
   }

@@ -1,6 +1,7 @@
 /** The map of one node: its runs, and the widget that shows them. */
 
 import { app } from "../../scripts/app.js";
+import { isLinked, sourcesOf } from "./inputs.js";
 import { FIGURES } from "./map_model.js";
 import { FromAfar } from "./from_afar.js";
 import { MapPanel } from "./map_panel.js";
@@ -18,10 +19,10 @@ const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
 const WILDCARDS = /[{}]|\/\*|\/\//; // ComfyUI draws from {red|blue} when it queues, and leaves comments out
 const OWN_PREVIEW = "$$canvas-image-preview"; // widget of ComfyUI
-const LINE = "$$node-text-preview"; // ComfyUI's, which has the text already when we hear of it
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
-const [IDLE_HEIGHT, MIN_HEIGHT] = [30, 430]; // of the widget, before the node's first run and from then on
+const MORE_TEXT = 30; // pixels that the text of two runs takes beside that of one
+const [IDLE_HEIGHT, TOLD_HEIGHT, MIN_HEIGHT] = [30, 66, 412]; // of the widget: before the node's first run, with text, and from that run on
 
 /** node -> NodeMap, of the open workflow and its subgraphs */
 export const maps = new Map();
@@ -35,7 +36,7 @@ export class NodeMap {
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     forwardWheelAndPan(this.panel.element, app);
     for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
-    const getMinHeight = () => (this.run ? MIN_HEIGHT + this.panel.opened - this.#lineHeight() : IDLE_HEIGHT);
+    const getMinHeight = () => (this.run ? MIN_HEIGHT + (this.run.abreast > 1 ? MORE_TEXT : 0) + this.panel.opened : this.panel.caption.told ? TOLD_HEIGHT : IDLE_HEIGHT);
     // A panel that lists a node's widgets would take the element out of the node.
     const options = { serialize: false, hideOnZoom: true, hideInPanel: true, getMinHeight, getValue: () => "", setValue: () => {} };
     const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
@@ -74,9 +75,10 @@ export class NodeMap {
     this.node.setSize([Math.max(w, width, MIN_WIDTH), Math.max(h, height)]);
   }
 
-  /** Of the line of text under the node, if there is one. The map gives it the room, so that it is not beyond the window. */
-  #lineHeight() {
-    return lineOf(this.node)?.options.getMinHeight?.() ?? 0;
+  /** Show a line of the server's above the map; "" for none. */
+  tell(text) {
+    this.panel.caption.tell(text);
+    if (text && !this.run && !this.widget.hidden) this.fit();
   }
 
   /** Make the node so much higher. */
@@ -281,9 +283,8 @@ function newTag() {
 /** The widgets of a node whose values are others than those that were queued, by input. What is linked is no value of the node's. */
 function changed(node, saved) {
   const queued = Object.fromEntries(Object.entries(saved).map(([name, value]) => [name, current(node, name, value)]));
-  const linked = (name) => (node.inputs?.find((input) => input.name === name)?.link ?? null) !== null;
   return (node?.widgets ?? [])
-    .filter(({ name, value }) => name in queued && !same(queued[name], value) && !linked(name))
+    .filter(({ name, value }) => name in queued && !same(queued[name], value) && !isLinked(node, name))
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
@@ -301,12 +302,11 @@ function relinked(sampler, texts) {
 }
 
 /** The nodes that a node's prompts come from; null where links do not say it, as at the edge of a subgraph. */
-function promptNodes(node, inputs = node.inputs.filter(({ name }) => name === "positive" || name === "negative"), found = new Set()) {
-  for (const input of inputs.filter(({ link }) => (link ?? null) !== null)) {
-    const source = node.getInputNode(node.inputs.indexOf(input));
+function promptNodes(node, names = ["positive", "negative"], found = new Set()) {
+  for (const source of sourcesOf(node, names)) {
     if (!source || source.subgraph || source.isVirtualNode || source.mode) return null;
     if (found.has(source)) continue;
-    if (!promptNodes(source, source.inputs ?? [], found.add(source))) return null;
+    if (!promptNodes(source, null, found.add(source))) return null;
   }
   return found;
 }
@@ -314,11 +314,6 @@ function promptNodes(node, inputs = node.inputs.filter(({ name }) => name === "p
 /** Whether a value as it was queued, which is text, is that of a widget. */
 function same(queued, value) {
   return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
-}
-
-/** The widget that shows a line of text of the server's under a node. */
-export function lineOf(node) {
-  return node?.widgets?.find(({ name }) => name === LINE);
 }
 
 /** The id of the workflow that is open. */

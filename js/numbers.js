@@ -4,13 +4,12 @@
  */
 
 import { app } from "../../scripts/app.js";
+import { isLinked } from "./inputs.js";
 
 export const NUMBERS = ["guidance", "temperature", "top_k", "top_p"];
 const CUSTOM = "custom";
 
 export const widget = (node, name) => node.widgets?.find((one) => one.name === name);
-export const slotOf = (node, name) => node.inputs?.findIndex((one) => one.name === name) ?? -1;
-export const isLinked = (node, name) => slotOf(node, name) >= 0 && node.isInputConnected(slotOf(node, name));
 const numbersOf = (node) => node.widgets.filter(({ name }) => NUMBERS.includes(name));
 const counts = (node, name) => isLinked(node, name) || isLinked(node, "preset") || widget(node, "preset").value === CUSTOM;
 

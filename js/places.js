@@ -1,7 +1,7 @@
 /** Where an image was easy and where it was hard: its thirds, each by the tokens that rounds brought there. Knows no page. */
 
 const THIRDS = 3;
-const ALIKE = 1.25; // places whose means are no further apart than this are the same in one sentence
+const ALIKE = 1.25; // places whose means are no further apart than this are no pattern
 
 /**
  * @returns {{place: number, rounds: number, mean: number, low: number, high: number, most: number}[]} of each place that has decided
@@ -18,15 +18,11 @@ export function places(run, image) {
   return found.flatMap((rounds, place) => (rounds.size ? [{ place, ...spread([...rounds.values()]) }] : []));
 }
 
-/** The easiest and the hardest place, or only what holds everywhere: { easy, hard } or { all }; null while nothing is known. */
+/** The easiest and the hardest place, { easy, hard }; null where all places are about the same, or nothing is known. */
 export function contrast(run, image) {
-  const found = places(run, image);
-  if (!found.length) return null;
-  const sorted = [...found].sort((a, b) => b.mean - a.mean);
+  const sorted = places(run, image).sort((a, b) => b.mean - a.mean);
   const [easy, hard] = [sorted[0], sorted.at(-1)];
-  if (easy.mean > ALIKE * hard.mean) return { easy, hard };
-  const each = run.roundsOf(image).map((index) => run.rounds[index].shares.get(image).accepted + 1);
-  return { all: spread(each) };
+  return easy?.mean > ALIKE * hard?.mean ? { easy, hard } : null;
 }
 
 function spread(values) {

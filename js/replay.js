@@ -1,4 +1,4 @@
-/** The bar under a map with which a finished run is watched again, round by round. */
+/** The controls under a map with which a finished run is watched again, round by round. */
 
 import { make } from "./elements.js";
 import { words } from "./words.js";
@@ -22,8 +22,7 @@ export class Replay {
       this.stop();
       this.#show(rounds);
     };
-    this.said = make("span", { className: "adt-map-replayed" });
-    this.element = make("div", { className: "adt-map-bar adt-map-replay", role: "group", "aria-label": words.replay }, this.button, this.slider, this.said);
+    this.said = make("div", { className: "adt-map-replayed" }); // over the map
   }
 
   /** Follow a run; a replay of another one ends. */
@@ -81,6 +80,7 @@ export class Replay {
     const share = this.#shown === null ? null : this.run.rounds[this.round].shares.get(this.image);
     const said = share ? words.tried(this.#shown + 1, count, share.nodes, share.accepted) : "";
     this.said.textContent = said;
+    this.said.hidden = !said;
     this.slider.setAttribute("aria-valuetext", said || words.whole);
   }
 }

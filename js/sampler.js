@@ -5,7 +5,8 @@
 
 import { app } from "../../scripts/app.js";
 import { foldAdvanced } from "./advanced.js";
-import { NUMBERS, grayOut, isLinked, savedNames, slotOf, widget, wrap } from "./numbers.js";
+import { isLinked, slotOf } from "./inputs.js";
+import { NUMBERS, grayOut, savedNames, widget, wrap } from "./numbers.js";
 import { preference } from "./preferences.js";
 import { words } from "./words.js";
 

@@ -46,16 +46,15 @@ function undrafted(run) {
  */
 export function caption(run, differences = [], off = "") {
   const own = words.of(nameOf(run), run.seed);
-  return [own, ...(differences.length ? [words.now(differences)] : []), ...(off ? [off] : [])].join("; ");
+  return [own, ...(differences.length ? [words.now(differences)] : []), ...(off ? [off] : [])].join(" ");
 }
 
-/** One sentence about where an image was easy and where it was hard, or "" while nothing is known. */
+/** One sentence about where an image was fast and where it was slow; "" where all of it was about the same, or nothing is known. */
 export function sentence(run, image) {
+  if (undrafted(run)) return words.unpaid(run.drafted > 0, run.count);
   const found = contrast(run, image);
   if (!found) return "";
-  const { easy, hard, all } = found;
-  if (undrafted(run)) return words.unpaid(run.drafted > 0, run.count);
-  if (all) return words.everywhere(words.range(all.low, all.high), all.most);
+  const { easy, hard } = found;
   return words.contrast([words.thirds[easy.place], easy.most], [words.thirds[hard.place], words.range(hard.low, hard.high)]);
 }
 
@@ -86,7 +85,7 @@ export function describe(tokens, cell, columns) {
 function about(token) {
   if (!token) return [words.undecided];
   if (token.round === null) return [words.withPrompt];
-  return [token.acceptance === 1 ? words.alone : words.together(token.acceptance - 1), words.guessed(token.nodes, token.accepted), `${unit(token.ms, 1)} ms`];
+  return [token.acceptance === 1 ? words.alone : words.together(token.acceptance), words.guessed(token.nodes, token.accepted), `${unit(token.ms, 1)} ms`];
 }
 
 /** Everything that is known of a token's round, [[what, value]]; with two runs, their values stand side by side. */

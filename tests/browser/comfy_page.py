@@ -38,6 +38,10 @@ window.adtTest = {
   map(id) {
     return this.nodes().find(([key]) => key === String(id))?.[1].widgets?.find((w) => w.name === 'acceptance_map')?.map;
   },
+  line(node) { // what the server says under it
+    const widget = (name) => node?.widgets?.find((w) => w.name === name);
+    return widget('adt_tree_line')?.value || widget('acceptance_map')?.map.panel.caption.told || '';
+  },
   watch(id) { // notes every state that the map goes through while its run goes on
     const seen = [], note = () => {
       const map = this.map(id);
@@ -50,6 +54,7 @@ window.adtTest = {
   },
 };
 """
+_OURS = r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)|input\.link is deprecated"
 _SETTLED = """async () => {
   for (let i = 0; i < 5; i++) await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
   await new Promise((resolve) => requestIdleCallback(resolve));
@@ -96,11 +101,7 @@ class ComfyPage:
 
     def complaints(self) -> list[str]:
         """What the console said about our code."""
-        return [
-            said
-            for said in self.said
-            if re.search(r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)", said)
-        ]
+        return [said for said in self.said if re.search(_OURS, said)]
 
     def speak(self, locale: str) -> None:
         """Load the page again in a language, such as "zh"."""

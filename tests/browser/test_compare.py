@@ -14,20 +14,20 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     tab.finished(sampler)
     tab.finished(plain)
     assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
-    tab.wait(plain, "panel.line.textContent.startsWith('plain decoding')")
+    tab.wait(plain, "panel.line.textContent.startsWith('no drafting')")
     assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     ratio = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
     tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option(tab.map(plain, "map.tag"))
     tab.wait(sampler, "panel.panes.length === 2")
-    told = f"{ratio:.2f}× as fast as B (one after the other, in one prompt)"
+    told = f"{ratio:.2f}× as fast as B (run one after the other)"
     assert told in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     tab.wait(sampler, "map.pictureShown()")
     assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
     assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
     tab.page.mouse.move(*point(tab, sampler, 20))
-    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: came alone')")
+    tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: 1 token in this pass')")
     tab.screenshot("compared")
 
 
@@ -45,8 +45,8 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
         ["autoregressive", "done", 256],
     ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
-    tab.wait(node, "panel.line.textContent.includes('× as fast as B (drawn in turns)')")
-    assert "B: plain decoding" in tab.map(node, "panel.line.textContent")
+    tab.wait(node, "panel.line.textContent.includes('× as fast as B (run in alternation)')")
+    assert "B: no drafting" in tab.map(node, "panel.line.textContent")
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
@@ -87,7 +87,7 @@ def test_a_relaxed_run_is_called_so(tab):
     share = tab.map(node, "(100 * run.replaced).toFixed(1)")
     assert float(share) > 0
     assert tab.map(node, TITLES) == [[f"A: ADT-Tree, Relaxed {share} %", True], ["B: ADT-Tree", True]]
-    tab.wait(node, f"panel.caption.element.textContent.includes(' · ADT-Tree, Relaxed ({share} % of tokens replaced)')")
+    tab.wait(node, f"panel.caption.element.textContent.includes('(ADT-Tree, Relaxed, {share} % of tokens replaced)')")
 
 
 def test_the_run_before_can_be_compared_with(tab, workflow):
@@ -118,7 +118,7 @@ def test_both_pictures_in_one_place(tab, workflow):
     widget.get_by_role("button", name="Slider").click()
     tab.wait(sampler, IN_ONE_PLACE)
     assert tab.map(sampler, "panel.panes[0].width") > 1.2 * beside
-    line = widget.get_by_role("slider", name="Line")
+    line = widget.get_by_role("slider", name="Divider")
     line.press("End")
     own = settled(tab, sampler)
     line.press("Home")

@@ -144,7 +144,7 @@ def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
     tab.load(own)
     choose(tab, "speed", "Relaxed (LANTERN)")
     link(tab, "PrimitiveInt", "seed")
-    menu(tab, "compare with plain")
+    menu(tab, "compare with no drafting")
     ours, made = sent(tab), sent(tab, "ADTTreeCompare")
     same = ("model", "positive", "negative", "drafter", "seed", "preset", "speed")
     assert isinstance(ours["seed"], list)
@@ -166,7 +166,7 @@ def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
     tab.screenshot("batch_added")
 
 
-TEXT = "app.graph.getNodeById(app.graph.links.get(node.inputs.find((one) => one.name === '{0}').link).origin_id)"
+TEXT = "node.getInputNode(node.inputs.findIndex((one) => one.name === '{0}'))"
 
 
 def test_open_as_a_batch_takes_over_both_prompts(tab, own):
@@ -201,7 +201,7 @@ def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, pr
 def test_preferences(tab, own, prefer):
     """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""
     tab.load(own)
-    line = tab.page.get_by_text("Run the workflow: the map")
+    line = tab.page.get_by_text("Run the workflow to see")
     line.wait_for()
     prefer("ADTTree.Map.Show", False)
     line.wait_for(state="hidden")
@@ -250,9 +250,9 @@ FOUND = (
     f"() => Object.fromEntries({OURS}.map("
     """(node) => [node.id, {
   values: node.widgets.filter((w) => w.serialize !== false).map(({ value }) => value),
-  links: Object.fromEntries(node.inputs.filter(({ link }) => link != null).map(({ name, link }) => {
-    const { origin_id, origin_slot } = app.graph.links.get?.(link) ?? app.graph.links[link];
-    return [name, [String(origin_id), origin_slot]];
+  links: Object.fromEntries([...node.inputs.keys()].filter((slot) => node.isInputConnected(slot)).map((slot) => {
+    const { origin_id, origin_slot } = node.getInputLink(slot);
+    return [node.inputs[slot].name, [String(origin_id), origin_slot]];
   })),
 }]))"""
 )

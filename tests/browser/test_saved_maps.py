@@ -193,13 +193,13 @@ def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab
 def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflow):
     sampler = done(tab, workflow)
     seed = widget(tab, sampler, "seed")
-    says = f"This is seed {seed} · ADT-Tree"
+    says = f"Made with seed {seed} (ADT-Tree)."
     assert tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)") == says
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 5")
     noticed(tab)
-    tab.wait(sampler, f"panel.caption.element.firstChild.data === '{says}; the node now has seed {seed + 5}'")
+    tab.wait(sampler, f"panel.caption.own.firstChild.data === '{says} Seed is now {seed + 5}.'")
     tab.screenshot("differs")
-    tab.widget(sampler).get_by_role("button", name=f"use seed {seed}").click()
+    tab.widget(sampler).get_by_role("button", name=f"Restore seed {seed}").click()
     tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
     assert widget(tab, sampler, "seed") == seed
 
@@ -216,8 +216,8 @@ def test_the_map_says_that_the_prompt_is_another_now_and_gives_it_back(tab, work
     assert tab.map(sampler, "panel.caption.element.textContent") == says, "what is drawn from it may be the same"
     tab.map(sampler, f"({text}.value = 'another house', 0)")
     noticed(tab)
-    tab.wait(sampler, f"panel.caption.element.firstChild.data === '{says}; the node now has another prompt'")
-    tab.widget(sampler).get_by_role("button", name="use its prompt").click()
+    tab.wait(sampler, f"panel.caption.own.firstChild.data === '{says} The prompt has changed.'")
+    tab.widget(sampler).get_by_role("button", name="Restore prompt").click()
     tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
     assert tab.map(sampler, f"{text}.value") == before
 
@@ -239,7 +239,7 @@ def test_another_prompt_is_noticed_while_it_is_typed(tab, workflow):
     tab.settle()
     (field,) = (one for one in tab.page.locator("textarea:visible").all() if one.input_value() == text)
     field.press_sequentially("!")
-    tab.wait(sampler, "panel.caption.element.textContent.includes('another prompt')", timeout=5)
+    tab.wait(sampler, "panel.caption.element.textContent.includes('prompt has changed')", timeout=5)
     assert field.evaluate("(field) => document.activeElement === field")
 
 
@@ -265,7 +265,7 @@ def test_the_map_says_that_the_prompt_comes_from_another_node_now(tab, workflow)
     assert tab.map(sampler, "panel.caption.element.textContent") == says, "it says the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
     noticed(tab)
-    tab.wait(sampler, f"panel.caption.element.textContent === '{says}; the node now has another prompt'")
+    tab.wait(sampler, f"panel.caption.element.textContent === '{says} The prompt has changed.'")
 
 
 def test_the_map_of_a_node_that_does_not_run_says_so(tab, workflow):
@@ -273,12 +273,13 @@ def test_the_map_of_a_node_that_does_not_run_says_so(tab, workflow):
     for mode, why in ((2, "muted"), (4, "bypassed")):
         tab.map(sampler, "map.node.mode = argument", mode)
         noticed(tab)
-        tab.wait(sampler, f"panel.caption.element.textContent.endsWith('the node is {why}, so this is an old map')")
+        said = f"The node is {why}, so the map is from an earlier run."
+        tab.wait(sampler, f"panel.caption.element.textContent.endsWith('{said}')")
         assert float(tab.map(sampler, "getComputedStyle(panel.stage).opacity")) < 1
         tab.screenshot(why)
     tab.map(sampler, "map.node.mode = 0")
     noticed(tab)
-    tab.wait(sampler, "!panel.caption.element.textContent.includes('old map')")
+    tab.wait(sampler, "!panel.caption.element.textContent.includes('earlier run')")
 
 
 def noticed(tab) -> None:

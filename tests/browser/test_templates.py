@@ -107,8 +107,7 @@ HEAR_TEXT = """() => {
 """Notes the next line that the server shows under a node."""
 
 
-STAYS = """(line) => app.graph.nodes.some(({ widgets }) => widgets?.some(({ name, value }) =>
-  name === '$$node-text-preview' && value === line))"""
+STAYS = """(line) => app.graph.nodes.some((node) => adtTest.line(node) === line)"""
 """Whether a line still stands under a node."""
 
 

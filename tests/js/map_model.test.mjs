@@ -100,10 +100,10 @@ test("how much faster a run was is told only of runs that took turns, or were dr
   const pair = (a, b) => [finished({ prompt: "p", ...a }), finished({ prompt: "p", method: "autoregressive", prefill: 46, ...b }, plainRounds)];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
-  assert.match(summary(a, b), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as B \(drawn in turns\)/);
+  assert.match(summary(a, b), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as B \(run in alternation\)/);
   assert.match(summary(b), /^no drafting · 40 tokens\/s · 8 tokens/);
   const [first, second] = pair({}, { node: "7" });
-  assert.match(summary(first, second), /1\.92× as fast as B \(one after the other, in one prompt\)/);
+  assert.match(summary(first, second), /1\.92× as fast as B \(run one after the other\)/);
   for (const [one, other] of [pair({}, { prompt: "q" }), pair({ prompt: undefined }, { prompt: undefined }), pair({}, { comparable: "n" }), [a, null]])
     assert.equal(one.against(other), null);
   assert.doesNotMatch(summary(...pair({}, { prompt: "q" })), /fast|plain/);
@@ -114,14 +114,14 @@ test("how much faster a run was is told only of runs that took turns, or were dr
 test("a relaxed run says so wherever it is named, with the share of tokens that were replaced", () => {
   const run = made({ relaxed: true });
   assert.equal(run.replaced, 1 / 7);
-  assert.equal(nameOf(run), "ADT-Tree, Relaxed (14.3 % of tokens replaced)");
-  assert.equal(caption(run, []), "This is seed 1 · ADT-Tree, Relaxed (14.3 % of tokens replaced)");
+  assert.equal(nameOf(run), "ADT-Tree, Relaxed, 14.3 % of tokens replaced");
+  assert.equal(caption(run, []), "Made with seed 1 (ADT-Tree, Relaxed, 14.3 % of tokens replaced).");
   assert.equal(titleOf(run, made()), "ADT-Tree, Relaxed 14.3 %");
   assert.equal(titleOf(run, made({ seed: "2" })), "ADT-Tree, Relaxed 14.3 %, seed 1", "beside another seed");
   const untouched = made({ relaxed: true }, ROUNDS.slice(0, 2));
-  assert.equal(nameOf(untouched), "ADT-Tree, Relaxed (0.0 % of tokens replaced)");
+  assert.equal(nameOf(untouched), "ADT-Tree, Relaxed, 0.0 % of tokens replaced");
   assert.equal(nameOf(made({}, ROUNDS.slice(0, 2))), "ADT-Tree");
-  assert.match(nameOf(made()), /Relaxed \(14\.3 %/, "a map of before, which says so in its rounds alone");
+  assert.match(nameOf(made()), /Relaxed, 14\.3 %/, "a map of before, which says so in its rounds alone");
 });
 
 test("plain decoding shows when each token came, for everything else is the same everywhere", () => {
@@ -131,27 +131,27 @@ test("plain decoding shows when each token came, for everything else is the same
   assert.equal(made().figureShown("acceptance"), "acceptance");
   const moments = [...plain.values("moment", 0)];
   assert.deepEqual(moments.map((value) => Math.round(1000 * value)), [50, 70, 90, 110, 130, 150, 170, 190]);
-  assert.equal(sentence(plain, 0), "Everywhere: one token at a time.");
+  assert.equal(sentence(plain, 0), "", "no place is faster than another");
 });
 
-test("a run whose drafts Auto left out says that they don't pay, and shows when each token came", () => {
+test("a run whose drafts Auto left out says so, and shows when each token came", () => {
   const single = (at, nodes = 0) => [20, 0, [0, at, nodes, nodes, nodes, nodes, nodes, 0, 0, nodes ? [1] : []]];
   const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
   const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
   assert.equal(none.figureShown("acceptance"), "moment");
   assert.match(summary(none), /^no drafts · 1\.00 tokens per pass/);
-  assert.equal(sentence(none, 0), "No drafts: they don't pay here, so each pass brought one token.");
+  assert.equal(sentence(none, 0), "Drafting would not be faster here, so each pass generates one token.");
   const few = auto(Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))), 4);
   assert.equal(few.figureShown("acceptance"), "acceptance");
   assert.match(summary(few), /^hardly any drafts · 1\.00 tokens per pass/);
-  assert.equal(sentence(few, 0), "Hardly any drafts: with 4 images at once they don't pay here, so most passes brought one token.");
+  assert.equal(sentence(few, 0), "Drafting would not be faster for a batch of 4 images, so most passes generate one token.");
   const missed = auto(Array.from({ length: 15 }, (_, i) => single(i, 1)));
-  assert.equal(sentence(missed, 0), "Everywhere: one token at a time.", "drafts were made, and all of them refused");
+  assert.equal(sentence(missed, 0), "", "drafts were made, and all of them refused");
 });
 
-test("the ends of the scale are said in words: what is easy is light, and what is hard is dark", () => {
-  assert.deepEqual(ends("acceptance", [1, 12]), ["hard: 1 token a pass", "easy: 12 tokens"]);
-  assert.deepEqual(ends("time", [0, 12.34]), ["quick: 0.0 ms a token", "slow: 12 ms"]);
+test("the ends of the scale have a number each, and the last one its unit", () => {
+  assert.deepEqual(ends("acceptance", [1, 12]), ["1", "12 tokens per pass"]);
+  assert.deepEqual(ends("time", [0, 12.34]), ["0.0", "12 ms per token"]);
 });
 
 test("at a moment of the replay, only tokens of earlier rounds are there, and the tree of the round is", () => {
@@ -167,40 +167,42 @@ test("at a moment of the replay, only tokens of earlier rounds are there, and th
   assert.deepEqual([run.roundAt(0), run.roundAt(75), run.roundAt(80), run.roundAt(104)], [0, 1, 2, 3]);
 });
 
-test("one sentence says where the image was easy and where it was hard", () => {
+test("one sentence says where the image was fast and where it was slow, if there is such a pattern", () => {
   // 6 by 6 tokens: the upper third in rounds of six, the rest one by one or in pairs
   const rounds = [[10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]], [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]]];
   for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [1]]]);
   const run = made({ grid: [6, 6] }, rounds);
-  assert.match(sentence(run, 0), /^Easy: top( left| right)?, up to 6 tokens at once\. Hard: [a-z ]+, 1\.$/);
+  assert.match(sentence(run, 0), /^Fastest: top( left| right)? \(up to 6 tokens per pass\)\. Slowest: [a-z ]+ \(1\)\.$/);
   const table = numbers(run, 0);
   assert.deepEqual(table.find(([name]) => name === "passes of the model"), ["passes of the model", 26]);
-  assert.deepEqual(table.find(([name]) => name === "tokens guessed"), ["tokens guessed", 5 + 6 + 24]);
+  assert.deepEqual(table.find(([name]) => name === "drafted tokens"), ["drafted tokens", 5 + 6 + 24]);
+  const even = made({ grid: [6, 6] }, Array.from({ length: 12 }, (_, i) => [10, 0, [0, 3 * i, 2, 1, 2, 1, 2, i < 11 ? 2 : 1, 0, [1, 1]]]));
+  assert.equal(sentence(even, 0), "");
 });
 
 test("the caption says what made the map, and what the node has now in place of it", () => {
   const exact = made({}, ROUNDS.slice(0, 2));
-  assert.equal(caption(exact, []), "This is seed 1 · ADT-Tree");
+  assert.equal(caption(exact, []), "Made with seed 1 (ADT-Tree).");
   const differences = [{ name: "seed", now: 2 }, { name: "guidance", now: 4 }, { name: PROMPT, now: "a cat" }];
-  assert.equal(caption(exact, differences), "This is seed 1 · ADT-Tree; the node now has seed 2, guidance 4, another prompt");
-  assert.equal(caption(exact, [], words.off[2]), "This is seed 1 · ADT-Tree; the node is muted, so this is an old map");
+  assert.equal(caption(exact, differences), "Made with seed 1 (ADT-Tree). Seed is now 2, guidance is now 4, the prompt has changed.");
+  assert.equal(caption(exact, [], words.off[2]), "Made with seed 1 (ADT-Tree). The node is muted, so the map is from an earlier run.");
 });
 
 test("the words about a token are plain, and its numbers name everything that is known of its round", () => {
   const run = made();
-  assert.equal(describe([run.token(0, 6)], 6, 4), "Row 2, column 3\ncame together with 2 others\nguessed ahead: 5, right: 2\n24.0 ms");
-  assert.equal(describe([run.token(0, 4)], 4, 4), "Row 2, column 1\ncame alone\nnothing was guessed ahead\n10.0 ms");
-  assert.match(describe([run.token(0, 0), null], 0, 4), /A: came with the prompt\nB: not decided yet/);
+  assert.equal(describe([run.token(0, 6)], 6, 4), "Row 2, column 3\n3 tokens in this pass\n2 of 5 drafts accepted\n24.0 ms");
+  assert.equal(describe([run.token(0, 4)], 4, 4), "Row 2, column 1\n1 token in this pass\nno drafts\n10.0 ms");
+  assert.match(describe([run.token(0, 0), null], 0, 4), /A: generated with the prompt\nB: not generated yet/);
   const table = Object.fromEntries(tokenNumbers([run.token(0, 6)], 6));
   assert.deepEqual(table, {
-    "Token 7": "round 3",
-    depth: "4 asked, 3 built",
-    width: "1 asked, 2 built",
-    nodes: "5",
-    accepted: "2 (1 look-alikes)",
+    "Token 7": "pass 3",
+    depth: "3 (4 requested)",
+    width: "2 (1 requested)",
+    drafts: "5",
+    accepted: "2 (1 replaced)",
     alpha: "0.67",
   });
-  assert.equal(Object.fromEntries(tokenNumbers([run.token(0, 6), null], 6)).nodes, "5 | –");
+  assert.equal(Object.fromEntries(tokenNumbers([run.token(0, 6), null], 6)).drafts, "5 | –");
 });
 
 test("the map speaks the languages of the pack, and English otherwise", () => {
@@ -209,10 +211,10 @@ test("the map speaks the languages of the pack, and English otherwise", () => {
   const english = shape(words);
   speak("zh");
   assert.deepEqual(shape(words), english);
-  assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n与另外 2 个一起得到/);
+  assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n本次前向生成 3 个 token/);
   assert.match(summary(run), /每次前向 2\.33 个 token/);
   speak("fr");
-  assert.match(describe([null], 6, 4), /not decided yet/);
+  assert.match(describe([null], 6, 4), /not generated yet/);
 });
 
 test("the scale starts where the figure does and one slow token does not stretch it", () => {
