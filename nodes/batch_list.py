@@ -115,7 +115,7 @@ def _check_lengths(prompts: list, **lists: list) -> None:
 
 def _seed(id: str, seed: Any) -> int:
     if type(seed) is not int or not NO_SEED <= seed < 2**64:
-        raise AdtError(f"seeds: that of the id '{id}' is {shown(seed)}; a whole number from 0 was expected.")
+        raise AdtError(f"seeds: the seed for the id '{id}' is {shown(seed)}; an integer of at least 0 was expected.")
     return seed
 
 

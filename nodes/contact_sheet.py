@@ -21,7 +21,7 @@ COLUMNS = tuple(
     "id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split()
 )
 """Columns of the CSV. The JSON has all figures."""
-_OWN = "id", "prompt", "file"
+_IDENTITY = "id", "prompt", "file"
 """Keys that identify a row across reports."""
 ENDINGS = "csv", "json", "png"
 """Extensions of a report's files."""
@@ -66,7 +66,7 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
         name: Name that the user chose.
         rows: Rows of the list.
     """
-    mine = {tuple(row[key] for key in _OWN) for row in rows}
+    mine = {tuple(row[key] for key in _IDENTITY) for row in rows}
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(name for name in names if _may_replace(folder, name, mine))
 
@@ -77,7 +77,7 @@ def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
         return True
     try:
         images = parse_json(read_text(folder / f"{name}.json", LARGEST_LIST))["images"]
-        return {tuple(row[key] for key in _OWN) for row in images} <= mine
+        return {tuple(row[key] for key in _IDENTITY) for row in images} <= mine
     except (OSError, ValueError, KeyError, TypeError):
         return False  # unreadable, so it may belong to another list
 

@@ -29,7 +29,7 @@ class Lettering:
 
     def __init__(self, size: int):
         self._fonts = _fonts(size)
-        self._of: dict[str, Font | None] = {}
+        self._font_of: dict[str, Font | None] = {}
 
     def readable(self, text: str) -> str:
         """Replace the characters that no font has: an emoji by its name in brackets, any other by `MISSING`."""
@@ -97,9 +97,9 @@ class Lettering:
         return f"[{name.lower()}]" if name else MISSING
 
     def _font(self, letter: str) -> Font | None:
-        if letter not in self._of:
-            self._of[letter] = next((font for font in self._fonts if _has(font, letter)), None)
-        return self._of[letter]
+        if letter not in self._font_of:
+            self._font_of[letter] = next((font for font in self._fonts if _has(font, letter)), None)
+        return self._font_of[letter]
 
 
 @lru_cache(maxsize=4)

@@ -22,7 +22,7 @@ from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import AdtError, is_out_of_memory, one_line
 from .decoration import decorating
 
-_AMPLE = 128 * 2**30
+_FREE_RAM = 128 * 2**30
 """Target for free RAM in bytes, below which ComfyUI's cache drops results of earlier prompts."""
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
@@ -163,7 +163,7 @@ def drop_unused_results() -> None:
     """
     forget = getattr(comfy.memory_management, "extra_ram_release", None)
     if forget is not None:
-        forget(_AMPLE)
+        forget(_FREE_RAM)
     gc.collect()
 
 
@@ -245,7 +245,7 @@ class Progress:
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
         self._began = time.monotonic()
-        self._had: int | None = None
+        self._start: int | None = None
         self._next_preview = self._began + self._FIRST
         self.last: Image.Image | None = None
         self._preview = preview if wants_previews() else None
@@ -261,13 +261,13 @@ class Progress:
             InterruptProcessingException: If the user has cancelled the run.
         """
         now = time.monotonic()
-        if self._had is None:
-            self._had = done  # the rate is measured from here, because a continued run does not begin at 0
+        if self._start is None:
+            self._start = done  # the rate is measured from here, because a continued run does not begin at 0
         if now < self._next_bar and done < self.total:
             return
         self._next_bar = now + self._BAR
         image = None
-        soon_over = (now - self._began) * (self.total - done) < self._FIRST * (done - self._had)
+        soon_over = (now - self._began) * (self.total - done) < self._FIRST * (done - self._start)
         if self._preview and (done >= self.total or now >= self._next_preview and not soon_over):
             picture = self._picture()
             self.last = picture if done >= self.total else None

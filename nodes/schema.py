@@ -20,7 +20,7 @@ IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
 _PAGES = Path(__file__).parents[1] / "js" / "docs"
 
 
-class _Least(float):
+class _LowerBound(float):
     """Lower bound of a number that also rejects NaN, which would pass ComfyUI's comparison."""
 
     def __gt__(self, value: float) -> bool:
@@ -48,7 +48,7 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
         plug.tooltip = plug.tooltip or on_page["Inputs"][plug.display_name or plug.id]
         plug.optional = plug.optional or default(plug) is not None
         if isinstance(plug, io.Float.Input):
-            plug.min = _Least(plug.min)
+            plug.min = _LowerBound(plug.min)
         if isinstance(plug, io.Combo.Input) and plug.id in RENAMED:
             plug.options = Values.of(plug.id, plug.options)
             plug.extra_dict["renamed"] = RENAMED[plug.id]

@@ -24,7 +24,7 @@ from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
 _SOURCES = "reference_latents"  # set by the stock node ReferenceLatent
-_NOT_OURS = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
+_CONNECT_CLIP = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
         AdtError: If another CLIP made it, or a node combined or changed it.
     """
     if not _are_pairs(conditioning) or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
-        raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_NOT_OURS}")
+        raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_CONNECT_CLIP}")
     if len(conditioning) > 1:
         raise AdtError(
-            f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_NOT_OURS}"
+            f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_CONNECT_CLIP}"
         )
     changes = sorted(set(conditioning[0][1]) - {_PROMPT, _SOURCES})
     if changes:

@@ -155,7 +155,7 @@ def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
     return ui.SavedResult(name, "", io.FolderType.temp)
 
 
-class _Shown(Watch):
+class _NodeWatch(Watch):
     """Progress of a training on its node: the bar, a line of text, and the curve as a preview."""
 
     check = staticmethod(check_cancelled)
@@ -196,7 +196,9 @@ def _run(plan: training.Plan, model: LoadedModel, node_id: str) -> tuple[str, li
     with torch.inference_mode(False), torch.enable_grad():
         mm.unload_all_models()
         with loaded([model.patcher, *filter(None, [model.text])]) as device:
-            trainer = training.train(replace(plan, device=device), model.target, _Shown(node_id, plan.training.passes))
+            trainer = training.train(
+                replace(plan, device=device), model.target, _NodeWatch(node_id, plan.training.passes)
+            )
             return trainer.news, trainer.log
 
 
@@ -231,7 +233,7 @@ def _texts(prompts: list) -> list[str]:
 
 @contextmanager
 def _naming_inputs() -> Iterator[None]:
-    """Replace the names of fields by those of the inputs in error messages."""
+    """Replace names of fields by ids of inputs in error messages."""
     try:
         yield
     except AdtError as error:

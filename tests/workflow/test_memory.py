@@ -74,7 +74,7 @@ CONSTANTS = {
         "Download",
         "PublishedSampling",
         "Remedy",
-        "_Least",
+        "_LowerBound",
     ),
 }
 """Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""

@@ -65,7 +65,7 @@ def test_it_is_cancelled_and_goes_on(pack, train, monkeypatch):
                 raise Cancelled
 
         with monkeypatch.context() as patch, pytest.raises(Cancelled):
-            patch.setattr(module._Shown, method, cancel)
+            patch.setattr(module._NodeWatch, method, cancel)
             train("stopped")
 
     cancels("draws", lambda done, total: done > 3)
