@@ -51,15 +51,9 @@ def read_items(
     seed_of_each: str = SAME,
     unfit_prompts: str = STOP,
 ) -> tuple[list[Item], list[LeftOut]]:
-    """Return the images to draw and the prompts that are not drawn, after checks of all inputs.
+    """Return the images to draw and the prompts that are not drawn.
 
-    Args:
-        prompts: Prompts of the list.
-        ids: One per prompt, or None to number them.
-        seeds: One per prompt. `NO_SEED`, or None for the list, selects the job's seed by `seed_of_each`.
-        job: Model and settings of the batch.
-        seed_of_each: `SAME` or `STEPPED`.
-        unfit_prompts: How to treat prompts that cannot be drawn, one of `WAYS`.
+    Prompts without an id are numbered. A seed of `NO_SEED` selects the job's seed by `seed_of_each`.
 
     Raises:
         AdtError: If an input is invalid, or no prompt can be drawn.
