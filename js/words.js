@@ -31,6 +31,9 @@ const LINES = [
   /^(.+) was trained for images of about as many pixels as (\S+); (\S+) is outside of that, so the image may look worse\.$/,
   /^(\d+) of (\d+) methods, now (.+)$/,
   /^Checked; the report is on this node$/,
+  /Ignored, because preset is '(.+?)': (.+?)\. Set preset to '(.+?)' to use it\./,
+  /(?<!Negative )Prompt truncated to its first (\d+) of (\d+) characters: (\d+) tokens; (.+?) accepts (\d+)\./,
+  /Negative prompt truncated to its first (\d+) of (\d+) characters: (\d+) tokens; (.+?) accepts (\d+)\./,
 ];
 
 /** What a batch says first, where there is more to say. */
@@ -261,6 +264,9 @@ const CHINESE = {
     "$1 是用像素数约为 $2 的图像训练的；$3 与此相差较大，图像质量可能较差。",
     "$2 种方法中的 $1 种，正在检查 $3",
     "检查完成；报告显示在此节点上",
+    "预设为 $1，因此忽略了 $2；要使用它，请将预设设为 $3。",
+    "提示词截短为 $2 个字符中的前 $1 个：共 $3 个 token，$4 最多接受 $5 个。",
+    "负面提示词截短为 $2 个字符中的前 $1 个：共 $3 个 token，$4 最多接受 $5 个。",
   ],
   download: { "": (size) => `下载，${size}`, int8: (size) => `下载，${size}；int8 权重可放入显存`, no: (size) => `下载，${size}；超出显存` },
   folderLine: (folder) => `图像位于 ${folder}。`,
@@ -287,8 +293,7 @@ export function line(text) {
   if (replaced) return `${line(told)}${words.relaxedLine(replaced)}`;
   const [, folder, rest] = FOLDER.exec(text) ?? [];
   if (rest && line(rest) !== rest) return `${words.folderLine(folder)}${line(rest)}`;
-  const at = LINES.findIndex((pattern) => pattern.test(text));
-  return at < 0 ? text : text.replace(LINES[at], words.lines[at]);
+  return LINES.reduce((said, pattern, at) => said.replace(pattern, words.lines[at]), text); // a line may have several sentences
 }
 
 /** What stands behind the name of a model that is not installed; `fits` is "", "int8" or "no". */

@@ -30,6 +30,7 @@ from .sampling import (
     choose_preset,
     choose_sampling,
     choose_suffix,
+    ignored,
     loaded_for,
     noise_input,
     patchers,
@@ -114,8 +115,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
             folder = _folder(job=job, folder=name)
         batch = Batch(job, folder, metadata(cls.hidden))
         made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
+        lost = ignored(model, choose_preset(single.pop("preset", None), **single), **single)
         unknown = remark(model.target, [item.prompt for item in items])
-        if remarks := " ".join(filter(None, (news(items, left_out), missed, unknown))):
+        if remarks := " ".join(filter(None, (news(items, left_out), lost, missed, unknown))):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # a node shows one line at a time
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}

@@ -66,7 +66,7 @@ def read_items(
     left_out: list[LeftOut] = []
     for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, places(ids))):
         try:
-            text, note = fit(job, prompt, unfit_prompts)
+            text, note = fit(job.check_prompt, prompt, unfit_prompts)
         except AdtError as error:
             remedy = "or set invalid_prompts to 'truncate' or 'skip'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
@@ -87,7 +87,7 @@ def read_items(
 def news(items: list[Item], left_out: list[LeftOut]) -> str:
     """Return a line about truncated and skipped prompts, or ""."""
     noted = [item for item in items if item.note]
-    kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "not read to their ends"), (left_out, "left out")]
+    kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "truncated"), (left_out, "left out")]
     total = len(items) + len(left_out)
     return " ".join(
         f"{len(some)} of {total} prompts are {what}. The first, '{some[0].id}': {some[0].note.removesuffix('.')}."

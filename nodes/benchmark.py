@@ -19,8 +19,8 @@ from ..adt_lab import benchmark as bench
 from ..adt_lab import report
 from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
-from .runtime import Progress, check_cancelled, loaded, refusal
-from .sampling import patchers
+from .runtime import Progress, check_cancelled, loaded, refusal, tell
+from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, patchers, preset_input
 from .schema import schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import encode
@@ -55,6 +55,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                 io.Int.Input("seed", default=0, min=0, max=LARGEST_SEED, control_after_generate=False),
                 widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
                 widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
+                preset_input(),
             ],
             outputs=[io.String.Output(display_name="table")],
             hidden=[io.Hidden.unique_id],
@@ -79,15 +80,26 @@ class ADTTreeBenchmark(io.ComfyNode):
         methods: str,
         drafter: LoadedDrafter | None = None,
         lantern: Lantern | None = None,
+        preset: str | None = None,
         **sampling,
     ) -> io.NodeOutput:
         drafter = drafter or own_drafter(model)
-        plan = _plan(prompts, methods, count, lantern, drafter.path, model.path, **sampling)
+        preset = choose_preset(preset, **sampling)
+        recipe = Recipe(
+            choose_sampling(model, preset, **sampling),
+            lantern=lantern or Lantern(),
+            loading=Loading(model=model.path),
+            drafter=drafter.path,
+            suffix=choose_suffix(model, preset),
+        )
+        plan = _plan(prompts, methods, count, recipe)
         jobs = _jobs(plan, model, drafter)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
         room = max(job.decoding([longest]).memory_required(model.patcher.load_device) for job in jobs.values())
         with loaded(patchers(model, drafter), memory_required=room):
             table = _run(plan, jobs, cls.hidden.unique_id)
+        if note := ignored(model, preset, **sampling):
+            tell(note)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
 
 
@@ -101,17 +113,13 @@ def _plan(
     prompts: str = "",
     methods: str = bench.COMPARED,
     count: int | None = None,
-    lantern: Lantern | None = None,
-    drafter: str = "",
-    model: str = "",
-    **sampling,
+    recipe: Recipe | None = None,
 ) -> bench.Benchmark:
-    """Return the benchmark that the inputs describe; `drafter` and `model` are paths."""
+    """Return the benchmark that the inputs describe."""
     chosen = [prompt.text for prompt in present(read(prompts, "prompts"))]
     chosen = sample(chosen, count, seed=0) if count else chosen
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    recipe = Recipe(Sampling(**sampling), lantern=lantern or Lantern(), loading=Loading(model=model), drafter=drafter)
-    return bench.Benchmark(chosen, names, recipe)
+    return bench.Benchmark(chosen, names, recipe or Recipe())
 
 
 def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> dict[str, Job]:

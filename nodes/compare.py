@@ -8,6 +8,7 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor
 
+from ..adt_core.app.fitting import STOP
 from ..adt_core.app.jobs import drawing, warm_up
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
@@ -19,6 +20,8 @@ from .runtime import Progress, check_cancelled
 from .sampling import (
     choose_preset,
     choose_sampling,
+    ignored,
+    invalid_prompts_input,
     loaded_for,
     preset_input,
     preview,
@@ -61,6 +64,7 @@ class ADTTreeCompare(io.ComfyNode):
                 *sampling_inputs(),
                 preset_input(),
                 speed_input(),
+                invalid_prompts_input(),
             ],
             outputs=[
                 io.Image.Output(display_name="image_a"),
@@ -84,10 +88,11 @@ class ADTTreeCompare(io.ComfyNode):
         lantern: Lantern | None = None,
         preset: str | None = None,
         speed: str = AUTO,
+        invalid_prompts: str = STOP,
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
-        target, row, opposite = read_rows(model, positive, negative, preset)
+        target, row, opposite, truncated = read_rows(model, positive, negative, preset, invalid_prompts)
         common: dict[str, Any] = {
             "negatives": [opposite] if opposite else None,
             "sampling": choose_sampling(model, preset, **sampling),
@@ -106,7 +111,7 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
-        tell_remarks(both[0], model, positive)
+        tell_remarks(both[0], model, positive, truncated, ignored(model, preset, **sampling))
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 

@@ -5,6 +5,7 @@ import torch
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.app.continuation import KEEP
+from ..adt_core.app.fitting import STOP
 from ..adt_core.app.jobs import drawing
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.settings import Lantern
@@ -17,6 +18,8 @@ from .runtime import Progress, check_cancelled
 from .sampling import (
     choose_preset,
     choose_sampling,
+    ignored,
+    invalid_prompts_input,
     loaded_for,
     noise_input,
     preset_input,
@@ -83,6 +86,7 @@ class ADTTreeSampler(io.ComfyNode):
                 speed_input(),
                 preset_input(),
                 noise_input(),
+                invalid_prompts_input(),
             ],
             outputs=[io.Latent.Output(display_name="LATENT"), TraceSocket.Output(display_name="trace")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo],
@@ -104,11 +108,12 @@ class ADTTreeSampler(io.ComfyNode):
         keep_left: float = 0.0,
         speed: str = AUTO,
         preset: str | None = None,
+        invalid_prompts: str = STOP,
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
         way = choose_way(model, drafter, settings, lantern, speed)
-        target, row, opposite = read_rows(model, positive, negative, preset)
+        target, row, opposite, truncated = read_rows(model, positive, negative, preset, invalid_prompts)
         prefix, indices = None, list(range(batch_size))
         if latent_image is not None:
             prefix, indices = read_latent(latent_image, model, target, keep, keep_left, batch_size)
@@ -128,7 +133,7 @@ class ADTTreeSampler(io.ComfyNode):
         with decorating("the marks of the images"):
             for saved in parts_of(cls.hidden):
                 expect(vectors, saved)
-        tell_remarks(decoding, model, positive)
+        tell_remarks(decoding, model, positive, truncated, ignored(model, preset, **sampling))
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 

@@ -11,8 +11,10 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
+from ..adt_core.app.fitting import CUT, STOP, fit
 from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
+from ..adt_core.errors import AdtError, TooLong, shown
 from ..adt_core.models.target import Prompt, Target, suffixed
 from ..adt_core.rules.settings import UPSTREAM, Sampling
 from .latent import read_codes
@@ -39,6 +41,11 @@ def sampling_inputs() -> list[io.Input]:
 def preset_input() -> io.Input:
     """Return the input `preset`, optional because prompts saved by older versions lack it."""
     return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
+
+
+def invalid_prompts_input() -> io.Input:
+    """Return the input `invalid_prompts`: what to do with a prompt that is too long for the model."""
+    return io.Combo.Input("invalid_prompts", options=[STOP, CUT], default=STOP, optional=True, advanced=True)
 
 
 def noise_input() -> io.Input:
@@ -72,6 +79,24 @@ def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
     return Sampling(**given | (numbers | given if preset == CUSTOM else numbers))
 
 
+def ignored(model: LoadedModel, preset: str, **given: Any) -> str:
+    """Return a sentence that lists the given numbers that the preset overrides, or "".
+
+    Defaults of the inputs are not listed, because the page sends them for numbers that are gray.
+
+    Args:
+        model: Model, whose published numbers the preset selects.
+        preset: Chosen preset.
+        **given: Inputs of the prompt.
+    """
+    if preset == CUSTOM:
+        return ""
+    published = model.target.published
+    used = {name: (getattr(BUNDLED_SAMPLING, name), getattr(published, name)) for name in NUMBERS}
+    lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]
+    return f"Ignored, because preset is '{OWN}': {', '.join(lost)}. Set preset to '{CUSTOM}' to use it." if lost else ""
+
+
 def choose_suffix(model: LoadedModel, preset: str) -> str:
     """Return the text to append to every prompt."""
     return model.target.published.suffix if preset == OWN else ""
@@ -84,14 +109,16 @@ class Rows(NamedTuple):
         target: The model, with the prompt's source images if it has any.
         row: Prompt row.
         opposite: Row of the negative prompt, or None.
+        note: Sentences about truncated prompts, or "".
     """
 
     target: Target
     row: Prompt
     opposite: Prompt | None
+    note: str
 
 
-def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str) -> Rows:
+def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str, invalid_prompts: str) -> Rows:
     """Encode the prompt and the negative prompt.
 
     Args:
@@ -99,28 +126,64 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
         positive: CONDITIONING of the prompt, with its source images.
         negative: CONDITIONING of the negative prompt, or None.
         preset: Chosen preset, which may append a suffix to the prompt.
+        invalid_prompts: `STOP` or `CUT`, for prompts that are too long.
 
     Raises:
-        AdtError: If another CLIP made a CONDITIONING, or a prompt is too long.
+        AdtError: If another CLIP made a CONDITIONING, or a prompt cannot be drawn.
     """
     text = read_prompt(positive, "positive").text
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
+    suffix = choose_suffix(model, preset)
     sources = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
     target = model.target.with_sources(sources) if sources else model.target
     with text_encoder(model):
-        row = target.encode_prompt(suffixed(text, choose_suffix(model, preset)))
-        return Rows(target, row, target.encode_prompt(opposite) if opposite.strip() else None)
+        text, note = _fitted(target, text, suffix, invalid_prompts, "Prompt")
+        row = target.encode_prompt(suffixed(text, suffix))
+        if not opposite.strip():
+            return Rows(target, row, None, note)
+        opposite, more = _fitted(target, opposite, "", invalid_prompts, "Negative prompt")
+        return Rows(target, row, target.encode_prompt(opposite), " ".join(filter(None, (note, more))))
 
 
-def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list) -> None:
+def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tuple[str, str]:
+    """Return a prompt as it is drawn, and a sentence if it was truncated.
+
+    Args:
+        target: Model to draw with.
+        text: The prompt.
+        suffix: Text that follows the prompt, which is never truncated.
+        way: `STOP` or `CUT`.
+        name: The prompt in sentences, capitalised.
+
+    Raises:
+        AdtError: If the prompt cannot be drawn.
+    """
+
+    def check(text: str) -> str:
+        return target.check_prompt(suffixed(text, suffix))
+
+    if way == CUT:
+        fitted, note = fit(check, text, CUT)
+        if fitted is not None:
+            return fitted, f"{name} {note.removesuffix('.')}." if fitted != text else ""
+    try:
+        check(text)
+    except TooLong as error:
+        sentence = str(error).replace("Prompt", name, 1).removesuffix(".")
+        raise AdtError(f"{sentence}, or set invalid_prompts to '{CUT}' (under advanced inputs).") from error
+    return text, ""
+
+
+def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list, *notes: str) -> None:
     """Show remarks on the device, the image size and the prompt under a node that has drawn an image.
 
     Args:
         decoding: Finished decoding.
         model: Model that drew the image.
         positive: CONDITIONING of the prompt.
+        *notes: Further remarks; "" for none.
     """
-    remarks = decoding.exact.remark, remark(model.target, [read_prompt(positive, "positive").text])
+    remarks = *notes, decoding.exact.remark, remark(model.target, [read_prompt(positive, "positive").text])
     if said := " ".join(filter(None, remarks)):
         tell(said)
 

@@ -6,7 +6,7 @@ stock latent nodes can crop, flip or blend it. Decoding maps every vector to the
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.errors import AdtError
+from ..adt_core.errors import AdtError, TooLong
 from .decoration import decorating
 from .marks import note
 from .runtime import check_cancelled, loaded, tell
@@ -102,8 +102,13 @@ class TextEncoder(_Stock):
         self.model = model
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
-        """Check the length of a prompt. An empty text is valid and stands for the unconditional row of guidance."""
-        row = encode(self.model, text) if text.strip() else None
+        """Check a prompt. An empty text is valid and stands for the unconditional row of guidance.
+
+        A text that is too long is valid, too: the sampler refuses or truncates it, by its input `invalid_prompts`.
+        """
+        row = None
+        with suppress(TooLong):
+            row = encode(self.model, text) if text.strip() else None
         if row is not None and row.note:
             tell(row.note)
         return Prompt(text, tuple(row or (0,)))

@@ -28,7 +28,7 @@ from .batch import one
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal, tell
-from .sampling import choose_preset, choose_sampling, choose_suffix, preset_input, sampling_inputs
+from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, preset_input, sampling_inputs
 from .schema import schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -205,6 +205,8 @@ def _run(plan: training.Plan, model: LoadedModel, node_id: str) -> tuple[str, li
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
     """Return the settings of the training images, by the names of a recipe."""
     preset = choose_preset(preset, **sampling)
+    if note := ignored(model, preset, **sampling):
+        tell(note)
     numbers = choose_sampling(model, preset, **sampling).flat()
     return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
 

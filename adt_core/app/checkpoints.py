@@ -40,6 +40,7 @@ def load_target(
     target = load.load(checkpoint, device, dtype, check, weights, exact)
     if str(path) == BUNDLED:
         target.name, target.published, target.words = BUNDLED, BUNDLED_SAMPLING, known.bundled_words()
+        target.prompter.name = "the bundled model"
     return target
 
 

@@ -83,7 +83,7 @@ class Task:
         room = self.target.decoder.config.max_positions - self.target.length
         if self.longest > room:
             name = self.target.name
-            raise AdtError(f"prompt is {self.longest} tokens long, and {name} has room for {room}; shorten it.")
+            raise AdtError(f"Prompt too long: {self.longest} tokens; {name} accepts {room}; shorten it.")
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
             raise AdtError(f"method {method!r} needs a drafter; choose a drafter, or the method 'autoregressive'.")

@@ -22,7 +22,7 @@ def stripped(text: str) -> str:
     if not text.strip():
         raise AdtError("prompt is empty; describe the image in a few words.")
     if len(text) > MOST_CHARACTERS:
-        raise AdtError(f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it.")
+        raise TooLong(f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -33,9 +33,9 @@ def stripped(text: str) -> str:
 
 
 def check_length(ids: list[int], room: int, name: str) -> None:
-    """TooLong if a prompt has more tokens than the model ``name`` has ``room`` for."""
+    """Raise TooLong if a prompt has more tokens than the model ``name`` has ``room`` for."""
     if len(ids) > room:
-        raise TooLong(f"prompt is {len(ids)} tokens long, and {name} has room for {room}; shorten it.")
+        raise TooLong(f"Prompt too long: {len(ids)} tokens; {name} accepts {room}; shorten it.")
 
 
 def check_ids(ids: Iterable[int], size: int, name: str) -> None:

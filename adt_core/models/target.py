@@ -85,7 +85,13 @@ def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
 
 
 class Prompter:
-    """How the texts of a family become prompts. ``grid``: rows and columns of the image's cells."""
+    """How the texts of a family become prompts. ``grid``: rows and columns of the image's cells.
+
+    Attributes:
+        name: The model as errors call it.
+    """
+
+    name: str
 
     def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
         """The conditional row of a text. AdtError if it is empty or too long."""

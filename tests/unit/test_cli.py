@@ -258,7 +258,7 @@ def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(gen
 def test_a_prompt_of_a_list_that_is_too_long_is_named(generate):
     Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
     refused = generate(prompt=None, prompts="list.txt", output="x.png")
-    assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "tokens long")
+    assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "Prompt too long: ")
     assert not list(Path().glob("x*"))
 
 

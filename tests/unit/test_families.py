@@ -60,7 +60,7 @@ def test_luminas_prompt_names_the_size(models):
     assert target.unconditional(prompt) == header
 
 
-TOO_LONG = r"prompt is \d+ tokens long, and .* has room for \d+; shorten it"
+TOO_LONG = r"Prompt too long: \d+ tokens; .* accepts \d+; shorten it"
 
 
 @pytest.mark.parametrize(

@@ -18,22 +18,28 @@ def job(models):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prompt_that_fits_stays_as_it_is(job, way):
-    assert fit(job, "a red house", way) == ("a red house", "")
+    assert fit(job.check_prompt, "a red house", way) == ("a red house", "")
 
 
 def test_a_prompt_that_is_too_long_stops_the_list(job):
-    with pytest.raises(TooLong, match="room for"):
-        fit(job, LONG, STOP)
+    with pytest.raises(TooLong, match=r"Prompt too long: \d+ tokens; .* accepts \d+; shorten it"):
+        fit(job.check_prompt, LONG, STOP)
     with pytest.raises(AdtError, match="empty"):
-        fit(job, "", STOP)
+        fit(job.check_prompt, "", STOP)
 
 
-@pytest.mark.parametrize("prompt", [LONG, "x" + LONG, "房子" * 900, LONG.replace(" ", "")], ids=lambda text: text[:12])
+@pytest.mark.parametrize(
+    "prompt",
+    [LONG, "x" + LONG, "房子" * 900, LONG.replace(" ", ""), LONG * 10],
+    ids=["words", "x", "zh", "one", "more"],
+)
 def test_a_prompt_is_cut_to_what_fits(job, prompt):
-    text, note = fit(job, prompt, CUT)
+    text, note = fit(job.check_prompt, prompt, CUT)
     job.check_prompt(text)
-    assert prompt.startswith(text) and note.startswith(f"cut to its first {len(text)} of {len(prompt)} characters: ")
-    assert " tokens long, and " in note and "shorten" not in note
+    assert prompt.startswith(text) and note.startswith(
+        f"truncated to its first {len(text)} of {len(prompt)} characters: "
+    )
+    assert (" tokens; " in note or "10000 at most are read" in note) and "shorten" not in note
     further = prompt[len(text) :]
     if " " in prompt:  # whole words, and not one word more would fit
         assert further.startswith(" ") and not text.endswith(" ")
@@ -46,13 +52,13 @@ def test_a_prompt_is_cut_to_what_fits(job, prompt):
 
 @pytest.mark.parametrize(
     "prompt, way, reason",
-    [(LONG, SKIP, "tokens long"), ("", SKIP, "empty"), ("", CUT, "empty"), ("a \ud800", CUT, "half")],
+    [(LONG, SKIP, "too long"), ("", SKIP, "empty"), ("", CUT, "empty"), ("a \ud800", CUT, "half")],
 )
 def test_a_prompt_is_left_out(job, prompt, way, reason):
-    text, note = fit(job, prompt, way)
-    assert text is None and note.startswith("left out: prompt ") and reason in note
+    text, note = fit(job.check_prompt, prompt, way)
+    assert text is None and note.lower().startswith("left out: prompt ") and reason in note
 
 
 def test_what_no_beginning_of_it_would_fit_is_left_out(job):
     crowded = replace(job, recipe=replace(job.recipe, suffix=LONG))
-    assert fit(crowded, "a red house", CUT).text is None
+    assert fit(crowded.check_prompt, "a red house", CUT).text is None

@@ -172,7 +172,7 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
     said = told(comfy, batch, extra_pnginfo={"workflow": workflow})
     assert "1 of 4 prompts are blank and were left out: '2'." in said
-    assert "1 of 3 prompts are not read to their ends. The first, '3': cut to its first " in said
+    assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in said
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
     assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
@@ -185,7 +185,7 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
 
     batch.set("ADTTreeBatchSampler", unfit_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
     said = told(comfy, batch)
-    assert "1 of 3 prompts are left out. The first, '2': left out: prompt is " in said
+    assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in said
     assert "'report' is the report of another list, and stays. This list's is 'report-2', in the same folder." in said
     assert {path: path.read_bytes() for path in first} == first, "something was overwritten"
     with (folder / "report-2.csv").open(newline="", encoding="utf-8-sig") as file:

@@ -165,7 +165,7 @@ def test_prompts_that_are_cut_are_said(stocked, stocked_template):
     assert "The prompt is 160 tokens long, and LlamaGen-T2I-2 reads 120" in stocked.log.read_text(encoding="utf-8")
     batch = stocked_template(BATCH).set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}")
     stocked.run(batch.set("ADTTreeModelLoader", model=TO_INSTALL[LLAMAGEN][2]).prompt)
-    said = "1 of 2 prompts are not read to their ends. The first, '2': The prompt is 200 tokens long"
+    said = "1 of 2 prompts are truncated. The first, '2': The prompt is 200 tokens long"
     assert said in stocked.log.read_text(encoding="utf-8")
 
 

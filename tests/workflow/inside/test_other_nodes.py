@@ -164,11 +164,80 @@ def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_coun
     assert pack.run("ADTTreeSampler", model=model, positive=positive, drafter=drafter)
 
 
+def said_of(caplog) -> str:
+    """The last line under a node, and what is logged with it."""
+    return caplog.messages[-1].removeprefix("ADT-Tree: ")
+
+
+@pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare"])
+def test_a_prompt_that_is_too_long_is_truncated_if_that_is_chosen(pack, small, caplog, kind):
+    """Both prompts; the image is that of the text that fits, and a line under the node says how much that is."""
+    long = "a red house behind a blue lake, " * 60
+    inputs = {"model": small.model, "positive": small.text(long), "negative": small.text(long), "seed": 5}
+    image, *_ = pack.run(kind, **inputs, invalid_prompts="truncate")
+    said = re.fullmatch(
+        r"Prompt truncated to its first (\d+) of 1920 characters: (\d+) tokens; small accepts (\d+)\. "
+        r"Negative prompt truncated to its first \1 of 1920 characters: \2 tokens; small accepts \3\.",
+        said_of(caplog),
+    )
+    assert said, caplog.messages
+    short = small.text(long[: int(said[1])])
+    expected, *_ = pack.run(kind, **inputs | {"positive": short, "negative": short})
+    caplog.clear()
+    if kind == "ADTTreeSampler":
+        image, expected = image["samples"], expected["samples"]
+    assert torch.equal(image, expected)
+    assert not caplog.messages, "what fits is not truncated"
+    assert "Prompt too long: " in pack.fails(kind, **inputs)
+
+
+@pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare", "ADTTreeBatchSampler", "ADTTreeBenchmark"])
+def test_a_number_that_the_preset_overrides_is_told(pack, small, caplog, kind):
+    """By the API only: the page sends the defaults of numbers that are gray."""
+    inputs = {"model": small.model, "guidance": 9.5, "temperature": 0.6, "preset": "model default", "seed": 3}
+    inputs |= {"prompts": "a cat"} if kind in ("ADTTreeBatchSampler", "ADTTreeBenchmark") else {}
+    inputs |= {} if "prompts" in inputs else {"positive": small.text("a cat")}
+    inputs |= {"methods": "jacobi"} if kind == "ADTTreeBenchmark" else {}
+    lists = kind == "ADTTreeBatchSampler"
+
+    def told(**more) -> list[str]:
+        caplog.clear()
+        given = {name: [value] if lists else value for name, value in {**inputs, **more}.items()}
+        pack.run(kind, **given)
+        return [message for message in caplog.messages if "Ignored" in message]
+
+    (said,) = told()
+    assert said.endswith("Ignored, because preset is 'model default': guidance 9.5. Set preset to 'custom' to use it.")
+    assert told(guidance=2.0) == told(preset="custom") == []
+
+
+def test_the_benchmark_takes_the_numbers_of_its_preset(pack, small, monkeypatch):
+    """The model's own, with its suffix; a prompt from before there was a preset keeps its numbers."""
+    own = small.model.target.published._replace(guidance=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
+    monkeypatch.setattr(small.model.target, "published", own)
+    asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
+
+    def settings(**more) -> dict:
+        before = set(pack.base.glob("output/adt_tree_benchmark/*"))
+        small.run("ADTTreeBenchmark", **asked, **more)
+        (folder,) = set(pack.base.glob("output/adt_tree_benchmark/*")) - before
+        return json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]
+
+    named = lambda made: [made["sampling"][name] for name in ("guidance", "temperature", "top_k")]  # noqa: E731
+    made = settings(preset="model default", guidance=2.0, temperature=0.6)
+    assert named(made) == [1.5, 0.7, 9] and made["suffix"] == ", by the authors"
+    made = settings(guidance=3.0, temperature=1.0)
+    assert named(made) == [3.0, 1.0, 0] and made["suffix"] == ""
+    made = settings(guidance=4.0, temperature=1.0, preset="custom")
+    assert named(made) == [4.0, 1.0, 0] and made["suffix"] == ""
+
+
 def test_the_benchmark_compares_and_writes_its_results(pack, small):
     texts = [small.PROMPT, "A red car on a street."]
     asked = {"prompts": "\n".join(texts), "count": 4, "methods": "eagle2, jacobi", "seed": 3}
+    before = set(pack.base.glob("output/adt_tree_benchmark/*"))
     (table,) = small.run("ADTTreeBenchmark", drafter=small.drafters["small"], **asked)
-    (folder,) = pack.base.glob("output/adt_tree_benchmark/small-*")
+    (folder,) = set(pack.base.glob("output/adt_tree_benchmark/small-*")) - before
     assert (folder / "results.md").read_text(encoding="utf-8") == table
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]

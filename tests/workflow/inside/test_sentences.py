@@ -31,7 +31,13 @@ def stranger():
 
 def test_prompts_that_are_empty_or_too_long(pack, sampler_says, encoded):
     assert "prompt is empty" in sampler_says("  ")
-    assert "room for" in pack.fails("CLIPTextEncode", clip=pack.run("ADTTreeModelLoader")[1], text=LONG)
+    said = sampler_says(LONG)
+    assert said == (
+        "Prompt too long: 1500 tokens; the bundled model accepts 125; shorten it, or set invalid_prompts to 'truncate' "
+        "(under advanced inputs)."
+    )
+    said = sampler_says(negative=encoded(LONG))
+    assert said.startswith("Negative prompt too long: 1500 tokens; ")
 
 
 def test_prompts_that_are_not_one_text_of_ours(pack, sampler_says, encoded, stranger):
@@ -121,10 +127,10 @@ def test_a_list_of_which_nothing_is_left(pack, inputs, words):
     [
         ({"prompts": ["a cat", "a dog"], "ids": ["1"]}, "ids: 1 ids arrived for 2 prompts"),
         ({"prompts": ["a cat", "a dog"], "seeds": [7]}, "seeds: 1 seeds arrived for 2 prompts"),
-        ({"prompts": [LONG]}, "the id '1': prompt is"),
+        ({"prompts": [LONG]}, "the id '1': Prompt too long: "),
         ({"prompts": []}, "prompts: none arrived"),
         ({"prompts": ["a fox", None]}, "prompts: None is among them"),
-        ({"prompts": ["a cat"], "negative": [LONG]}, "negative: prompt is"),
+        ({"prompts": ["a cat"], "negative": [LONG]}, "negative: Prompt too long: "),
         ({"prompts": ["a cat"], "seed": [1, 2]}, "seed: 2 values arrived"),
     ],
 )
