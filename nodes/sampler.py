@@ -130,11 +130,16 @@ class ADTTreeSampler(io.ComfyNode):
         with loaded_for([decoding], model, way.loaded):
             shown = _decode(decoding, model, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        with decorating("the marks of the images"):
-            for saved in parts_of(cls.hidden):
-                expect(vectors, saved)
+        _expect_marks(vectors, cls.hidden)
         tell_remarks(decoding, model, positive, truncated, ignored(model, preset, **sampling))
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
+
+
+def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
+    """Let the saved maps of a batch receive the marks of its images when VAE Decode makes them."""
+    with decorating("the marks of the images"):
+        for saved in parts_of(hidden):
+            expect(vectors, saved)
 
 
 def _share(name: str, default: float, **more: str) -> io.Input:
