@@ -1,0 +1,65 @@
+"""API prompts of version 0.1 run, and draw what the same prompts with today's values draw.
+
+``tests/fixtures/v0_1/comfyui`` holds workflows and prompts as version 0.1 saved and sent them, with values that have
+other names today, and an image that it saved.
+"""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from comfy_server import ROOT
+from images import images
+from PIL import Image
+
+OLD = ROOT / "tests" / "fixtures" / "v0_1" / "comfyui"
+NEW = {
+    "image": {"5": {"speed": "No drafting", "noise": "original script"}},
+    "batch": {
+        "2": {"choices": "off"},
+        "3": {"seed_of_each": "increment", "preset": "model default", "unfit_prompts": "truncate", "noise": "ADT-Tree"},
+    },
+    "compare": {"4": {"preset": "model default"}},
+    "subgraph": {"1:4": {"speed": "No drafting", "preset": "model default", "noise": "ADT-Tree"}},
+}
+"""Prompt -> node -> the inputs whose values have new names."""
+
+
+def prompt_of(name: str) -> dict:
+    return json.loads((OLD / f"{name}.json").read_text(encoding="utf-8"))["prompt"]
+
+
+def without_times(outputs: dict, prompt: dict) -> dict:
+    """Leave out images of maps that show milliseconds, which no run repeats."""
+    maps = {key for key, node in prompt.items() if node["inputs"].get("show") == "time"}
+    return {key: shown for key, shown in outputs.items() if prompt[key]["inputs"].get("images", [None])[0] not in maps}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_prompt_runs_and_draws_what_it_drew(comfy, name):
+    old = prompt_of(name)
+    new = copy.deepcopy(old)
+    for node, inputs in NEW[name].items():
+        assert inputs.keys() <= new[node]["inputs"].keys()
+        new[node]["inputs"] |= inputs
+    before, after = (images(comfy, without_times(comfy.run(prompt), prompt)) for prompt in (old, new))
+    assert len(before) == len(after) > 0
+    for one, other in zip(before, after):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_prompt_in_an_image_draws_the_image(comfy):
+    with Image.open(OLD / "image.png") as picture:
+        prompt, drawn = json.loads(picture.text["prompt"]), np.asarray(picture.convert("RGB"))
+    saved = next(key for key, node in prompt.items() if node["class_type"] == "SaveImage")
+    first, second = images(comfy, comfy.run(prompt), saved)
+    assert np.abs(first.astype(int) - drawn).max() <= 2, "the same tokens; pixels are rounded otherwise elsewhere"
+    assert np.abs(second.astype(int) - drawn).max() > 50
+
+
+def test_a_batch_names_its_seeds_and_its_report_as_asked(comfy):
+    comfy.run(prompt_of("batch"))
+    (folder,) = {path.parent for path in comfy.base.glob("output/adt_tree_batches/skip-*/old report*.json")}
+    rows = json.loads((folder / "old report.json").read_text(encoding="utf-8"))["images"]
+    assert [(row["prompt"], row["seed"]) for row in rows] == [("a {red|blue} cat", 9), ("a {red|blue} cat", 10)]
