@@ -71,7 +71,7 @@ class Continuation(Settings):
 class Files(Settings):
     """What is written."""
 
-    output: Path = path("Output image; several become FILE-0001.png, ...", "FILE.png")
+    output: Path = path("Output image; several are numbered, from FILE-0001.png on.", "FILE.png")
     tokens: Path | None = path("Write the codebook indices of each image, row by row.", "FILE.json")
     trace: Path | None = path("Write the drafts and accepted tokens of each round.", "FILE.json")
     report: Path | None = path("Write the statistics of the run.", "FILE.json")
@@ -146,7 +146,9 @@ class Lessons(Settings):
     """What ``train-drafter`` learns from."""
 
     prompts: Path | None = path("As for generate; the target generates images for them with the sampling options.")
-    images: Path | None = path("Folder of images and captions to use instead: 1.jpg, 1.txt, ...", "DIR")
+    images: Path | None = path(
+        "Folder of images with captions, such as 1.jpg and 1.txt, to use instead of prompts.", "DIR"
+    )
     pictures: int | None = whole(
         None,
         "Images to train on; prompts are reused if there are fewer (default: one per prompt).",

@@ -37,7 +37,7 @@ def family_of(checkpoint: Checkpoint) -> Family:
         )
     kind = shown(checkpoint.config.get("model_type"))
     raise AdtError(
-        f"{checkpoint.path} has the model type {kind}, which this version can't read; choose a model of {titles}."
+        f"{checkpoint.path} has the model type {kind}, which this version can't read; choose one of {titles}."
     )
 
 

@@ -47,7 +47,7 @@ def _indexed(index: Path) -> list[Path]:
     """Return the files that an index names."""
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
-        raise AdtError(f"{index} names no files of weights; download it again.")
+        raise AdtError(f"{index} lists no weights files; download it again.")
     folder, names = index.parent, set(listed.values())
     missing = names - {file.name for file in folder.iterdir()}
     if missing:
@@ -79,8 +79,8 @@ def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) 
     named = {key: files for key, files in sets.items() if key[0] == stem} or sets
     if len(named) > 1:
         first = [files[0].name for files in named.values()]
-        problem = f"holds several sets of weights ({_few(set(first))}), and no name or index chooses one"
-        remedy = f"keep one set in the folder and move the others away, or rename the right file to {stem}"
+        problem = f"contains several sets of weights ({_few(set(first))}), and no file name or index selects one"
+        remedy = f"keep only one set in the folder, or rename the right file to {stem}"
         raise AdtError(f"{folder} {problem}; {remedy}{Path(first[0]).suffix}.")
     return next((_complete(folder, files) for files in named.values()), [])
 

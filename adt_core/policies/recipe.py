@@ -42,7 +42,9 @@ class Loading(Settings):
 
     model: str = text(BUNDLED, "Folder or weights file of the target model.", "PATH")
     dtype: str = choice(
-        "float32", "Precision of the computation; with `exact` on, drafting changes the image in none of them.", DTYPES
+        "float32",
+        "Precision of the computation; with `exact` on, drafting does not change the image in any of them.",
+        DTYPES,
     )
     exact: str = choice(
         "on",

@@ -124,7 +124,7 @@ def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
         "one was drawn twice, all others once; the killed process had a successor"
     )
     assert not ray.is_initialized() and "2 workers" in out
-    assert err.count("An engine was lost") == 1 and "raylet" not in out + err
+    assert err.count("An engine failed") == 1 and "raylet" not in out + err
 
     names = sorted(path.name for path in Path("alone").iterdir())
     assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 3

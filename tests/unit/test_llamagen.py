@@ -42,7 +42,7 @@ def test_generate_says_which_captions_are_cut(folder, tmp_path, capsys):
     for prompt, cut in (("a fox", False), ("fox " * 40, True)):
         command = words("generate", **models, prompt=prompt, negative="snow", output=tmp_path / "a.png")
         assert cli.main(command) == 0 and (tmp_path / "a.png").exists()
-        said = "The prompt is 160 tokens long, and LlamaGen-T2I reads 120"
+        said = "The prompt has 160 tokens, but LlamaGen-T2I reads only 120"
         assert (said in capsys.readouterr().out) is cut
 
 
@@ -70,7 +70,7 @@ def test_a_long_caption_is_cut_as_in_training(target):
     cut = target.encode_prompt("fox " * 40)
     whole = target.encode_prompt(("fox " * 40)[:119])
     assert cut.note == (
-        "The prompt is 160 tokens long, and t2i_XL_stage1_256.pt reads 120: it ends at '" + " fox" * 10 + "'."
+        "The prompt has 160 tokens, but t2i_XL_stage1_256.pt reads only 120: it was cut after '" + " fox" * 10 + "'."
     )
     assert len(cut) == 120 and cut.hidden == 0 and torch.equal(cut.features, whole.features) and not whole.note
 

@@ -117,8 +117,8 @@ def test_an_index_stands_above_a_file_named_model(tmp_path):
 )
 def test_several_sets_of_which_nothing_chooses_one(tmp_path, names, found, remedy):
     put(tmp_path, *names)
-    advice = f"keep one set in the folder and move the others away, or rename the right file to {remedy}"
-    with pytest.raises(AdtError, match=rf"holds several sets of weights \({found}\).*; {advice}"):
+    advice = f"keep only one set in the folder, or rename the right file to {remedy}"
+    with pytest.raises(AdtError, match=rf"contains several sets of weights \({found}\).*; {advice}"):
         weight_files(tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_an_index_names_files_of_its_folder(tmp_path, name):
 @pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
 def test_an_index_that_names_nothing(tmp_path, content):
     (tmp_path / INDEX).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(AdtError, match=f"{INDEX} names no files of weights; download it again"):
+    with pytest.raises(AdtError, match=f"{INDEX} lists no weights files; download it again"):
         weight_files(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_another_file_beside_a_drafter_changes_nothing(target, tmp_path):
     other_model(folder / "zzz.safetensors", folder / "model.safetensors")
     assert torch.equal(load_drafter(folder, model).fc, before)
     (folder / "model.safetensors").rename(folder / "aaa.safetensors")
-    with pytest.raises(AdtError, match=r"drafter holds several sets of weights \(aaa.safetensors, zzz.safetensors\)"):
+    with pytest.raises(AdtError, match=r"drafter contains several sets of weights \(aaa.safetensors, zzz.safetensors\)"):
         load_drafter(folder, model)
 
 

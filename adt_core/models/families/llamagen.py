@@ -144,7 +144,7 @@ class LlamaGenPrompter(Prompter):
         if len(ids) <= CAPTION:
             return tuple(ids), ""
         last = cleaned[: encoding.offsets[CAPTION - 2][1]][-40:]
-        note = f"The prompt is {len(ids)} tokens long, and {self.name} reads {CAPTION}: it ends at {last!r}."
+        note = f"The prompt has {len(ids)} tokens, but {self.name} reads only {CAPTION}: it was cut after {last!r}."
         return (*ids[: CAPTION - 1], self.end), note  # as in training: the beginning, and the token that ends captions
 
     def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
