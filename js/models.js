@@ -49,7 +49,9 @@ app.registerExtension({
       downloads = detail;
       for (const node of loaders(app.rootGraph ?? app.graph)) {
         const widget = widgetOf(node);
-        widget.options = { ...widget.options }; // Nodes 2.0 reads the label again
+        const { value } = widget;
+        widget.value = ""; // Nodes 2.0 reads the label of a value that changes
+        widget.value = value;
         node.setDirtyCanvas?.(true, true);
       }
     });

@@ -52,7 +52,8 @@ class Progress(NamedTuple):
         """Return the line for users. js/words.js translates it and finds it by its words."""
         if self.state != "downloading":
             return _SAID[self.state]
-        line = f"Downloading: {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB"
+        size, unit = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
+        line = f"Downloading: {self.done / size:.2f} of {self.total / size:.2f} {unit}"
         if self.rate <= 0:
             return line
         minutes, seconds = divmod(round((self.total - self.done) / self.rate), 60)

@@ -120,10 +120,10 @@ def fetch(parts: Sequence[dict[str, Any]]) -> None:
 
 def _fetch_files(files: list[RemoteFile]) -> None:
     """Download files, and move them into place once all of them are complete."""
+    for home in {file.home for file in files}:
+        inside(home, STAGING).mkdir(parents=True, exist_ok=True)
     _check_space(files)
     total = sum(file.size for file in files)
-    for home in {file.home for file in files}:
-        (home / STAGING).mkdir(parents=True, exist_ok=True)
     by_digest = {file.staged: file for file in files}  # two folders may need the same file
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [pool.submit(_fetch_file, file) for file in by_digest.values()]

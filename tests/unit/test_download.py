@@ -91,6 +91,12 @@ def test_everything_that_a_model_needs_and_nothing_else(hub, get, tmp_path):
     assert states[-1].total == sum(map(len, WHOLE.values()))
 
 
+def test_parts_go_to_folders_that_do_not_exist_yet(hub, tmp_path):
+    homes = tmp_path / "a" / "ar_image", tmp_path / "b" / "drafters"
+    download([Place(MODEL, homes[0]), Place(CODEC, homes[1])], lambda progress: None, lambda: None)
+    assert (homes[0] / "model" / "config.json").exists() and (homes[1] / "codec.pt").exists()
+
+
 def test_what_is_there_is_not_downloaded_again(hub, get, tmp_path):
     get()
     hub.requests.clear()
@@ -299,6 +305,18 @@ def test_a_model_comes_with_all_its_parts_and_its_drafter(row, tmp_path):
         assert [place.download] == [one.download for one in places(place.download.name, tmp_path)][:1] or (
             place.download.folder == row.name
         )
+
+
+def test_progress_is_one_line():
+    lines = {
+        Progress("listing", 0, 0, 0.0): "Asking the Hub for the list of files",
+        Progress("downloading", 120_000_000, 4_100_000_000, 0.0): "Downloading: 0.12 of 4.10 GB",
+        Progress(
+            "downloading", 120_000_000, 4_100_000_000, 85.3e6
+        ): "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left",
+        Progress("downloading", 1_000_000, 2_500_000, 0.0): "Downloading: 1.00 of 2.50 MB",
+    }
+    assert [str(progress) for progress in lines] == list(lines.values())
 
 
 def test_sizes_are_written_for_people():
