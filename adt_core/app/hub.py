@@ -206,11 +206,12 @@ def _fetch_file(file: RemoteFile) -> None:
     huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
     url = hf_hub_url(file.repository, file.path, revision=file.revision)
     file.part.touch()
-    with open(file.part, "r+b", buffering=0, opener=regular) as target, _explained(f"{file.path} of {file.repository}"):
+    with open(file.part, "r+b", buffering=0, opener=regular) as target:
         if file.part.stat().st_size > file.size:
             target.truncate(0)
         start = target.seek(0, os.SEEK_END)
-        http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)  # type: ignore[arg-type]
+        with _explained(f"{file.path} of {file.repository}"):
+            http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
     if not _is_published(file, file.part):
         file.part.unlink()
         raise AdtError(
@@ -222,19 +223,16 @@ def _fetch_file(file: RemoteFile) -> None:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn an error of huggingface_hub into an AdtError of one sentence. Errors of the disk pass.
+    """Turn an error of huggingface_hub, or of writing what it downloads, into an AdtError of one sentence.
 
     Args:
         what: Repository or file, for the sentence.
     """
     try:
         yield
-    except AdtError:
-        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK:
-            raise
-        raise AdtError(_hub_error(error, what)) from error
+        on_disk = isinstance(error, OSError) and error.errno in _DISK
+        raise AdtError(_disk_error(error, what) if on_disk else _hub_error(error, what)) from error
 
 
 def _hub_error(error: Exception, what: str) -> str:
@@ -342,13 +340,15 @@ def _move(file: RemoteFile, keep: bool) -> None:
         file.staged.unlink(missing_ok=True)
 
 
-def _disk_error(error: BaseException) -> str:
-    """Return the sentence for an error of writing."""
-    number = getattr(error, "errno", None)
-    name = getattr(error, "filename", None) or "The folder of models"
-    if number in (errno.ENOSPC, errno.EDQUOT):
+def _disk_error(error: BaseException, name: str = "The folder of models") -> str:
+    """Return the sentence for an error of writing a file; an error that names the file needs no ``name``."""
+    name = getattr(error, "filename", None) or name
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return f"{name} can't be written: the disk is full; delete files, and run it again: what has arrived is kept."
-    return f"{name} can't be written ({one_line(str(error))}); give access to the folder, and run it again."
+    problem = getattr(error, "strerror", None) or one_line(str(error))
+    return (
+        f"{name} can't be written ({problem}); give access to the folder, and run it again: what has arrived is kept."
+    )
 
 
 def _gigabytes(size: int) -> str:

@@ -241,6 +241,22 @@ def test_too_little_space_is_said_before_anything_is_downloaded(hub, get, tmp_pa
     assert hub.fetched() == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs a limit of the size of files")
+def test_a_file_that_can_not_be_written_is_one_sentence_and_keeps_what_arrived(hub, get, tmp_path):
+    import resource
+
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, usual[1]))
+    try:
+        with pytest.raises(AdtError, match="of someone/model can't be written .*what has arrived is kept"):
+            get()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert sum(part.stat().st_size for part in (tmp_path / "models" / STAGING).glob("*.part")) >= 600_000
+    get()
+    assert models_of(tmp_path) == WHOLE and max(hub.starts.values()) >= 2**19
+
+
 @pytest.mark.parametrize("name", ["../outside.json", "/etc/x", "a/../../b", "a\\b", "c:x", "nul.json", "a//b"])
 def test_no_file_leads_out_of_the_folder(hub, get, tmp_path, name):
     hub.repositories["someone/model"][name] = b"{}"

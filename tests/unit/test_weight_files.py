@@ -189,7 +189,9 @@ def test_another_file_beside_a_drafter_changes_nothing(target, tmp_path):
     other_model(folder / "zzz.safetensors", folder / "model.safetensors")
     assert torch.equal(load_drafter(folder, model).fc, before)
     (folder / "model.safetensors").rename(folder / "aaa.safetensors")
-    with pytest.raises(AdtError, match=r"drafter contains several sets of weights \(aaa.safetensors, zzz.safetensors\)"):
+    with pytest.raises(
+        AdtError, match=r"drafter contains several sets of weights \(aaa.safetensors, zzz.safetensors\)"
+    ):
         load_drafter(folder, model)
 
 
