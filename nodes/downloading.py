@@ -29,7 +29,7 @@ _FITS, _FITS_INT8, _TOO_LARGE = "", "int8", "no"
 
 
 def download_missing(name: str, node_id: str) -> None:
-    """Download what is missing of a published model. Any other model is left alone.
+    """Download the missing files of a published model, and ignore any other model.
 
     Args:
         name: Value of the loader's input.
@@ -45,7 +45,17 @@ def download_missing(name: str, node_id: str) -> None:
 
 
 def fetch(row: Published, home: Path, node_id: str) -> None:
-    """Download a published model to a folder of models. Raises as `download_missing`."""
+    """Download a published model to a folder of models.
+
+    Args:
+        row: The model.
+        home: Folder of models.
+        node_id: Node that shows the progress.
+
+    Raises:
+        AdtError: If downloads are not allowed here, or the download fails.
+        InterruptProcessingException: If the user has cancelled the run.
+    """
     _refuse_shared_server(row)
     bar: list[Progress] = []
 
@@ -63,11 +73,11 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
 
 
 def offered_downloads() -> dict[str, dict[str, str]]:
-    """Return what the page shows behind the names of models that are not installed.
+    """Return the labels that the page appends to the names of models that are not installed.
 
     Returns:
-        Name -> its size ("15 GB") under "size" and whether it fits the device under "fits": "", "int8" if only with
-        int8 weights, or "no".
+        Name -> {"size": for example "15 GB", "fits": "" if the model fits the device, "int8" if only with int8
+        weights, "no" if not}.
     """
     return {row.name: {"size": row.size, "fits": _fits(row)} for row in folders.downloadable()}
 

@@ -1,8 +1,7 @@
-"""Which checkpoints the loader nodes offer: the bundled one, then those in ComfyUI's model folders.
+"""Checkpoints that the loader nodes list: the bundled ones, then those in ComfyUI's model folders.
 
-ComfyUI asks for the lists at every ``/object_info`` and every validated prompt. So directory listings and
-configurations are remembered with their modification times: where nothing has changed, a list costs one ``stat`` per
-directory.
+ComfyUI requests the lists for every `/object_info` and every prompt. Directory listings and configurations are
+therefore cached with their modification times, so an unchanged list costs one `stat` per directory.
 """
 
 import os
@@ -21,33 +20,35 @@ from ..adt_core.models.checkpoint import BUNDLED, STAGE, name_of
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 
-MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # by which ComfyUI knows our model folders
+MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`
 AUTO = "auto"
-"""The drafter that suits the model: the published one, else the first network in the folders that was made for it, else
-one without files."""
+"""Drafter chosen by the model: the published one, else the first network in the folders that fits the model, else one
+without files."""
 WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
-"""Drafters that are always in the list."""
+"""Drafters that are always listed."""
 LONGEST_NAME = 100
-"""Characters of the name of a report or a drafter."""
+"""Maximum number of characters in the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
 """End of the names of models in workflows that older versions saved."""
 _MOST_NAMED = 10
-"""Models that an error lists."""
+"""Maximum number of models that an error lists."""
 _SHARED = ("ar_image", "LLM", "diffusers", "Janus-Pro")
 """Folders of `models`, or keys of `extra_model_paths.yaml`, where other packs keep complete checkpoints."""
-_LARGEST_CONFIG = 8  # MiB: Anole's has 2, and larger ones would be slow to read
-_DEPTH = 3  # levels below a model folder: <organisation>/<model>, and one of the user's own
+_LARGEST_CONFIG = 8  # MiB. Anole's configuration has 2, and reading larger files would be slow
+_DEPTH = 3  # levels below a model folder: <user's folder>/<organisation>/<model>
 
 
 def register() -> None:
-    """Add ``models/ar_image`` and ``models/ar_image_drafters`` to ComfyUI's model folders. The user's
-    ``extra_model_paths.yaml`` may add others, under the keys ``ar_image_models`` and ``ar_image_drafters``."""
+    """Add `models/ar_image` and `models/ar_image_drafters` to ComfyUI's model folders.
+
+    Users can add further folders in `extra_model_paths.yaml`, with the keys `ar_image_models` and `ar_image_drafters`.
+    """
     folder_paths.add_model_folder_path(MODELS_KEY, os.path.join(folder_paths.models_dir, "ar_image"))
     folder_paths.add_model_folder_path(DRAFTERS_KEY, os.path.join(folder_paths.models_dir, "ar_image_drafters"))
 
 
 def models() -> dict[str, str]:
-    """Name -> path of every model that can be chosen, the bundled one first."""
+    """Return name -> path of the installed models, the bundled one first."""
     return _choices(_model_roots(), _is_target, BUNDLED)
 
 
@@ -63,9 +64,10 @@ def offered() -> list[str]:
 
 
 def renamed() -> dict[str, str]:
-    """Return value of a saved workflow -> value of the list, for published models.
+    """Return value in a saved workflow -> value in the list, for published models.
 
-    Older versions marked models that are not installed, and a model may be in a folder of its makers.
+    Older versions appended a mark to models that are not installed. The list also shows the publisher's folder, if the
+    model is in one.
     """
     there = {name_of(Path(name)).lower(): name for name in reversed(models())}
     values = {row.name: there.get(row.name.lower(), row.name) for row in published() if row.downloads}
@@ -75,23 +77,30 @@ def renamed() -> dict[str, str]:
 
 
 def plain(name: str) -> str:
-    """Return a name without the mark that older versions put behind models that are not installed."""
+    """Return a name without the mark that older versions appended to models that are not installed."""
     return str(name).removesuffix(NOT_INSTALLED)
 
 
 def installed(name: str) -> str | None:
-    """The path of a model of the list, or of a shipped workflow, if it is installed."""
+    """Return the path of a model by its name in the list or in a template, or None if it is not installed."""
     paths, own = models(), plain(name)
     return paths.get(own) or next((path for path in paths.values() if name_of(Path(path)) == own), None)
 
 
 def is_published(name: str) -> bool:
-    """Is this the name of a published model, with or without the mark?"""
+    """Return whether a name, with or without the mark, is in the table of published models."""
     return find_published(plain(name)) is not None
 
 
 def find_model(name: str) -> str:
-    """The path of a model of the list, or of a shipped workflow. AdtError if there is none, with what to download."""
+    """Return the path of a model.
+
+    Args:
+        name: Name in the list or in a template.
+
+    Raises:
+        AdtError: If the model is not installed, with instructions.
+    """
     path = installed(name)
     if path is not None:
         return path
@@ -99,7 +108,7 @@ def find_model(name: str) -> str:
 
 
 def missing(name: str) -> str:
-    """What is said where a model is not installed: how to get it, if it is a published one."""
+    """Return the error message for a model that is not installed, with instructions for a published model."""
     row = find_published(plain(name))
     if row is None:
         problem = f"{shown(name, 200)} is in no folder registered for '{MODELS_KEY}'"
@@ -127,44 +136,59 @@ def _named(names: list[str]) -> str:
 
 
 def drafters() -> dict[str, str]:
-    """Name -> path of every drafter that can be chosen: the one that suits the model, the bundled one, those that need
-    no files, and folders."""
+    """Return name -> path of the drafters: `WITHOUT_FILES`, then the folders."""
     return _choices(_roots(DRAFTERS_KEY), lambda path: True, *WITHOUT_FILES)
 
 
 def glm_transformers() -> dict[str, str]:
-    """Name -> path of every transformer of GLM-Image's second stage: folders as published, then single files."""
+    """Return name -> path of the transformers for GLM-Image's second stage: published folders, then single files."""
     return _choices(_model_roots(), lambda path: _config(path).get("_class_name") == KIND) | files("diffusion_models")
 
 
 def files(key: str) -> dict[str, str]:
-    """Name -> path of every safetensors file in ComfyUI's own folders of this name."""
+    """Return name -> path of the safetensors files in ComfyUI's model folders of a key."""
     names = [name for name in folder_paths.get_filename_list(key) if name.endswith(".safetensors")]
     return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
 
 
 def new_drafter(name: str) -> Path:
-    """Where a drafter of this name is put, to be found by its name from then on."""
+    """Return the folder for a new drafter of this name, from which the Drafter Loader lists it."""
     return Path(_roots(DRAFTERS_KEY)[0], name)
 
 
 def check_name(name: str) -> None:
-    """Raises AdtError for a name that is not a plain file name."""
+    """Check the name of a new file or folder.
+
+    Args:
+        name: Value of the input `name`.
+
+    Raises:
+        AdtError: If it is not a plain file name that all systems accept.
+    """
     unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
     if unfit or not name.strip() or name.startswith(".") or is_device(name):
         raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")
 
 
 def drafter_for(model: str) -> str:
-    """What 'auto' stands for with the model at this path: a name or a path."""
+    """Return the name or path of the drafter that `AUTO` selects for the model at a path."""
     row = find_published(name_of(Path(model)))
     wanted = row.drafter.folder if row is not None and row.drafter is not None else None
     return next((path for path in drafters().values() if os.path.basename(path) == wanted), default_drafter(model))
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
-    """The path of a chosen name. what: the input, and key: its model folders, for the AdtError if the path has gone
-    since the list was made."""
+    """Return the path of a chosen name.
+
+    Args:
+        choices: Name -> path, as listed now.
+        name: Value of the input.
+        what: Id of the input, for error messages.
+        key: Key of the model folders, for error messages.
+
+    Raises:
+        AdtError: If the name is not listed any more.
+    """
     if name not in choices:
         raise AdtError(
             f"{what}: '{name}' is no longer in any folder registered for '{key}'; "
@@ -174,8 +198,12 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
 
 def fingerprint(path: str) -> str:
-    """Another string when the checkpoint's files have changed, so that a replaced checkpoint is loaded again."""
-    if path == AUTO:  # it depends on what lies in the folders
+    """Return a string that changes when the checkpoint's files change, so that a replaced checkpoint is loaded again.
+
+    Args:
+        path: Path of a checkpoint, or name of a drafter without files.
+    """
+    if path == AUTO:  # it depends on the contents of the folders
         return repr([*models(), *((name, fingerprint(path)) for name, path in drafters().items() if path != AUTO)])
     if path == BUNDLED or path in DRAFTERS:
         return path
@@ -196,12 +224,12 @@ def _roots(key: str) -> list[str]:
 
 
 def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:
-    """These names, and all checkpoints below the roots whose path is wanted."""
+    """Return name -> path of the given names, and of the checkpoints below the roots that `wanted` accepts."""
     paths = {name: name for name in names}
     for root in roots:
         for path in filter(wanted, _checkpoints(root, _DEPTH)):
-            whole = os.path.dirname(path) if os.path.basename(path) == STAGE else path
-            name = os.path.relpath(whole, root) if whole != root else os.path.basename(root)
+            folder = os.path.dirname(path) if os.path.basename(path) == STAGE else path
+            name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
             paths.setdefault(Path(name).as_posix(), path)
     return paths
 
@@ -211,14 +239,13 @@ def _is_target(path: str) -> bool:
 
 
 def _config(path: str) -> dict:
-    """The ``config.json`` of a checkpoint; {} if it has none that can be read."""
+    """Return the `config.json` of a checkpoint, or {} if it cannot be read."""
     file = os.path.join(path, "config.json")
     return _read_config(file, _mtime(file))
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:
-    """Folders at or below this one that hold a ``config.json``, and files that are a whole target. Nothing below such
-    a folder."""
+    """Yield files that are complete targets, and folders with a `config.json`, whose subfolders are not searched."""
     is_checkpoint, children, files = _listing(folder, _mtime(folder))
     yield from files
     if is_checkpoint:
@@ -229,7 +256,7 @@ def _checkpoints(folder: str, depth: int) -> Iterator[str]:
 
 
 def _mtime(path: str) -> int:
-    """Time of the last change, in nanoseconds; 0 if there is no such path."""
+    """Return the modification time in nanoseconds, or 0 if the path does not exist."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
@@ -238,7 +265,7 @@ def _mtime(path: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Whether the folder holds a ``config.json``; paths of the folders in it; paths of files that are whole targets."""
+    """Return whether a folder has a `config.json`, its subfolders, and its files that are complete targets."""
     try:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name.lower())

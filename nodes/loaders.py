@@ -1,4 +1,4 @@
-"""The loader nodes: a target model with the CLIP and VAE that stock nodes can use, and a drafter for it."""
+"""Loader nodes for a target model, with a CLIP and a VAE for stock nodes, and for a drafter."""
 
 import comfy.model_management as mm
 import torch
@@ -22,14 +22,14 @@ _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 
 
 def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
-    """Return the dtype to compute in if the user leaves it to the loader.
+    """Return the dtype to compute in if the user chooses `auto`.
 
-    That is float32 for the small bundled model and on the CPU, else bfloat16. Cards without bfloat16 have float16, but
-    the activations of these models may leave its range, so they compute in float32 if the model fits them that way.
+    This is float32 for the small bundled model and on the CPU, else bfloat16. On cards without bfloat16, the
+    activations of these models may overflow float16, so they compute in float32 if the model fits in this dtype.
 
     Args:
-        path: The model.
-        weights: "int8" or "fp8" if the matrices are stored so; None if they are stored in the dtype.
+        path: Path of the model.
+        weights: "int8" or "fp8" for quantised matrices, or None for matrices in the dtype.
     """
     device = mm.get_torch_device()
     if path == BUNDLED or device.type == "cpu":
@@ -86,7 +86,7 @@ class ADTTreeModelLoader(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model: str | None = None) -> bool | str:
-        """A published model that is missing is accepted here: the page shows what ``execute`` says, and hides this."""
+        """Accept a missing published model, because the page shows errors of `execute` but hides those from here."""
         is_published = isinstance(model, str) and folders.is_published(model)
         return is_published or refusal(folders.find_model, name=model)
 
@@ -98,7 +98,7 @@ class ADTTreeModelLoader(io.ComfyNode):
         try:
             path = folders.find_model(model)
         except AdtError:
-            # Under the node, where it is seen at once, and where there is room for two lines.
+            # The line under the node is visible at once; the error has the complete instructions.
             tell(f"{folders.plain(model)} is not installed; set if_missing to 'download' and run again")
             raise
         drop_unused_results()

@@ -1,7 +1,7 @@
-"""Values of combo inputs that have a new name. Saved workflows and API prompts may still use the old one.
+"""Renamed values of combo inputs. Saved workflows and API prompts may still use the old names.
 
-A combo accepts both, lists the new one only, and tells the page (``renamed`` in /object_info) what to show for the old
-one; ``sockets.checked`` hands the new one to the node.
+A combo accepts both names and lists only the new one. The page replaces old names by the table `renamed` in
+/object_info, and `sockets.checked` passes the new name to the node.
 """
 
 from typing import Any
@@ -20,13 +20,18 @@ RENAMED = {
 
 
 class Values(list):
-    """Values that a combo lists. Old names are valid, too: ComfyUI checks with ``in``."""
+    """Values that a combo lists. ComfyUI validates with `in`, which also accepts old names here."""
 
-    input_id = ""  # a class attribute, since ComfyUI copies lists with their items only
+    input_id = ""  # a class attribute, because ComfyUI copies only the items of lists
 
     @classmethod
     def of(cls, input_id: str, listed: list) -> "Values":
-        """Return the values of an input."""
+        """Return the values of an input.
+
+        Args:
+            input_id: Id of the input, a key of `RENAMED`.
+            listed: Values that the combo lists.
+        """
         values = cls(listed)
         values.input_id = input_id
         return values
@@ -36,5 +41,10 @@ class Values(list):
 
 
 def current(input_id: str, value: Any) -> Any:
-    """Return the value's new name if it was renamed, else the value."""
+    """Return the current name of a value.
+
+    Args:
+        input_id: Id of the input.
+        value: Value from a workflow or a prompt, by its old or new name.
+    """
     return RENAMED.get(input_id, {}).get(value, value) if isinstance(value, str) else value
