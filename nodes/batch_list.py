@@ -85,15 +85,22 @@ def read_items(
 
 
 def news(items: list[Item], left_out: list[LeftOut]) -> str:
-    """Return a line about truncated and skipped prompts, or ""."""
+    """Return a line about truncated, skipped and duplicate prompts, or ""."""
     noted = [item for item in items if item.note]
     kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "truncated"), (left_out, "left out")]
     total = len(items) + len(left_out)
-    return " ".join(
+    lines = [
         f"{len(some)} of {total} prompts are {what}. The first, '{some[0].id}': {some[0].note.removesuffix('.')}."
         for some, what in kinds
         if some
-    )
+    ]
+    return " ".join([*lines, *_duplicates(items)])
+
+
+def _duplicates(items: list[Item]) -> list[str]:
+    """Return a sentence if images of the list share prompt and seed, which are generated once."""
+    count = len(items) - len({(item.prompt, item.seed) for item in items})
+    return [f"{count} duplicate{'s' if count > 1 else ''} (same prompt and seed), generated once."] if count else []
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:

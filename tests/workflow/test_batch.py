@@ -177,7 +177,7 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
     assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
     assert cut["caption"] == long.strip() and long.startswith(cut["prompt"])
-    assert cut["note"].startswith("cut to its fir")
+    assert cut["note"].startswith("truncated to its fir")
     for name in (fox["file"], "report.png"):
         with Image.open(folder / name) as one:
             assert json.loads(one.info["workflow"]) == {"id": "w", "extra": {"adt_tree_maps": {}, "x": 1}}

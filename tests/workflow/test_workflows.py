@@ -7,6 +7,7 @@ import json
 import re
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 from small import UPSCALER
 
 from adt_core.app.checkpoints import find_published
+from adt_core.app.known import bundled_words, remark
 from adt_core.models.load import FAMILIES
 
 FOLDER = ROOT / "workflows"
@@ -73,7 +75,7 @@ def prompt_of(name: str, object_info: dict) -> Graph:
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_fits_the_nodes(name, object_info):
-    """Those that everybody begins with have the nodes' defaults, but for the seed, which is the thumbnail's."""
+    """Those that everybody begins with have the nodes' defaults, except the thumbnail's seed and example prompts."""
     prompt = to_prompt(read(name), installed(object_info, name))
     ours = {node["class_type"] for node in prompt.values() if node["class_type"].startswith("ADTTree")}
     assert ours and ours == AT_DEFAULTS.get(name, ours)
@@ -83,8 +85,21 @@ def test_fits_the_nodes(name, object_info):
         assert set(node["inputs"]) <= set(known), node
         if name in AT_DEFAULTS and node["class_type"] in ours:
             for label, (_, options) in known.items():
-                if "default" in options and label != "seed":
+                if "default" in options and label not in ("seed", "text"):
                     assert node["inputs"][label] == options["default"], (node["class_type"], label)
+
+
+def test_the_batch_template_has_example_prompts():
+    """Of things that the bundled model draws, so that its user sees what to type."""
+    texts = {}
+    for folder in ("workflows", "subgraphs"):
+        (path,) = (ROOT / folder).glob("ADT-Tree batch *report.json")
+        texts[folder] = re.findall(r'"\(the text below\)",\s*("[^"]+")', path.read_text(encoding="utf-8"))
+    (own,), (other,) = texts.values()
+    prompts = json.loads(own).split("\n")
+    assert own == other and len(prompts) == len(set(prompts)) == 8
+    known = SimpleNamespace(words=bundled_words(), trained=None)
+    assert remark(known, prompts) == ""
 
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])

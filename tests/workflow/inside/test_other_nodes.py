@@ -164,6 +164,21 @@ def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_coun
     assert pack.run("ADTTreeSampler", model=model, positive=positive, drafter=drafter)
 
 
+def test_duplicates_of_a_list_are_told(pack, small, caplog):
+    """They have the same prompt and seed, so one image and one file serve them all."""
+    inputs = {"model": [small.model], "seed": [21], "folder": ["duplicates"]}
+    images, *_ = pack.run("ADTTreeBatchSampler", prompts=["a cat", "a boat", "a cat"], **inputs)
+    assert said_of(caplog).endswith("1 duplicate (same prompt and seed), generated once.")
+    assert len(images) == 3 and torch.equal(images[0], images[2])
+    (folder,) = pack.base.glob("output/adt_tree_batches/duplicates-*")
+    assert len([*folder.glob("*.png")]) == 2
+    pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, **inputs)
+    assert said_of(caplog).endswith("2 duplicates (same prompt and seed), generated once.")
+    caplog.clear()
+    pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, seed_of_each=["increment"], **inputs)
+    assert not any("duplicate" in message for message in caplog.messages)
+
+
 def said_of(caplog) -> str:
     """The last line under a node, and what is logged with it."""
     return caplog.messages[-1].removeprefix("ADT-Tree: ")
