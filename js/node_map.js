@@ -22,7 +22,7 @@ const OWN_PREVIEW = "$$canvas-image-preview"; // widget of ComfyUI
 const BESIDE = "beside"; // id of B among the runs to compare with
 const MIN_WIDTH = 340;
 const MORE_TEXT = 30; // pixels that the text of two runs takes beside that of one
-const [IDLE_HEIGHT, TOLD_HEIGHT, MIN_HEIGHT] = [30, 66, 412]; // of the widget: before the node's first run, with text, and from that run on
+const [IDLE_HEIGHT, TOLD_HEIGHT, MIN_HEIGHT] = [30, 66, 398]; // of the widget: before the node's first run, with text, and from that run on
 
 /** node -> NodeMap, of the open workflow and its subgraphs */
 export const maps = new Map();

@@ -1,12 +1,13 @@
 /**
- * The numbers that a preset overrides: gray unless the preset is "custom", and a change of them makes nothing run again meanwhile. They
- * stay in sight, so that everybody finds out where guidance is set.
+ * The numbers that a preset overrides: gray unless the preset is "custom", and a change of them makes nothing run again meanwhile.
+ * Guidance stays in sight, so that everybody finds out where it is set; the others would push a sampler's map off a small screen.
  */
 
 import { app } from "../../scripts/app.js";
 import { isLinked } from "./inputs.js";
 
 export const NUMBERS = ["guidance", "temperature", "top_k", "top_p"];
+const IN_SIGHT = "guidance";
 const CUSTOM = "custom";
 
 export const widget = (node, name) => node.widgets?.find((one) => one.name === name);
@@ -23,9 +24,14 @@ export function wrap(object, name, after) {
   };
 }
 
-/** Gray out what the preset overrides. */
+/** Gray out what the preset overrides, and hide it, but for the guidance. */
 export function grayOut(node) {
-  for (const one of numbersOf(node)) one.disabled = !counts(node, one.name);
+  for (const one of numbersOf(node)) {
+    one.disabled = !counts(node, one.name);
+    one.hidden = one.disabled && one.name !== IN_SIGHT; // the canvas reads this
+    one.options.hidden = one.hidden; // Nodes 2.0 reads this
+  }
+  node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
   node.setDirtyCanvas?.(true, true);
 }
 

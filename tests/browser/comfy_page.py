@@ -54,7 +54,7 @@ window.adtTest = {
   },
 };
 """
-_OURS = r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)|input\.link is deprecated"
+_OURS = r"extensions/ADT-Tree|adt_tree|acceptance_map|map_(model|panel|view)"
 _SETTLED = """async () => {
   for (let i = 0; i < 5; i++) await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
   await new Promise((resolve) => requestIdleCallback(resolve));

@@ -1,0 +1,110 @@
+"""What the server says of a node: above its map, or below a node without one, until the node runs again."""
+
+import itertools
+
+import pytest
+from map_reading import give
+from test_templates import MISSING, RUN, RUNNABLE, out_of_place
+
+SEEDS = itertools.count(7000)
+"""That no other test of the session draws the first template with."""
+
+PROMPT = "app.graph.nodes.find(({ type }) => type === 'CLIPTextEncode')"
+FITS = "[panel.element, panel.text].every((one) => one.scrollHeight <= one.clientHeight)"
+"""Whether nothing is cut off."""
+
+
+def ask(tab, text: str) -> str:
+    """Type a prompt into the first template, which is open; the number of its sampler."""
+    tab.page.evaluate(f"(text) => {{ {PROMPT}.widgets[0].value = text; }}", text)
+    sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
+    give(tab, sampler, "seed", next(SEEDS))
+    return sampler
+
+
+def told(tab, node) -> str:
+    return tab.page.evaluate("(id) => adtTest.line(app.graph.getNodeById(id))", node)
+
+
+@pytest.mark.every_frontend
+def test_a_line_goes_when_its_node_runs_again_and_the_map_keeps_its_size(tab):
+    """On a small screen, where all of the sampler is in sight. A run that reuses the image leaves its line in place."""
+    tab.open_template(RUNNABLE[0])
+    sampler = ask(tab, "an astronaut")
+    tab.run()
+    tab.wait(sampler, "run?.done > 0 && panel.panes.length")
+    sizes = [tab.map(sampler, "panel.stage.clientHeight")]
+    tab.finished(sampler)
+    tab.page.wait_for_function("(id) => adtTest.line(app.graph.getNodeById(id)).includes('astronaut')", arg=sampler)
+    tab.settle()
+    tab.screenshot("line")
+    sizes += [tab.map(sampler, "panel.stage.clientHeight")]
+    assert tab.map(sampler, FITS)
+    assert out_of_place(tab) == []
+    assert not tab.page.evaluate(
+        "app.graph.nodes.some((n) => n.widgets?.some((w) => w.name === '$$node-text-preview'))"
+    )
+    give(tab, sampler, "seed", int(tab.map(sampler, "run.seed")))
+    assert tab.page.evaluate(RUN)["end"] == ["execution_success", None]
+    assert "astronaut" in told(tab, sampler)
+    before = tab.map(sampler, "run.id")
+    ask(tab, "A red house on the left of a grassy field under a cloudy sky.")
+    tab.run()
+    tab.wait(sampler, f"run.id !== '{before}' && run.done > 0")
+    assert told(tab, sampler) == ""
+    tab.finished(sampler)
+    tab.settle()
+    sizes += [tab.map(sampler, "panel.stage.clientHeight")]
+    assert told(tab, sampler) == "" and max(sizes) - min(sizes) < 2, sizes
+
+
+OPEN_PANEL = "app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)"
+
+
+@pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
+def test_a_line_below_a_node_grows_over_no_other(tab, name):
+    """However long it is: all of it can be scrolled. Its node is as high as before once it runs again."""
+    assert name in MISSING
+    tab.open_template(name)
+    tab.settle()
+    height = "app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader').size[1]"
+    before = tab.page.evaluate(height)
+    say = """(text) => {
+      const { id } = app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader');
+      app.api.dispatchEvent(new CustomEvent('progress_text', { detail: { nodeId: String(id), text } }));
+    }"""
+    tab.page.evaluate(say, "A line of many words, which no node has room for. " * 8)
+    assert out_of_place(tab) == []
+    tab.screenshot("long_line")
+    line = tab.page.locator(".adt-line-below")
+    assert line.evaluate("(one) => one.scrollHeight > one.clientHeight && one.clientHeight >= 30")
+    cached = "app.api.dispatchEvent(new CustomEvent('execution_cached', { detail: { nodes: [] } }))"
+    tab.page.evaluate(f"void {cached}")
+    line.wait_for(state="detached")
+    tab.settle()
+    assert tab.page.evaluate(height) == pytest.approx(before, abs=1)
+
+
+READ_LINKS = """(id) => {
+  const { node, panel, run } = adtTest.map(id);
+  const input = Object.getPrototypeOf(node.inputs[0]);
+  const own = Object.getOwnPropertyDescriptor(input, 'link');
+  if (!own?.get) return []; // pages before the deprecation
+  const readers = [];
+  const get = function () { readers.push(new Error().stack); return own.get.call(this); };
+  Object.defineProperty(input, 'link', { ...own, get });
+  adtTest.map(id).differences(run);
+  app.extensions.find(({ name }) => name === 'adttree.sampler').getNodeMenuItems(node);
+  node.onConnectionsChange?.();
+  Object.defineProperty(input, 'link', own);
+  return readers.filter((stack) => /extensions\\/ADT-Tree.*\\n/.test(stack.split('\\n')[2]));
+}"""
+"""What of ours reads the link of an input, which newer pages warn of."""
+
+
+@pytest.mark.every_frontend
+def test_no_link_of_an_input_is_read(tab, workflow):
+    tab.load(workflow.data)
+    tab.run()
+    tab.finished(workflow.sampler)
+    assert tab.page.evaluate(READ_LINKS, str(workflow.sampler)) == []
