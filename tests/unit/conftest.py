@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adt_core import load_drafter, load_target
+from tests.hub import Hub
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -44,3 +45,14 @@ def copied(written, tmp_path):
         return tmp_path / "home" / path.name
 
     return copy
+
+
+@pytest.fixture
+def local_hub(monkeypatch):
+    """A small Hub without repositories, which downloads of this test use."""
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_HOME", "/nonexistent")
+        yield hub

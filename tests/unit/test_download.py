@@ -3,10 +3,8 @@
 The client is the real huggingface_hub in a process of its own; the Hub is a small server (tests/hub.py).
 """
 
-import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,13 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from adt_core import AdtError, cli
-from adt_core.app import download as downloading
-from adt_core.app.checkpoints import find_published, published
-from adt_core.app.download import Place, Progress, download, places
+from adt_core import AdtError
+from adt_core.app.download import Place, Progress, download
 from adt_core.app.hub import STAGING
-from adt_core.models.downloads import Download, in_gigabytes
-from tests.hub import Hub
+from adt_core.models.downloads import Download
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = Download("someone/model", 1, "MIT", "model")
@@ -30,24 +25,19 @@ WEIGHTS = random.Random(1).randbytes(1_000_000)
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    with Hub() as hub:
-        hub.repositories = {
-            "someone/model": {
-                "config.json": b"{}",
-                "model.safetensors": WEIGHTS,
-                "second.safetensors": WEIGHTS[::-1],
-                "pytorch_model.bin": b"a pickle of the same",
-                ".gitattributes": b"",
-                "tokenizer/vocab.json": b"[]",
-            },
-            "someone/codecs": {"codec.pt": WEIGHTS[:9000], "another.pt": b"not needed"},
-        }
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("HF_HOME", "/nonexistent")
-        yield hub
+def hub(local_hub):
+    local_hub.repositories = {
+        "someone/model": {
+            "config.json": b"{}",
+            "model.safetensors": WEIGHTS,
+            "second.safetensors": WEIGHTS[::-1],
+            "pytorch_model.bin": b"a pickle of the same",
+            ".gitattributes": b"",
+            "tokenizer/vocab.json": b"[]",
+        },
+        "someone/codecs": {"codec.pt": WEIGHTS[:9000], "another.pt": b"not needed"},
+    }
+    return local_hub
 
 
 @pytest.fixture
@@ -293,112 +283,3 @@ def test_the_process_ends_with_the_one_that_started_it(hub, tmp_path):
     while time.monotonic() < deadline and hub.now:
         time.sleep(0.05)
     assert hub.now == 0 and not (tmp_path / "model").exists()
-
-
-# ---- the table -------------------------------------------------------------------------------------------------------
-
-
-def test_only_what_is_published_can_be_named(tmp_path):
-    for name in (
-        "someone/model",
-        "../x",
-        "https://huggingface.co/x/y",
-        "bundled",
-        "",
-        "deepseek-community/Janus-Pro-1B",
-    ):
-        with pytest.raises(AdtError, match="is not a published model; use one of .*Janus-Pro-1B"):
-            places(name, tmp_path)
-
-
-@pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
-def test_a_model_comes_with_all_its_parts_and_its_drafter(row, tmp_path):
-    found = places(row.name.upper(), tmp_path / "ar_image")
-    assert [place.download for place in found[: len(row.downloads)]] == list(row.downloads)
-    rest = [(place.download, place.home) for place in found[len(row.downloads) :]]
-    assert rest == ([(row.drafter, tmp_path / "ar_image_drafters")] if row.drafter else [])
-    for place in found:
-        assert [place.download] == [one.download for one in places(place.download.name, tmp_path)][:1] or (
-            place.download.folder == row.name
-        )
-
-
-def test_progress_is_one_line():
-    lines = {
-        Progress("listing", 0, 0, 0.0): "Asking the Hub for the list of files",
-        Progress("downloading", 120_000_000, 4_100_000_000, 0.0): "Downloading: 0.12 of 4.10 GB",
-        Progress(
-            "downloading", 120_000_000, 4_100_000_000, 85.3e6
-        ): "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left",
-        Progress("downloading", 1_000_000, 2_500_000, 0.0): "Downloading: 1.00 of 2.50 MB",
-    }
-    assert [str(progress) for progress in lines] == list(lines.values())
-
-
-def test_sizes_are_written_for_people():
-    assert [in_gigabytes(x) for x in (0.006, 0.3, 1, 4.1, 14.4)] == ["6 MB", "0.3 GB", "1 GB", "4.1 GB", "14 GB"]
-
-
-# ---- the command line ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def janus(hub):
-    """A published model on the small Hub."""
-    hub.repositories["deepseek-community/Janus-Pro-1B"] = {"config.json": b"{}", "model.safetensors": WEIGHTS}
-    return hub
-
-
-def test_the_command_downloads_with_a_bar_and_says_where_it_is(janus, tmp_path, capsys):
-    assert cli.main(["download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]) == 0
-    said = capsys.readouterr()
-    assert said.out.strip() == f"Janus-Pro-1B is complete: {tmp_path / 'm' / 'Janus-Pro-1B'}"
-    assert "Downloading" in said.err and files_of(tmp_path / "m" / "Janus-Pro-1B").keys() == {
-        "config.json",
-        "model.safetensors",
-    }
-
-
-def test_the_list_has_every_published_model(capsys):
-    assert cli.main(["download", "--list"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == [row.name for row in published() if row.downloads]
-    janus = find_published("Janus-Pro-7B")
-    assert any("15 GB" in row and "14.5 / 8.9 GiB" in row and janus.licences in row for row in rows)
-
-
-@pytest.mark.parametrize("wrong", [[], ["Janus-Pro-1B", "--list"]])
-def test_a_name_or_the_list(wrong, capsys):
-    assert cli.main(["download", *wrong]) == 2
-    assert "give the name of a published model, or --list" in capsys.readouterr().err
-
-
-def test_models_go_to_the_comfyui_that_the_pack_is_installed_in(monkeypatch, tmp_path):
-    monkeypatch.setattr(downloading, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
-    assert downloading.default_home() == tmp_path / "ComfyUI" / "models" / "ar_image"
-    monkeypatch.setattr(downloading, "ROOT", tmp_path / "src" / "ADT-Tree")
-    assert downloading.default_home() == Path("models/ar_image")
-
-
-def test_the_entry_of_portable_versions(tmp_path):
-    """A Python that puts no folder on its path, in a folder with a space and Chinese letters."""
-    pack = tmp_path / "my pack 雪"
-    shutil.copytree(ROOT / "adt_core", pack / "adt_core", ignore=shutil.ignore_patterns("bundled", "__pycache__"))
-    shutil.copy2(ROOT / "adt.py", pack)
-    done = subprocess.run(
-        [sys.executable, "-I", str(pack / "adt.py"), "--version"], cwd=tmp_path, capture_output=True, encoding="utf-8"
-    )
-    assert done.returncode == 0 and done.stdout.startswith("ADT-Tree "), done.stderr
-
-
-def test_portable_versions_download(janus, tmp_path):
-    command = [sys.executable, "-I", str(ROOT / "adt.py"), "download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "m" / "Janus-Pro-1B" / "model.safetensors").read_bytes() == WEIGHTS
-
-
-def test_the_process_needs_no_torch(hub, tmp_path):
-    code = "import sys; import adt_core.app.hub; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
-    assert json.loads(done.stdout.replace("'", '"')) == [], done.stderr
