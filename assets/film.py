@@ -30,8 +30,8 @@ TEMPLATE, SAMPLER = "ADT-Tree text to image (start here)", "ADTTreeSampler"
 VIEW = {"width": 1500, "height": 1300}
 SCALE = 1.15
 """Zoom of the workflow."""
-MARGIN = 18
-"""Pixels around the nodes, and around the map and the image."""
+MARGIN = 16, 8
+"""Pixels beside and above the nodes, or the map and the image."""
 PAUSE, HELD = 0.4, 3.0
 """Maximum seconds between two frames, and seconds that the finished image is shown."""
 LARGEST = 1_500_000
@@ -49,6 +49,12 @@ _PREPARE = """(scale) => {
   app.canvas.ds.offset = [100, 90];
   app.canvas.setDirty(true, true);
 }"""
+_SAVED = """async () => {
+  const runs = Object.values(await (await fetch('/history')).json());
+  const image = document.querySelector('.lg-node img');
+  return runs.some((run) => run.status?.completed) && image?.complete && image.naturalWidth > 0;
+}"""
+"""Whether the run has finished, and its node shows the image."""
 _BOX = """(selectors) => {
   const elements = selectors.flatMap((selector) => [...document.querySelectorAll(selector)]);
   const boxes = elements.map((element) => element.getBoundingClientRect()).filter((box) => box.width && box.height);
@@ -94,7 +100,8 @@ def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
 def box(tab: ComfyPage, *selectors: str) -> Box:
     """Return the bounding box of elements, with a margin."""
     left, top, right, bottom = tab.page.evaluate(_BOX, selectors)
-    return left - MARGIN, top - MARGIN, right + MARGIN, bottom + MARGIN
+    beside, above = MARGIN
+    return left - beside, top - above, right + beside, bottom + above
 
 
 def screenshot(tab: ComfyPage, part: Box) -> Image.Image:
@@ -114,7 +121,7 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
     with recording(tab) as frames:
         tab.run()
         tab.finished(sampler)
-        tab.page.wait_for_function("!!document.querySelector('.lg-node img')")
+        tab.page.wait_for_function(_SAVED)
         tab.page.wait_for_timeout(1500)
         nodes, shown = box(tab, ".lg-node"), box(tab, ".adt-map", ".lg-node img")
         last = screenshot(tab, nodes)
