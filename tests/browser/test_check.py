@@ -33,7 +33,7 @@ def test_a_check_alone_shows_its_progress_and_its_page(tab, workflow):
     assert text[-1] == "Checked; the report is on this node"
     assert bar == sorted(bar) and bar[-1] == 1 and len({*bar}) > 3
     first = tab.page.evaluate(f"(id) => {ELEMENT}.value", node)
-    assert first.splitlines()[0].endswith(" tiny")
+    assert first.splitlines()[0].endswith(": tiny on this machine")
     assert tab.page.evaluate(f"(id) => {ELEMENT}.getBoundingClientRect().height > 100", node)
     assert tab.saved()["nodes"][-1].get("widgets_values", []) == []
     tab.run()
