@@ -24,6 +24,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -41,6 +42,7 @@ AT_ONCE = 4
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 2**18  # bytes between two writes to a file; huggingface_hub's own 10 MiB would lose as much on a cancel
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_TRIES = 3  # without a new byte, each of which may be five of huggingface_hub's own
 _PAUSE = 0.2  # seconds between two lines of state
 
 
@@ -196,22 +198,26 @@ def _checked(name: str, repository: str) -> str:
 
 def _fetch_file(file: RemoteFile) -> None:
     """Download a file to the staging folder, from where it stopped before, and check it."""
-    import huggingface_hub.constants
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
     if file.staged.exists():
         return
-    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
-    url = hf_hub_url(file.repository, file.path, revision=file.revision)
     file.part.touch()
-    with open(file.part, "r+b", buffering=0, opener=regular) as target:
-        if file.part.stat().st_size > file.size:
+    with (
+        open(file.part, "r+b", buffering=0, opener=regular) as target,
+        _explained(f"{file.path} of {file.repository}"),
+    ):
+        if os.fstat(target.fileno()).st_size > file.size:
             target.truncate(0)
-        start = target.seek(0, os.SEEK_END)
-        with _explained(f"{file.path} of {file.repository}"):
-            http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
+        tries = 0
+        while tries < _TRIES:
+            start = target.seek(0, os.SEEK_END)
+            try:
+                _transfer(file, target, start)
+                break
+            except Exception as error:
+                tries = 0 if os.fstat(target.fileno()).st_size > start else tries + 1
+                if not _is_transient(error) or tries == _TRIES:
+                    raise
+                time.sleep(1)
     if not _is_published(file, file.part):
         file.part.unlink()
         raise AdtError(
@@ -219,6 +225,25 @@ def _fetch_file(file: RemoteFile) -> None:
             "download this file again."
         )
     os.replace(file.part, file.staged)
+
+
+def _transfer(file: RemoteFile, target: Any, start: int) -> None:
+    """Append the rest of a file, from byte ``start`` on. Some versions of http_get retry by themselves, others not."""
+    from huggingface_hub import constants, file_download, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    for module in (constants, file_download):  # old versions read it from the second
+        module.DOWNLOAD_CHUNK_SIZE = _CHUNK  # type: ignore[attr-defined]
+    url = hf_hub_url(file.repository, file.path, revision=file.revision)
+    file_download.http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether the same request may succeed a second later: the connection broke."""
+    from huggingface_hub.utils import OfflineModeIsEnabled
+
+    answered = getattr(error, "response", None) is not None
+    return not (answered or isinstance(error, OfflineModeIsEnabled) or getattr(error, "errno", None) in _DISK)
 
 
 @contextmanager
