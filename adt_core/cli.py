@@ -124,9 +124,11 @@ def download(options: dict[str, Any]) -> str:
     from .app import download
 
     wanted = _section(orders.Wanted, options)
-    if wanted.list == (wanted.name is not None):
+    if wanted.list and wanted.name is None:
+        return download.listing()
+    if wanted.list or wanted.name is None:
         raise UsageError("give the name of a published model, or --list.")
-    return download.listing() if wanted.list else download.run(wanted.name, wanted.to)
+    return download.run(wanted.name, wanted.to)
 
 
 def doctor(options: dict[str, Any]) -> str:
@@ -276,7 +278,8 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     if setting.repeated:
         shown["action"] = "append"
     if name in POSITIONAL:
-        group.add_argument(name, **shown, **({"nargs": "?"} if default is None else {}))
+        shown |= {"nargs": "?"} if default is None else {}
+        group.add_argument(name, **shown)
     else:
         group.add_argument(spelled(name), dest=name, required=name == REQUIRED, **shown)
 

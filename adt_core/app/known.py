@@ -60,14 +60,15 @@ def _size_remark(target: Target) -> str:
 
 def _prompt_remark(target: Target, prompts: Sequence[str]) -> str:
     """Return sentences that name the prompts that ask for no thing that the model knows, and their unknown words."""
-    missed = [prompt for prompt in prompts if target.words and not _is_understood(target.words, prompt)]
-    if not missed:
+    words = target.words
+    missed = [prompt for prompt in prompts if words and not _is_understood(words, prompt)]
+    if not words or not missed:
         return ""
     distinct = list(dict.fromkeys(missed))
     counted = f"{len(missed)} of {len(prompts)} prompts: " if len(prompts) > 1 else ""
     named = _listed([repr(_cut(prompt, _QUOTED)) for prompt in distinct], _NAMED)
     sentence = f"This small model knows {_THINGS}, and drew something else for {counted}{named}."
-    unknown = dict.fromkeys(word for prompt in distinct for word in _unknown(target.words, prompt))
+    unknown = dict.fromkeys(word for prompt in distinct for word in _unknown(words, prompt))
     return sentence + (f" Unknown words: {_listed(list(unknown), _LISTED)}." if unknown else "")
 
 
