@@ -111,6 +111,10 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
+        if (
+            shown is not None
+        ):  # ComfyUI's queue shows the first image of a run; the difference of two equal ones is black
+            shown["images"] = [picture for part in shown["adt_tree_map"] for picture in part["pictures"][:1]]
         tell_remarks(both[0], model, positive, truncated, ignored(model, preset, **sampling))
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
@@ -144,6 +148,8 @@ def _report(a: Decoding, b: Decoding) -> str:
     reports = [decoding.trace.report() for decoding in (a, b)]
     differ = int((a.codes != b.codes).sum())
     difference = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
+    if differ and any(report["lantern"] for report in reports):
+        difference += ", because a replaced token also changes the tokens after it"
     lines = [f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {difference}"]
     for name, report in zip("AB", reports):
         speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"

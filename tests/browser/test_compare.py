@@ -1,6 +1,22 @@
 """Two runs on one map: side by side, or in one place behind a line that is dragged."""
 
-from map_reading import done, expected, new_seed, painted, point, run_again, same_colours, settled, values
+import io
+
+from map_reading import (
+    done,
+    expected,
+    idle,
+    new_seed,
+    painted,
+    point,
+    run_again,
+    same_colours,
+    settled,
+    values,
+    wait_for_pictures,
+)
+from PIL import Image
+from test_templates import out_of_place
 
 IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].x"
 
@@ -152,3 +168,31 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
     tab.page.mouse.down()
     tab.page.mouse.move(span[0] + share * span[1], y, steps=3)
     tab.page.mouse.up()
+
+
+def test_the_difference_is_shown_on_request_and_the_queue_shows_an_image(tab, comfy):
+    """Two equal images say so. The queue's picture of the run is an image also where the difference is previewed."""
+    tab.open_template("ADT-Tree compared with plain decoding")
+    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"
+    tab.page.evaluate(f"(id) => {{ app.graph.getNodeById(id).connect(2, {preview}, 0); }}", node)
+    new_seed(tab, node)
+    tab.run()
+    tab.finished(node)
+    wait_for_pictures(tab, node)
+    assert idle(comfy)
+    (job,) = comfy.get("/api/jobs", limit=1)["jobs"]
+    shown = {name: job["preview_output"][name] for name in ("filename", "subfolder", "type")}
+    with Image.open(io.BytesIO(comfy.get("/view", **shown))) as picture:
+        assert len(picture.convert("RGB").getcolors(10**6)) > 20
+    assert not out_of_place(tab), "no second picture below the map"
+    button = tab.widget(node).get_by_role("button", name="Difference")
+    button.click()
+    tab.wait(node, "panel.settings.difference && panel.panes[0].x === panel.panes[1].x")
+    assert {tuple(colour) for colour in painted(tab, node)} == {(0, 0, 0)}
+    assert [label for label, _ in tab.map(node, TITLES)] == ["A − B: both images are identical"]
+    tab.screenshot("difference")
+    tab.load(tab.saved())
+    tab.wait(node, "run?.state === 'done' && panel.settings.difference")
+    tab.widget(node).get_by_role("button", name="Difference").click()
+    assert len({tuple(colour) for colour in settled(tab, node)}) > 20

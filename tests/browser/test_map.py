@@ -274,6 +274,16 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     assert seconds < 0.5
     assert tab.map(sampler, "run.state") == "stopped" and tab.map(sampler, "run.done < run.total")
     tab.wait(sampler, "panel.line.textContent.includes('stopped')")
+    tab.widget(sampler).get_by_label("Opacity").fill("100")
+    tab.screenshot("stopped")
+    legend = "panel.legend.element.querySelector('.adt-map-none')"
+    dark = tab.map(sampler, f"getComputedStyle({legend}).backgroundColor.match(/\\d+/g).map(Number)")
+    moments = values(tab, sampler, "moment")
+    for cell, colour in enumerate(painted(tab, sampler)):
+        if moments[cell] is None:
+            assert same_colours([colour], [dark]), (
+                "what was not generated has a colour of its own, which the legend names"
+            )
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 1")
     tab.run()
     tab.finished(sampler)

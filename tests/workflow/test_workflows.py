@@ -251,9 +251,9 @@ def show(graph: Graph, kind: str, *outputs: int) -> list[str]:
 
 def test_compare_with_plain(comfy, template):
     graph = template("ADT-Tree compared with plain decoding")
-    shown = show(graph, "ADTTreeCompare", 0, 1)
+    shown = show(graph, "ADTTreeCompare", 0, 1, 2)
     outputs = comfy.run(graph.prompt)
-    a, b, difference = images(comfy, outputs, *shown, graph.id("PreviewImage"))
+    a, b, difference = images(comfy, outputs, *shown)
     np.testing.assert_array_equal(a, b)
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
