@@ -68,7 +68,7 @@ class ADTTreeFigures(io.ComfyNode):
             "ADTTreeFigures",
             "ADT-Tree Run Stats",
             description="Shows the statistics of a run as text, and with all settings as JSON.",
-            search_aliases=["figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
+            search_aliases=["run figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],
             outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],
         )

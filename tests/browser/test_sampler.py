@@ -221,6 +221,16 @@ def test_preferences(tab, own, prefer):
     assert sent(tab)["speed"] == "Auto", "what is there stays"
 
 
+def test_a_preference_with_a_value_that_was_renamed_counts(tab, own, prefer):
+    tab.load(own)
+    prefer("ADTTree.Sampler.Speed", "Plain")
+    made = "LiteGraph.createNode('ADTTreeSampler').widgets.find((one) => one.name === 'speed').value"
+    assert tab.page.evaluate(made) == "No drafting"
+    tab.open()
+    stored = "app.extensionManager.setting.get('ADTTree.Sampler.Speed')"
+    tab.page.wait_for_function(f"{stored} === 'No drafting'")
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_sockets_of_our_types_have_colours(tab, theme):

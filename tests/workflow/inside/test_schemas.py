@@ -48,6 +48,11 @@ def test_search_finds_the_nodes_in_both_languages(pack):
         assert any(word.isascii() for word in found[name]) and not all(word.isascii() for word in found[name]), name
 
 
+def test_search_finds_nodes_by_the_names_that_they_had(pack):
+    for name, words in {"ADTTreeFigures": "run figures", "ADTTreeCollector": "collector"}.items():
+        assert words in pack.ours[name]["search_aliases"] and words not in pack.ours[name]["display_name"].lower()
+
+
 def test_seeds_and_lists_begin_as_they_should(inputs):
     _, seed = inputs["ADTTreeSampler"]["seed"]
     assert seed["max"] == 2**64 - 1 and seed["control_after_generate"] is True
