@@ -33,7 +33,16 @@ function write(node, text) {
   else removeLine(node);
 }
 
+/** Nodes 2.0 would divide the free height of a node between its text boxes and the line, so the boxes only give the line its own height. */
+function holdBoxes(node) {
+  const boxes = boxesOf(node);
+  for (const box of boxes) box.style.minHeight = `${box.offsetHeight - (HEIGHT + MARGIN) / boxes.length}px`;
+}
+
+const boxesOf = (node) => document.querySelectorAll(`.lg-node[data-node-id="${node.id}"] textarea`);
+
 function addLine(node) {
+  holdBoxes(node);
   const element = make("div", { className: "adt-line adt-line-below", role: "status", dataset: { captureWheel: "true" } });
   forwardWheelAndPan(element, app);
   const height = () => HEIGHT + 2 * MARGIN;
@@ -51,6 +60,7 @@ function removeLine(node) {
   const widget = widgetOf(node, OURS);
   if (!widget) return;
   node.removeWidget(widget);
+  for (const box of boxesOf(node)) box.style.minHeight = "";
   if (node.size[1] === widget.grown.after) node.setSize([node.size[0], widget.grown.before]);
   node.setDirtyCanvas?.(true, true);
 }

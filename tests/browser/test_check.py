@@ -2,11 +2,13 @@
 
 import pytest
 
-HEAR = """() => {
+HEAR = """(id) => {
   adtTest.text = [];
   adtTest.bar = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text));
-  app.api.addEventListener('progress', ({ detail }) => adtTest.bar.push(detail.value / detail.max));
+  app.api.addEventListener('progress', ({ detail: { node, value, max } }) => {
+    if (String(node) === String(id)) adtTest.bar.push(value / max);
+  });
 }"""
 ELEMENT = "app.graph.getNodeById(id).widgets.find(({ name }) => name === 'result_text').element"
 SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## Same image')"
@@ -24,7 +26,7 @@ def test_a_check_alone_shows_its_progress_and_its_page(tab, workflow):
     box = "(id) => { const [width, height] = app.graph.getNodeById(id).size; return height; }"
     assert tab.page.evaluate(box, node) < 150, "there is no empty room"
     assert not tab.page.evaluate(f"(id) => {ELEMENT}.checkVisibility()", node)
-    tab.page.evaluate(HEAR)
+    tab.page.evaluate(HEAR, node)
     tab.run()
     tab.page.wait_for_function(SHOWN, arg=node)
     tab.screenshot("check")
