@@ -2,7 +2,8 @@
 
     python assets/draw.py            from the top of the repository, after pip install -e .
 
-That of the batch is the contact sheet that it makes of eight captions.
+That of the batch is the contact sheet that it makes of eight captions, and assets/cards.py draws those of models that
+are not part of the pack.
 
 The bundled model draws the picture. Each token is coloured by how many tokens its round brought (viridis: few to many).
 What is still to be drawn is dark, with a draft tree that looks ahead.
@@ -34,21 +35,6 @@ TREE = {
     "0100": (7.0, -1.3),
 }
 ACCEPTED = ("", "0", "01", "010", "0100")
-THUMBNAILS = {
-    "ADT-Tree Anole 7B text to image": "Anole 7B",
-    "ADT-Tree Lumina-mGPT text to image": "Lumina-mGPT 7B",
-    "ADT-Tree Lumina-mGPT 2.0 text to image": "Lumina-mGPT 2.0",
-    "ADT-Tree Janus-Pro text to image": "Janus-Pro 1B",
-    "ADT-Tree Emu3 text to image": "Emu3-Gen",
-    "ADT-Tree Liquid text to image": "Liquid 7B",
-    "ADT-Tree LlamaGen text to image": "LlamaGen",
-    "ADT-Tree GLM-Image text to image": "GLM-Image",
-    "ADT-Tree GLM-Image edit a picture": "GLM-Image, from a picture",
-    "ADT-Tree same as upstream (Janus-Pro)": "same as upstream",
-    "ADT-Tree text to image and upscale with a model": "with an upscale model",
-}
-
-
 SEA_SEED = RELAXED_SEED = 0
 SEA = "A red sailboat in the middle on a calm lake at sunset."
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
@@ -164,21 +150,11 @@ def banner(image: Image.Image, cells: list[list[int]]) -> Image.Image:
     return drawn
 
 
-def thumbnail(text: str) -> Image.Image:
-    """Without a picture: what these workflows draw has not been seen here."""
-    drawn = Image.new("RGB", (400, 400), DARK)
-    draw = ImageDraw.Draw(drawn)
-    grow(draw, 62, 200, 40)
-    draw.text((200, 350), text, font=ImageFont.load_default(30), fill="white", anchor="mm")
-    return drawn
-
-
 if __name__ == "__main__":
     painter = Painter()
     done = painter.decode(CAPTION, SEED)
     made = painter.picture(done), done.trace.acceptance_map()
     icon(*made).save(HERE / "icon.png", optimize=True)
     banner(*made).save(HERE / "banner.png", optimize=True)
-    drawings = {name: thumbnail(words) for name, words in THUMBNAILS.items()}
-    for name, drawing in {**drawings, **painter.thumbnails(done)}.items():
+    for name, drawing in painter.thumbnails(done).items():
         drawing.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)

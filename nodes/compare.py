@@ -111,9 +111,7 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
-        if (
-            shown is not None
-        ):  # ComfyUI's queue shows the first image of a run; the difference of two equal ones is black
+        if shown is not None:  # the queue shows the first image of a run; the difference may be black
             shown["images"] = [picture for part in shown["adt_tree_map"] for picture in part["pictures"][:1]]
         tell_remarks(both[0], model, positive, truncated, ignored(model, preset, **sampling))
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)

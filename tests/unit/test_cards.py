@@ -1,0 +1,39 @@
+"""The cards of the templates: each shows its own workflow."""
+
+import importlib.util
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(ROOT.glob("workflows/*.jpg"))
+
+
+@pytest.fixture(scope="module")
+def cards():
+    spec = importlib.util.spec_from_file_location("cards", ROOT / "assets" / "cards.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pixels(picture: Image.Image, side: int = 128) -> np.ndarray:
+    return np.asarray(picture.convert("RGB").resize((side, side)), dtype=float)
+
+
+def test_no_two_cards_look_alike():
+    shown = {path.stem: pixels(Image.open(path)) for path in SHIPPED}
+    assert set(shown) == {path.stem for path in ROOT.glob("workflows/*.json")}
+    alike = [(one, other) for one, other in combinations(shown, 2) if np.abs(shown[one] - shown[other]).mean() < 8]
+    assert alike == []
+
+
+def test_drawn_cards_are_those_of_their_workflows(cards):
+    """After a change of a workflow's prompt or model, assets/cards.py has to run again."""
+    for name, title in cards.CARDS.items():
+        drawn = pixels(cards.card(title, cards.Workflow(name)))
+        shipped = pixels(Image.open(ROOT / "workflows" / f"{name}.jpg"))
+        assert np.abs(drawn - shipped).mean() < 2, name
