@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT / "tests" / "workflow"
 from comfy_page import ComfyPage, launch  # noqa: E402
 from comfy_server import NEWEST, NEWEST_FRONTEND, Comfy, page  # noqa: E402
 
-TEMPLATE, SAMPLER = "ADT-Tree text to image (start here)", "ADTTreeSampler"
+TEMPLATE = "ADT-Tree text to image (start here)"
 VIEW = {"width": 1500, "height": 1300}
 SCALE = 1.15
 """Zoom of the workflow."""
@@ -49,9 +49,10 @@ _PREPARE = """(scale) => {
   app.canvas.ds.offset = [100, 90];
   app.canvas.setDirty(true, true);
 }"""
-_SAVED = """async () => {
+_ID = "(type) => adtTest.nodes().find(([, node]) => node.type === type)[0]"
+_SAVED = """async (selector) => {
   const runs = Object.values(await (await fetch('/history')).json());
-  const image = document.querySelector('.lg-node img');
+  const image = document.querySelector(selector);
   return runs.some((run) => run.status?.completed) && image?.complete && image.naturalWidth > 0;
 }"""
 """Whether the run has finished, and its node shows the image."""
@@ -117,13 +118,14 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
     tab.page.evaluate(_PREPARE, SCALE)
     tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # away from tooltips
     tab.settle()
-    sampler = tab.page.evaluate(f"adtTest.nodes().find(([, node]) => node.type === '{SAMPLER}')[0]")
+    sampler, saver = (tab.page.evaluate(_ID, kind) for kind in ("ADTTreeSampler", "SaveImage"))
+    image = f'.lg-node[data-node-id="{saver}"] img'
     with recording(tab) as frames:
         tab.run()
         tab.finished(sampler)
-        tab.page.wait_for_function(_SAVED)
+        tab.page.wait_for_function(_SAVED, arg=image)
         tab.page.wait_for_timeout(1500)
-        nodes, shown = box(tab, ".lg-node"), box(tab, ".adt-map", ".lg-node img")
+        nodes, shown = box(tab, ".lg-node"), box(tab, ".adt-map", image)
         last = screenshot(tab, nodes)
         frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HELD))
         tab.map(sampler, "panel.replay.button.click()")

@@ -11,10 +11,15 @@ const STOPS = 17; // colours of a ramp
 /** The colours of a ramp, dark to light. */
 export const RAMP = Array.from({ length: STOPS }, (_, i) => cssColour(i / (STOPS - 1)));
 
-/** What the dark and the light end of a figure's scale mean, in words. @param {[number, number]} range values at the ends */
-export function ends(figure, range) {
+/**
+ * The values at the dark and the light end of a figure's scale, with their unit.
+ * @param {[number, number]} range values at the ends
+ * @param {boolean} brief leave out the unit
+ */
+export function ends(figure, range, brief = false) {
   const { whole } = scaleOf(figure);
-  return words.ends[figure].map((said, i) => said(whole ? String(range[i]) : range[i].toFixed(range[i] < 10 ? 1 : 0)));
+  const values = range.map((value) => (whole ? String(value) : value.toFixed(value < 10 ? 1 : 0)));
+  return brief ? values : words.ends[figure].map((said, i) => said(values[i]));
 }
 
 export class Legend {
@@ -22,10 +27,10 @@ export class Legend {
     this.element = make("div", { className: "adt-map-legend" });
   }
 
-  /** @param {boolean} pending whether some tokens are still to be generated, which are dark */
+  /** @param {boolean} pending whether tokens are missing, which are dark; their label has the place of the unit */
   show(figure, [low, high], pending = false) {
     const [, legend] = words.figures[figure];
-    const [dark, light] = ends(figure, [low, high]);
+    const [dark, light] = ends(figure, [low, high], pending);
     const key = `${dark} ${light} ${pending}`;
     if (key === this.drawn) return;
     this.drawn = key;

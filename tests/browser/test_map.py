@@ -253,6 +253,25 @@ def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
     tab.page.evaluate("app.canvas.setGraph(app.rootGraph)")
 
 
+LEGEND = """(() => {
+  const { element } = panel.legend, legend = element.getBoundingClientRect();
+  const ramp = element.querySelector('.adt-map-ramp').offsetWidth;
+  return [ramp, panel.opacity.getBoundingClientRect().right - legend.left, element.scrollWidth - element.clientWidth];
+})()"""
+"""Width of the legend's colours, and how far the legend overlaps the slider beside it and exceeds its own box."""
+
+
+def test_the_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
+    sampler = workflow.batch(64).sampler
+    tab.load(workflow.data)
+    tab.run()
+    tab.wait(sampler, "run?.state === 'running' && run.done > 10")
+    tab.page.evaluate("app.api.interrupt()")
+    tab.wait(sampler, "run.state === 'stopped' && panel.legend.element.querySelector('.adt-map-none')")
+    ramp, overlap, excess = tab.map(sampler, LEGEND)
+    assert ramp > 40 and overlap <= 1 and excess <= 1
+
+
 @pytest.mark.alone
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
     sampler = workflow.method("autoregressive").sampler

@@ -151,6 +151,7 @@ test("a run whose drafts Auto left out says so, and shows when each token came",
 
 test("the ends of the scale have a number each, and the last one its unit", () => {
   assert.deepEqual(ends("acceptance", [1, 12]), ["1", "12 tokens per pass"]);
+  assert.deepEqual(ends("acceptance", [1, 12], true), ["1", "12"]);
   assert.deepEqual(ends("time", [0, 12.34]), ["0.0", "12 ms per token"]);
 });
 
