@@ -28,8 +28,8 @@ export function titleOf(run, other) {
 export function summary(run, other = null) {
   const { done, total, rate, tau, seconds } = run.figures();
   const faster = run.against(other);
-  const parts = [run.plain ? words.plain : words.tau(unit(tau, 2))];
-  if (undrafted(run)) parts.unshift(words.undrafted[Number(run.drafted > 0)]);
+  const drafting = undrafted(run) ? words.undrafted[Number(run.drafted > 0)] : words.tau(unit(tau, 2));
+  const parts = [run.plain ? words.plain : drafting];
   parts.push(words.rate(unit(rate, rate < 10 ? 1 : 0)));
   if (faster) parts.push((faster.turns ? words.fasterInTurns : words.fasterInPrompt)(unit(faster.ratio, 2)));
   parts.push(run.state === "done" ? words.finished(total, unit(seconds, 1)) : words.progress(done, total) + (run.state === "stopped" ? words.stopped : ""));

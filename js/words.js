@@ -114,7 +114,7 @@ const ENGLISH = {
   plain: "no drafting",
   undrafted: ["no drafts", "hardly any drafts"],
   unpaid: (few, images) =>
-    `Drafting would not be faster ${images > 1 ? `for a batch of ${images} images` : "here"}, so ${few ? "most passes generate" : "each pass generates"} one token.`,
+    `Drafting would not be faster ${images > 1 ? `for a batch of ${images} images` : "here"}: ${few ? "mostly " : ""}one token per pass.`,
   relaxed: (method, share) => `${method}, Relaxed, ${share} % of tokens replaced`,
   relaxedShort: (method, share) => `${method}, Relaxed ${share} %`,
   fasterInTurns: (ratio) => `${ratio}× as fast as B (run in alternation)`,
