@@ -49,7 +49,8 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
 
 @pytest.fixture(autouse=True)
 def empty(comfy, hub):
-    """No models, as in a new ComfyUI."""
+    """No models and nothing in ComfyUI's cache, as in a new one."""
+    comfy.free()
     for name in ("ar_image", "ar_image_drafters"):
         shutil.rmtree(comfy.base / "models" / name, ignore_errors=True)
     hub.rate = None

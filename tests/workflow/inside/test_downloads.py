@@ -11,10 +11,15 @@ from tests.layouts.janus import write_janus
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
+def published(pack, tmp_path_factory):
+    """The small Hub; what is downloaded from it is gone afterwards."""
+    homes = [pack.base / "models" / name for name in ("ar_image", "ar_image_drafters")]
+    before = {path for home in homes for path in home.glob("*")}
     with Hub() as hub:
         publish(hub, tmp_path_factory.mktemp("hub") / "models")
         yield hub
+    for path in {path for home in homes for path in home.glob("*")} - before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture
