@@ -32,7 +32,7 @@ const LINES = [
   /^(\d+) of (\d+) methods, now (.+)$/,
   /^Checked; the report is on this node$/,
   /(\d+) duplicates? \(same prompt and seed\), generated once\./,
-  /Ignored, because preset is '(.+?)': (.+?)\. Set preset to '(.+?)' to use it\./,
+  /Ignored, because preset is '(.+?)': (.+?)\. Set preset to '(.+?)' to use your own values\./,
   /(?<!Negative )Prompt truncated to its first (\d+) of (\d+) characters: (\d+) tokens; (.+?) accepts (\d+)\./,
   /Negative prompt truncated to its first (\d+) of (\d+) characters: (\d+) tokens; (.+?) accepts (\d+)\./,
 ];
@@ -266,7 +266,7 @@ const CHINESE = {
     "$2 种方法中的 $1 种，正在检查 $3",
     "检查完成；报告显示在此节点上",
     "有 $1 个重复项（提示词和种子相同），只生成一次。",
-    "预设为 $1，因此忽略了 $2；要使用它，请将预设设为 $3。",
+    "预设为 $1，因此忽略了 $2；要使用自己的数值，请将预设设为 $3。",
     "提示词截短为 $2 个字符中的前 $1 个：共 $3 个 token，$4 最多接受 $5 个。",
     "负面提示词截短为 $2 个字符中的前 $1 个：共 $3 个 token，$4 最多接受 $5 个。",
   ],

@@ -94,7 +94,9 @@ def ignored(model: LoadedModel, preset: str, **given: Any) -> str:
     published = model.target.published
     used = {name: (getattr(BUNDLED_SAMPLING, name), getattr(published, name)) for name in NUMBERS}
     lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]
-    return f"Ignored, because preset is '{OWN}': {', '.join(lost)}. Set preset to '{CUSTOM}' to use it." if lost else ""
+    if not lost:
+        return ""
+    return f"Ignored, because preset is '{OWN}': {', '.join(lost)}. Set preset to '{CUSTOM}' to use your own values."
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:

@@ -49,8 +49,8 @@ test("what the server says of progress and of unknown prompts is said in Chinese
     "1 of 4 methods, now auto": "4 种方法中的 1 种，正在检查 auto",
     "Checked; the report is on this node": "检查完成；报告显示在此节点上",
     "The images are in output/x. 1 duplicate (same prompt and seed), generated once.": "图像位于 output/x。有 1 个重复项（提示词和种子相同），只生成一次。",
-    "Ignored, because preset is 'model default': guidance 9.0, top_k 5. Set preset to 'custom' to use it.":
-      "预设为 model default，因此忽略了 guidance 9.0, top_k 5；要使用它，请将预设设为 custom。",
+    "Ignored, because preset is 'model default': guidance 9.0, top_k 5. Set preset to 'custom' to use your own values.":
+      "预设为 model default，因此忽略了 guidance 9.0, top_k 5；要使用自己的数值，请将预设设为 custom。",
     "Prompt truncated to its first 480 of 1990 characters: 444 tokens; the bundled model accepts 125. Negative prompt truncated to its first 1 of 2 characters: 9 tokens; M 1.5 accepts 5.":
       "提示词截短为 1990 个字符中的前 480 个：共 444 个 token，the bundled model 最多接受 125 个。 负面提示词截短为 2 个字符中的前 1 个：共 9 个 token，M 1.5 最多接受 5 个。",
     "a note": "a note",

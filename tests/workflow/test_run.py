@@ -64,6 +64,18 @@ def test_a_prompt_of_unknown_words_is_told_under_its_sampler(comfy, graph, text,
     assert lines_under(messages, graph.id("ADTTreeSampler")) == lines
 
 
+def test_a_truncated_prompt_and_an_ignored_number_are_told_under_the_sampler(comfy, graph):
+    graph.set("CLIPTextEncode", text="a red house " * 148)
+    numbers = {"preset": "model default", "guidance": 9.0, "temperature": 0.6}
+    graph.set("ADTTreeSampler", seed=2, invalid_prompts="truncate", **numbers)
+    graph.prompt[graph.id("CLIPTextEncode", 1)]["inputs"]["text"] = ""
+    _, messages = comfy.watch(graph.prompt)
+    assert lines_under(messages, graph.id("ADTTreeSampler")) == [
+        "Prompt truncated to its first 497 of 1776 characters: 444 tokens; the bundled model accepts 125. "
+        "Ignored, because preset is 'model default': guidance 9.0. Set preset to 'custom' to use your own values."
+    ]
+
+
 @pytest.mark.small_models
 def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     graph.set("ADTTreeSampler", seed=11)

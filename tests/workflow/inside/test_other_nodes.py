@@ -222,7 +222,8 @@ def test_a_number_that_the_preset_overrides_is_told(pack, small, caplog, kind):
         return [message for message in caplog.messages if "Ignored" in message]
 
     (said,) = told()
-    assert said.endswith("Ignored, because preset is 'model default': guidance 9.5. Set preset to 'custom' to use it.")
+    remedy = "Set preset to 'custom' to use your own values."
+    assert said.endswith(f"Ignored, because preset is 'model default': guidance 9.5. {remedy}")
     assert told(guidance=2.0) == told(preset="custom") == []
 
 
