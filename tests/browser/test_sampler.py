@@ -100,6 +100,20 @@ def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
     assert sent(tab)["preset"] == "custom" and sent(tab)["guidance"] == 7.25 and sent(tab)["speed"] == "Auto"
 
 
+@pytest.mark.parametrize("guidance, preset", [(2.0, "model default"), (7.25, "custom")])
+def test_a_benchmark_from_before_it_had_a_preset_keeps_the_numbers_that_were_changed(tab, own, guidance, preset):
+    tab.load(own)
+    tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeBenchmark'))")
+    saved = tab.saved()
+    node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeBenchmark")
+    assert node["widgets_values"][-3:] == [2.0, 0.6, "model default"]
+    node["widgets_values"][-3:] = [guidance, 0.6]
+    tab.load(saved)
+    made = sent(tab, "ADTTreeBenchmark")
+    assert (made["guidance"], made["temperature"], made["preset"]) == (guidance, 0.6, preset)
+    assert gray(tab, "ADTTreeBenchmark") == (["guidance", "temperature"] if preset == "model default" else [])
+
+
 def test_a_comparison_from_before_it_had_a_speed_keeps_to_auto(tab, own, prefer):
     prefer("ADTTree.Sampler.Speed", "No drafting")
     tab.load(own)
