@@ -14,7 +14,7 @@ from ..adt_core.app.download import Progress as Transfer
 from ..adt_core.app.download import download, places
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
-from ..adt_core.models.checkpoint import home_of
+from ..adt_core.models.checkpoint import home_of, name_of
 from ..adt_core.models.downloads import Published
 from . import folders
 from .runtime import Progress, check_cancelled, tell
@@ -39,7 +39,8 @@ def download_missing(name: str, node_id: str) -> None:
         AdtError: If downloads are not allowed here, or the download fails.
         InterruptProcessingException: If the user has cancelled the run.
     """
-    row, path = find_published(folders.plain(name)), folders.installed(name)
+    path = folders.installed(name)
+    row = find_published(folders.plain(name) if path is None else name_of(Path(path)))
     if row is not None and not (path is not None and _is_complete(path)):
         fetch(row, Path(home_of(Path(path))) if path is not None else folders.home(), node_id)
 

@@ -54,8 +54,8 @@ class ADTTreeModelLoader(io.ComfyNode):
         return schema(
             "ADTTreeModelLoader",
             "ADT-Tree Model Loader",
-            description="Loads a visual autoregressive model. Its CLIP goes into CLIP Text Encode, its VAE into VAE "
-            "Decode and VAE Encode, and the model itself into the ADT-Tree Drafter Loader and Sampler.",
+            description="Loads a visual autoregressive model, and downloads it first if you choose so. Connect CLIP to "
+            "CLIP Text Encode, VAE to VAE Decode and VAE Encode, and model to the ADT-Tree Drafter Loader and Sampler.",
             search_aliases=[
                 *(word for family in FAMILIES for word in family.search),
                 *(*IMAGE_TOKENS, "autoregressive", "load model", "自回归模型", "加载模型"),
@@ -126,8 +126,9 @@ class ADTTreeDrafterLoader(io.ComfyNode):
         return schema(
             "ADTTreeDrafterLoader",
             "ADT-Tree Drafter Loader",
-            description="Loads what guesses the next image tokens: a small network, or nothing but the model's own "
-            "passes. The model checks every guess, so without LANTERN a drafter changes the speed and not the image.",
+            description="Loads a drafter, which proposes the next image tokens: a small network, or the model's own "
+            "passes without a network. The model verifies every proposal, so a drafter changes the speed and not the "
+            "image, except with LANTERN.",
             search_aliases=["eagle", "draft model", "speculative decoding", "草稿模型", "推测解码"],
             inputs=[
                 ModelSocket.Input("model"),

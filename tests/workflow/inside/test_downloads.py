@@ -77,6 +77,16 @@ def test_the_parts_of_llamagen_and_its_drafter_arrive(pack, hub, load):
     assert part.exists(), "a part that is missing is downloaded, too"
 
 
+def test_a_model_in_a_folder_of_its_makers_is_completed_there(pack, hub, load):
+    load(JANUS)
+    home = pack.base / "models" / "ar_image"
+    (home / "makers").mkdir()
+    (home / JANUS).rename(home / "makers" / JANUS)
+    (home / "makers" / JANUS / "tokenizer.json").unlink()
+    load(f"makers/{JANUS}")
+    assert (home / "makers" / JANUS / "tokenizer.json").exists() and not (home / JANUS).exists()
+
+
 def test_a_model_that_is_not_published_is_never_downloaded(pack, hub, load):
     assert load(SMALL) and load("bundled")
     with pytest.raises(pack.AdtError, match="is in no folder"):
