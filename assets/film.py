@@ -9,6 +9,7 @@ shows all nodes after the run.
 
 import base64
 import io
+import json
 import sys
 import tempfile
 import time
@@ -40,22 +41,17 @@ LARGEST = 1_500_000
 Box = tuple[int, int, int, int]
 
 _PREPARE = """(scale) => {
-  for (const [, node] of adtTest.nodes()) {
-    const control = node.widgets?.find((widget) => widget.name === 'control_after_generate');
-    if (control) control.value = 'fixed';  // with a new seed, the page would explain that the map has another one
-  }
   document.querySelector('.minimap-main-container')?.style.setProperty('visibility', 'hidden');
   app.canvas.ds.scale = scale;
   app.canvas.ds.offset = [100, 90];
   app.canvas.setDirty(true, true);
 }"""
 _ID = "(type) => adtTest.nodes().find(([, node]) => node.type === type)[0]"
-_SAVED = """async (selector) => {
-  const runs = Object.values(await (await fetch('/history')).json());
+_SAVED = r"""(selector) => {
   const image = document.querySelector(selector);
-  return runs.some((run) => run.status?.completed) && image?.complete && image.naturalWidth > 0;
+  return image?.naturalWidth > 0 && /\d+ x \d+/.test(image.closest('.lg-node').textContent);
 }"""
-"""Whether the run has finished, and its node shows the image."""
+"""Whether a node shows the saved image with its size."""
 _BOX = """(selectors) => {
   const elements = selectors.flatMap((selector) => [...document.querySelectorAll(selector)]);
   const boxes = elements.map((element) => element.getBoundingClientRect()).filter((box) => box.width && box.height);
@@ -94,6 +90,7 @@ def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
     session.on("Page.screencastFrame", keep)
     session.send("Page.startScreencast", {"format": "png"})
     yield frames
+    session.remove_listener("Page.screencastFrame", keep)
     session.send("Page.stopScreencast")
     session.detach()
 
@@ -115,6 +112,8 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
     """Run the template and replay its map, and return the frames and the screenshot after the run."""
     tab.page.set_viewport_size(VIEW)
     tab.open_template(TEMPLATE)
+    # With a random seed for the next run, the page would explain that the map has another seed.
+    tab.load(json.loads(json.dumps(tab.saved()).replace('"randomize"', '"fixed"')))
     tab.page.evaluate(_PREPARE, SCALE)
     tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # away from tooltips
     tab.settle()
