@@ -17,7 +17,7 @@ SEEDS = itertools.count(700)
 LOADER = "app.graph.nodes.find((n) => n.type === 'ADTTreeModelLoader')"
 WIDGET = f"{LOADER}.widgets.find((w) => w.name === '{{}}')"
 LABEL = f"(() => {{ const w = {WIDGET.format('model')}; return w.options.getOptionLabel(w.value); }})()"
-LINE = f"{LOADER}.widgets.find((w) => w.name === '$$node-text-preview')?.value ?? ''"
+LINE = f"adtTest.line({LOADER})"
 
 
 @pytest.fixture(scope="session")
