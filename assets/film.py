@@ -29,7 +29,7 @@ from comfy_server import NEWEST, NEWEST_FRONTEND, Comfy, page  # noqa: E402
 
 TEMPLATE = "ADT-Tree text to image (start here)"
 VIEW = {"width": 1500, "height": 1300}
-SCALE = 1.15
+SCALE = 1.0
 """Zoom of the workflow."""
 MARGIN = 16, 8
 """Pixels beside and above the nodes, or the map and the image."""
@@ -146,7 +146,7 @@ def animate(frames: list[Frame], path: Path) -> None:
     durations, changed = durations[-1:] + durations[:-1], changed[-1:] + changed[:-1]
     first, *others = [frame.picture for frame in changed]
     milliseconds = [round(1000 * seconds) for seconds in durations]
-    options = {"quality": 85, "method": 6, "minimize_size": True, "loop": 0}
+    options = {"quality": 80, "method": 6, "minimize_size": True, "loop": 0}
     first.save(path, save_all=True, append_images=others, duration=milliseconds, **options)
     if path.stat().st_size > LARGEST:
         raise SystemExit(f"{path} has {path.stat().st_size} bytes; at most {LARGEST} are allowed")
