@@ -280,7 +280,7 @@ def test_missing_files(generate):
 
 
 def test_prompt_longer_than_the_context(generate):
-    assert_refused(generate(prompt="long " * 100), "prompt", "shorten")
+    assert_refused(generate(prompt="long " * 100), "Prompt too long", "shorten")
     assert_refused(generate(negative="long " * 100), "shorten")
 
 

@@ -204,7 +204,7 @@ def test_halves_of_characters_in_a_list_cost_no_batch(comfy, batch):
         "ADTTreePrompts", file="halves.jsonl"
     )
     said = told(comfy, batch)
-    assert "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt has half a character" in said
+    assert "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt contains half of a character" in said
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [row["id"] for row in (*report["images"], *report["left_out"])] == ["\ud83d", "b\ud800"]
