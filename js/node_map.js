@@ -233,7 +233,7 @@ export class NodeMap {
 
   /** Values of the node, and texts of its prompts, that are others than those that made the run; see caption.js. */
   differences(run) {
-    const own = changed(this.node, run.inputs).filter(({ widget }) => !widget.hidden && widget.options?.hidden !== true);
+    const own = changed(this.node, run.inputs).filter(({ widget }) => !widget.hidden && !widget.disabled && widget.options?.hidden !== true);
     const texts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
     const prompts = relinked(this.node, texts)
       ? [{ name: PROMPT, now: "" }]

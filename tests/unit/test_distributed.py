@@ -234,7 +234,9 @@ def test_an_address_where_nothing_answers(ray, run):
 
 @pytest.mark.long
 def test_a_cluster_that_is_too_small(run, cluster):
-    assert_refused(run("generate", "a.png", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "finds 2")
+    assert_refused(
+        run("generate", "a.png", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "has only 2"
+    )
     assert_refused(run("generate", "a.png", ray_address=cluster.address, device="cuda"), "GPU", "--device cpu")
 
 

@@ -74,6 +74,7 @@ CONSTANTS = {
         "Download",
         "PublishedSampling",
         "Remedy",
+        "Values",
         "_LowerBound",
     ),
 }
