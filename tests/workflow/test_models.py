@@ -165,7 +165,7 @@ def test_prompts_that_are_cut_are_said(stocked, stocked_template):
     assert "The prompt has 160 tokens, but LlamaGen-T2I-2 reads only 120" in stocked.log.read_text(encoding="utf-8")
     batch = stocked_template(BATCH).set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}")
     stocked.run(batch.set("ADTTreeModelLoader", model=TO_INSTALL[LLAMAGEN][2]).prompt)
-    said = "1 of 2 prompts are truncated. The first, '2': The prompt is 200 tokens long"
+    said = "1 of 2 prompts are truncated. The first, '2': The prompt has 200 tokens"
     assert said in stocked.log.read_text(encoding="utf-8")
 
 
