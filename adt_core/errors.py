@@ -72,16 +72,23 @@ def command(arguments: str, path: Path | None = None) -> str:
         path: Last argument, such as the folder to write to.
     """
     script = Path(__file__).parents[1] / "adt.py"
-    start = [f'"{script}"' if " " in str(script) else str(script)] if script.exists() else ["-m", "adt_core"]
-    python = f'"{sys.executable}"' if " " in sys.executable else sys.executable or "python"
-    last = [] if path is None else [f'"{path.as_posix()}"' if " " in path.as_posix() else path.as_posix()]
-    return " ".join([python, *start, arguments, *last])
+    start = _quoted(str(script)) if script.exists() else "-m adt_core"
+    last = [] if path is None else [_quoted(path.as_posix())]
+    return " ".join([_python(), start, arguments, *last])
 
 
 def pip_install(packages: str) -> str:
     """The command that installs packages for the Python that runs: a portable ComfyUI's is not the one on the path."""
-    python = f'"{sys.executable}"' if " " in sys.executable else sys.executable
-    return f"{python or 'python'} -m pip install {packages}"
+    return f"{_python()} -m pip install {packages}"
+
+
+def _python() -> str:
+    return _quoted(sys.executable) or "python"
+
+
+def _quoted(path: str) -> str:
+    """Return a path as a shell takes it."""
+    return f'"{path}"' if " " in path else path
 
 
 _NO_MEMORY = (

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -61,8 +62,9 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
     bar: list[Progress] = []
 
     def report(transfer: Transfer) -> None:
-        if not bar or transfer.total != bar[0].total:
-            bar[:] = [Progress(transfer.total or 1, node_id, None)]
+        total = transfer.total or 1  # unknown at first
+        if not bar or bar[0].total != total:
+            bar[:] = [Progress(total, node_id, None)]
         if transfer.total:
             bar[0].update(transfer.done, str(transfer))
         else:
@@ -80,15 +82,14 @@ def offered_downloads() -> dict[str, dict[str, str]]:
         Name -> {"size": for example "15 GB", "fits": "" if the model fits the device, "int8" if only with int8
         weights, "no" if not}.
     """
-    return {row.name: {"size": row.size, "fits": _fits(row)} for row in folders.downloadable()}
-
-
-def _fits(row: Published) -> str:
-    """Return whether a model fits the device; it does if the device does not report its memory."""
     device = mm.get_torch_device()
-    if device.type == "cpu" or mm.is_directml_enabled():
-        return _FITS
-    room = mm.get_total_memory(device) / 2**30
+    is_known = device.type != "cpu" and not mm.is_directml_enabled()
+    room = mm.get_total_memory(device) / 2**30 if is_known else math.inf
+    return {row.name: {"size": row.size, "fits": _fits(row, room)} for row in folders.downloadable()}
+
+
+def _fits(row: Published, room: float) -> str:
+    """Return whether a model fits a device with this many GiB of memory."""
     return _FITS if row.memory[0] <= room else _FITS_INT8 if row.memory[1] <= room else _TOO_LARGE
 
 

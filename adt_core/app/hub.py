@@ -25,9 +25,10 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -82,15 +83,16 @@ def main() -> None:
     """Carry out the order on standard input. The exit code is 1 if it failed."""
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    code = 1
     try:
         fetch(order["parts"])
         code = 0
     except AdtError as error:
         _print(error=error.marked)
-        code = 1
     except OSError as error:
         _print(error=_disk_error(error))
-        code = 1
+    except Exception:
+        traceback.print_exc()
     os._exit(code)  # does not wait for files that other threads still download
 
 
@@ -127,26 +129,17 @@ def _fetch_files(files: list[RemoteFile]) -> None:
     _check_space(files)
     total = sum(file.size for file in files)
     by_digest = {file.staged: file for file in files}  # two folders may need the same file
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        jobs = [pool.submit(_fetch_file, file) for file in by_digest.values()]
-        ended = False
-        while not ended:
-            ended = _ended(jobs)
-            _print(state="downloading", done=sum(map(_size_so_far, files)), total=total)
+    pool = ThreadPoolExecutor(AT_ONCE)  # no context manager, which would wait for the other files after an error
+    waiting = {pool.submit(_fetch_file, file) for file in by_digest.values()}
+    while waiting:
+        done, waiting = wait(waiting, timeout=_PAUSE, return_when=FIRST_EXCEPTION)
+        for job in done:
+            job.result()
+        _print(state="downloading", done=sum(map(_size_so_far, files)), total=total)
     uses = Counter(file.staged for file in files)
     for file in _in_order(files):
         uses[file.staged] -= 1
         _move(file, keep=uses[file.staged] > 0)
-
-
-def _ended(jobs: list[Future]) -> bool:
-    """Wait for a moment, and return whether all jobs are done. Raises what one of them raised."""
-    done, waiting = wait(jobs, timeout=_PAUSE, return_when=FIRST_EXCEPTION)
-    for job in done:
-        if (error := job.exception()) is not None:
-            _print(error=error.marked) if isinstance(error, AdtError) else _print(error=_disk_error(error))
-            os._exit(1)  # the pool would wait for the other files
-    return not waiting
 
 
 # ---- the Hub ---------------------------------------------------------------------------------------------------------
