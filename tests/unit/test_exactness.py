@@ -35,11 +35,11 @@ def nothing_known(monkeypatch, tmp_path):
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
-    """The last 24 tokens of an image."""
+    """The last 12 tokens of an image."""
     drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
-    kept = torch.randint(target.num_codes, (1, target.length - 24), generator=torch.Generator().manual_seed(1))
+    kept = torch.randint(target.num_codes, (1, target.length - 12), generator=torch.Generator().manual_seed(1))
     return Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, prefix=kept)
 
 
