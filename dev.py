@@ -133,7 +133,7 @@ def types() -> int:
     """Check the types in a copy of the sources, because mypy needs a folder with the name of a package."""
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "adt_tree"
-        for name in ("adt_core", "adt_lab", "nodes"):
+        for name in ("adt_core", "nodes"):
             shutil.copytree(ROOT / name, pack / name, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
         for name in ("__init__.py", "dev.py", "pyproject.toml"):
             shutil.copy2(ROOT / name, pack)

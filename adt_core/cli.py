@@ -1,6 +1,6 @@
 """The command line, ``python adt.py``.
 
-Its options are the settings of the recipe (``policies/recipe.py``) and of the orders (``app/orders.py``), by their
+Its options are the settings of the recipe (``policies/recipe.py``) and of the orders (``app/args.py``), by their
 names. Heavy modules are imported when a command runs, so that ``--help`` is quick.
 """
 
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .app import orders
+from .app import args
 from .errors import INTERRUPTED, AdtError, in_words, is_out_of_memory, one_line
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
@@ -83,31 +83,31 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
     return _checked(section.of, options)
 
 
-def _laboratory(name: str) -> Any:
-    """A module of ``adt_lab``, the package beside this one."""
-    return import_module(f"{__package__.removesuffix('adt_core')}adt_lab.{name}")
+def _lab(name: str) -> Any:
+    """Import a module of the package ``lab`` when its command runs."""
+    return import_module(f".lab.{name}", __package__)
 
 
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generation
 
-    order = orders.Order(
-        _section(orders.Files, options),
-        _section(orders.Subject, options),
+    order = args.Order(
+        _section(args.Files, options),
+        _section(args.Subject, options),
         _given(options),
-        _section(orders.Numbers, options),
-        _section(orders.Continuation, options),
+        _section(args.Numbers, options),
+        _section(args.Continuation, options),
         _device(options),
-        _section(orders.Engines, options),
+        _section(args.Engines, options),
     )
     return generation.run(_checked(generation.plan, order))
 
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with plain decoding on the same prompts, side by side."""
-    order = _section(orders.Comparison, options), _section(orders.Scores, options), _section(orders.Engines, options)
-    return _laboratory("benchmark").run(*order, _given(options), _device(options))
+    order = _section(args.Comparison, options), _section(args.Scores, options), _section(args.Engines, options)
+    return _lab("benchmark").run(*order, _given(options), _device(options))
 
 
 def inspect(options: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def download(options: dict[str, Any]) -> str:
     """Download a published model, or list those that there are. An interrupted download is resumed."""
     from .app import download
 
-    wanted = _section(orders.Wanted, options)
+    wanted = _section(args.Wanted, options)
     if wanted.list and wanted.name is None:
         return download.listing()
     if wanted.list or wanted.name is None:
@@ -140,19 +140,19 @@ def doctor(options: dict[str, Any]) -> str:
 
 def train_drafter(options: dict[str, Any]) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to resume."""
-    drafter = _laboratory("training.drafter")
+    drafter = _lab("training.drafter")
     order = (
-        _section(orders.Lessons, options),
-        _section(orders.Training, options),
-        _section(orders.DrafterFiles, options),
+        _section(args.Lessons, options),
+        _section(args.Training, options),
+        _section(args.DrafterFiles, options),
     )
     return drafter.run(_checked(drafter.plan, *order, _given(options), _device(options)))
 
 
 def check_drafter(options: dict[str, Any]) -> str:
     """Find out which tokens a drafter's features were paired with in training, and save that next to the drafter."""
-    pairing = _laboratory("training.pairing")
-    order = _section(orders.Drawn, options), _given(options), _device(options)
+    pairing = _lab("training.pairing")
+    order = _section(args.Drawn, options), _given(options), _device(options)
     return pairing.run(_checked(pairing.plan, *order))
 
 
@@ -163,7 +163,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _device(options: Mapping[str, Any]) -> str:
     """Where models are to run."""
-    return _section(orders.Device, options).device
+    return _section(args.Device, options).device
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -206,45 +206,45 @@ def _noise() -> Table:
 
 Command = Callable[[dict[str, Any]], str]
 Group = tuple[Callable[[], Table], ...]
-MODEL: Group = (Loading.options, _drafter, orders.Device.options)
+MODEL: Group = (Loading.options, _drafter, args.Device.options)
 RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
-        "input": (orders.Subject.options,),
-        "images": (_words, orders.Numbers.options),
+        "input": (args.Subject.options,),
+        "images": (_words, args.Numbers.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
-            orders.Continuation.options,
+            args.Continuation.options,
         ),
         "model": MODEL,
         "drafting; does not change the image; jacobi has other defaults": (method_options,),
         RELAXED: (Lantern.options,),
         "sampling": (_sampling, _noise),
-        "results": (orders.Files.options,),
+        "results": (args.Files.options,),
         "several GPUs or machines, with Ray, for the prompts of a file; does not change the images": (
-            orders.Engines.options,
+            args.Engines.options,
         ),
     },
     benchmark: {
-        "comparison": (orders.Comparison.options,),
+        "comparison": (args.Comparison.options,),
         "model": MODEL,
         RELAXED: (Lantern.options,),
         "sampling": (_sampling,),
-        "image quality; each score needs weights in a local path": (orders.Scores.options,),
+        "image quality; each score needs weights in a local path": (args.Scores.options,),
         "several GPUs or machines, with Ray; engines that share CPU cores affect each other's timings": (
-            orders.Engines.options,
+            args.Engines.options,
         ),
     },
-    inspect: {"checkpoint": (orders.Inspected.options,)},
-    download: {"model": (orders.Wanted.options,)},
+    inspect: {"checkpoint": (args.Inspected.options,)},
+    download: {"model": (args.Wanted.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,)},
     train_drafter: {
-        "training data": (orders.Lessons.options,),
-        "model": (Loading.options, orders.Device.options),
-        "training": (orders.Training.options,),
+        "training data": (args.Lessons.options,),
+        "model": (Loading.options, args.Device.options),
+        "training": (args.Training.options,),
         "sampling": (_sampling,),
-        "results": (orders.DrafterFiles.options,),
+        "results": (args.DrafterFiles.options,),
     },
-    check_drafter: {"test images": (orders.Drawn.options,), "model": MODEL, "sampling": (_sampling,)},
+    check_drafter: {"test images": (args.Drawn.options,), "model": MODEL, "sampling": (_sampling,)},
 }
 """The options of every command, in groups by their titles."""
 ONE_OF: dict[Command, tuple[str, ...]] = {

@@ -40,10 +40,10 @@ import torch
 from adt_core import Drafting, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
 from adt_core.app.loading import choose_device
-from adt_core.engine import profiles
+from adt_core.engine.device import profiles
+from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
-from adt_lab.benchmark import PRESETS
 from model_making.asking import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions

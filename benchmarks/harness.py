@@ -12,9 +12,9 @@ from PIL import Image
 
 from adt_core import Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
+from adt_core.lab.quality import PictureMetric, Scores
 from adt_core.policies.recipe import Recipe
-from adt_lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
-from adt_lab.quality import PictureMetric, Scores
 from model_making.data import example
 from model_making.judging import asked_by_scene, judge, see
 
@@ -63,7 +63,7 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
 def compared(
     presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE, judged: bool = False
 ) -> list[dict]:
-    """Records of plain decoding and these methods, which take turns on every prompt, for ``adt_lab.report``.
+    """Records of plain decoding and these methods, which take turns on every prompt, for ``adt_core.lab.report``.
 
     judged: look for what the prompts name, which must be captions that come with the pack.
     """

@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 
 from adt_core import Drafting
+from adt_core.lab.benchmark import Preset
+from adt_core.lab.report import ratios, summary, table
 from adt_core.policies import PLAIN
-from adt_lab.benchmark import Preset
-from adt_lab.report import ratios, summary, table
 
 from .harness import RECIPE, SAMPLING, captions, compared
 from .turns import interval

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from adt_lab.report import median_interval
+from adt_core.lab.report import median_interval
 
 Name, Task, Measured = TypeVar("Name"), TypeVar("Task"), TypeVar("Measured")
 

@@ -26,8 +26,8 @@ from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierF
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
-from adt_core.models.checkpoint import BUNDLED, resolve
 from adt_core.models.layers import Decoder
+from adt_core.models.reading.checkpoint import BUNDLED, resolve
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adt_core.lab.training.run import muon_and_adam
 from adt_core.models.vq import VQConfig, VQModel
-from adt_lab.training.run import muon_and_adam
 
 from .data import example
 from .progress import TimedRun

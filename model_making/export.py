@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from adt_core.lab.training.save import layer_tensors, write_checkpoint
 from adt_core.models.layers import Decoder
-from adt_lab.training.save import layer_tensors, write_checkpoint
 
 from .codec import CONFIG
 from .target import trained_decoder, vocabulary

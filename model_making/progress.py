@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from adt_lab.training.run import Run
+from adt_core.lab.training.run import Run
 
 
 class TimedRun(Run):

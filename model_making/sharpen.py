@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from adt_core import load_target
 from adt_core.files import write
+from adt_core.lab.training.run import muon_and_adam
 from adt_core.models.vq import VQModel
-from adt_lab.training.run import muon_and_adam
 
 from .codec import evaluate, reconstruction_loss
 from .data import example

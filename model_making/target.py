@@ -31,9 +31,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, distributed, nn
 
 from adt_core import load_target
+from adt_core.lab.training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
-from adt_lab.training.run import initialise, muon_and_adam
 
 from .progress import TimedRun, in_processes, is_first, rank
 from .scenes import BACKDROPS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, THINGS, WALLS, Item, Scene

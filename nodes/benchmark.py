@@ -12,11 +12,11 @@ from ..adt_core.app.continuation import open_picture
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import present, sample
+from ..adt_core.lab import benchmark as bench
+from ..adt_core.lab import report
 from ..adt_core.policies import PLAIN
 from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import LARGEST_SEED, Lantern, Sampling
-from ..adt_lab import benchmark as bench
-from ..adt_lab import report
 from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal, tell

@@ -15,8 +15,8 @@ from ..adt_core.app.download import Progress as Transfer
 from ..adt_core.app.download import download, places
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
-from ..adt_core.models.checkpoint import home_of, name_of
 from ..adt_core.models.downloads import Published
+from ..adt_core.models.reading.checkpoint import home_of, name_of
 from . import folders
 from .runtime import Progress, check_cancelled, tell
 

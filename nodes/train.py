@@ -14,15 +14,15 @@ import torch
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core.app.orders import DrafterFiles, Lessons, Training
+from ..adt_core.app.args import DrafterFiles, Lessons, Training
 from ..adt_core.app.prompts import present
 from ..adt_core.errors import AdtError
+from ..adt_core.lab.training import drafter as training
+from ..adt_core.lab.training.log import curve
+from ..adt_core.lab.training.needs import Needs
+from ..adt_core.lab.training.run import Run
+from ..adt_core.lab.training.watch import Watch
 from ..adt_core.rules.settings import Option, Sampling
-from ..adt_lab.training import drafter as training
-from ..adt_lab.training.log import curve
-from ..adt_lab.training.needs import Needs
-from ..adt_lab.training.run import Run
-from ..adt_lab.training.watch import Watch
 from . import folders
 from .batch import one
 from .drafting import check_same_model, open_drafter

@@ -1,4 +1,4 @@
-"""What tests can import from this repository, by name: ``adt_core``, ``adt_lab``, and what stands beside them.
+"""What tests can import from this repository, by name: ``adt_core``, ``adt_core.lab``, and what stands beside them.
 
 ComfyUI has a top-level module of its own called ``nodes``. With the repository root on ``sys.path``, ``import nodes``
 would find our folder of that name instead. So the root is taken off the path (``python -m pytest`` puts it there), and
@@ -23,7 +23,7 @@ pytest_plugins = ["tests.tiers"]
 class _Ours:
     """A meta-path finder for the packages of this repository that tests import."""
 
-    NAMES = {"adt_core", "adt_lab", "model_making", "benchmarks", "tests"}
+    NAMES = {"adt_core", "model_making", "benchmarks", "tests"}
     FOLDERS = {"adt_tree_pack": ROOT, "adt_tree_pack.nodes": ROOT / "nodes"}
 
     @classmethod
@@ -74,7 +74,7 @@ def served(tmp_path_factory, meter):
 @pytest.fixture(scope="session", autouse=True)
 def safe_pickles():
     """The first torch that reads pickles of strangers. The tests write their own, and any torch reads those."""
-    from adt_core.models import checkpoint
+    from adt_core.models.reading import checkpoint
 
     before = checkpoint.SAFE_PICKLES
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def no_cache_of_the_user(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def costs_measured_once():
     """What rounds cost is measured with one reading of each size: the tests ask that it is, and not how precisely."""
-    from adt_core.engine import measuring
+    from adt_core.engine.device import measuring
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "ENOUGH_SECONDS", 0.0)

@@ -13,8 +13,8 @@ import torch
 from .. import drafters
 from ..errors import AdtError, Check
 from ..models import load
-from ..models.checkpoint import BUNDLED, Checkpoint, NoWeights, home_of, name_of, resolve
 from ..models.downloads import Published
+from ..models.reading.checkpoint import BUNDLED, Checkpoint, NoWeights, home_of, name_of, resolve
 from ..models.target import PublishedSampling, Target
 from . import known, mistaken
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
+from .args import Continuation
 from .images import FORMATS, UNSOUND, open_image, to_rgb
-from .orders import Continuation
 
 KEEP = 0.5
 """Share of a picture's rows that is kept unless told otherwise."""

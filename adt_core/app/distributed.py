@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from ..errors import AdtError, pip_install
-from .orders import Engines
+from .args import Engines
 
 RESTARTS = 10
 """How often an engine is started anew. Bounded, since one that lacks memory, or fails at a prompt, always goes down."""

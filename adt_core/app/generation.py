@@ -21,12 +21,12 @@ from ..policies import PLAIN, Drafting
 from ..policies.recipe import Recipe
 from ..rules.trace import Trace
 from . import continuation, distributed
+from .args import Order
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
 from .jobs import Job, conditions, drawing, stretches, warm_up
 from .known import remark
 from .loading import choose_device, complete, models_of, named, open_target
-from .orders import Order
 from .prompts import blank_note, present, read_all
 
 MOST_PICTURES = 10**6

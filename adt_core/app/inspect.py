@@ -13,10 +13,10 @@ from ..drafters.eagle_files import describe, refuse_eagle3
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError
-from ..models.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
 from ..models.config import DecoderConfig
 from ..models.load import family_of
 from ..models.quantised import quantise
+from ..models.reading.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
 from ..models.target import Prompt, Target
 from ..policies import Drafting
 from ..rules.settings import Sampling

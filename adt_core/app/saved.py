@@ -12,9 +12,9 @@ from ..policies.recipe import BUNDLED, Recipe
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
 from ..rules.upstream import maker
+from .args import Subject
 from .images import read_settings
 from .loading import choose_device
-from .orders import Subject
 
 PATHS = "model", "drafter"
 """Settings that name files."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from ..errors import AdtError, Check
-from ..models.checkpoint import Checkpoint, Entry, check_entries, fill, read_json, resolve, same
 from ..models.config import DecoderConfig
-from ..models.layout import decoder_config, layer_entries
+from ..models.reading.checkpoint import Checkpoint, Entry, check_entries, fill, read_json, resolve, same
+from ..models.reading.layout import decoder_config, layer_entries
 from ..models.target import Target
 from .eagle import EagleDrafter, Pairing
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..rules.settings import Lantern
 from ..rules.trace import ImageRound
-from .lanes import Lanes
+from .slots import Lanes
 
 
 class Budget:

@@ -17,14 +17,14 @@ from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
-from .costs import Costs
-from .exactness import Verdict, settle
-from .lanes import Lanes
+from .device.costs import Costs
+from .device.invariance import Verdict, settle
+from .device.memory import check_room
+from .device.threads import at_most
 from .queue import ImageQueue
-from .room import check_room
 from .round import Outcome, run_round
+from .slots import Lanes
 from .task import Task, prefix_tokens, rows_of
-from .threads import at_most
 
 
 class Decoding:

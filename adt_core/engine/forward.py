@@ -8,7 +8,7 @@ from torch import Tensor
 from ..models.rows import Step
 from ..models.target import guidance_at, with_grammar
 from ..rules.sampling import process_logits
-from .lanes import Lanes
+from .slots import Lanes
 from .task import PREFIX_AT_ONCE
 
 

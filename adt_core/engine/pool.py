@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import torch
 from torch import nn
 
-from .lanes import Lanes
+from .slots import Lanes
 
 MOST_POOLED = 16
 """Sets of lanes in the pool at most; the latest stay."""

@@ -14,7 +14,7 @@ from ..rules.noise import Kind, Noise
 from . import pool
 from .forward import logits, perturbed, prefill
 from .graphs import Graphs, recorder_for
-from .lanes import Lanes
+from .slots import Lanes
 from .task import Tables, Task
 
 

@@ -30,8 +30,8 @@ from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from .forward import emitted_by, forward, logits, perturbed
-from .lanes import Lanes
 from .report import Report
+from .slots import Lanes
 
 WAIT_SHARE = 0.05
 """Plain images that are ahead wait for those behind, if the gap is at most this share of the tokens that they still

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .checkpoint import Checkpoint, Entry
 from .downloads import Download, Published
+from .reading.checkpoint import Checkpoint, Entry
 from .target import Prompter, PublishedSampling, Target
 
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from ..errors import AdtError, Check, pip_install, told_by_library
 from ..untrusted import whole_number
-from .checkpoint import Checkpoint, check_entries, fill, read_json, whole
 from .families.glm_image import PIXELS
-from .fields import MOST, USUAL_MOST, read
+from .reading.checkpoint import Checkpoint, check_entries, fill, read_json, whole
+from .reading.fields import MOST, USUAL_MOST, read
 from .t5 import t5_encoder
 
 STEPS, GUIDANCE = 50, 1.5

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..errors import AdtError, Check, shown
-from .checkpoint import Checkpoint, check_entries, fill
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
 from .quantised import quantise
+from .reading.checkpoint import Checkpoint, check_entries, fill
 from .target import Target
 
 FAMILIES: list[Family] = [

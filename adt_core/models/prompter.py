@@ -9,9 +9,9 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from ..errors import AdtError, TooLong
-from .checkpoint import TOKENIZER, Checkpoint
+from .reading.checkpoint import TOKENIZER, Checkpoint
+from .reading.tokenizer import encode, load_tokenizer, made_of
 from .target import Prompt, Prompter, Target
-from .tokenizer import encode, load_tokenizer, made_of
 
 MOST_CHARACTERS = 10_000
 """Of a prompt. No model has room for more, and some patterns of tokenizers take time that grows with the square."""

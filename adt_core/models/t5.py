@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..untrusted import number, one_of
-from .fields import Source, read, size
+from .reading.fields import Source, read, size
 
 _BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 

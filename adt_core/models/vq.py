@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
 from ..untrusted import SWITCH
-from .checkpoint import Entry, whole
-from .fields import Source, read, size, sizes
+from .reading.checkpoint import Entry, whole
+from .reading.fields import Source, read, size, sizes
 
 _GROUPS = 32
 """Of the norms, which take so many groups of channels."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from adt_core import Drafting, Lantern, load_drafter
 from adt_core.app.jobs import decode
+from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
+from adt_core.lab.report import median_interval, ratios, summary
+from adt_core.lab.report import table as summed_up
 from adt_core.policies import PLAIN
-from adt_lab.benchmark import PRESETS, RELAXED, Preset
-from adt_lab.report import median_interval, ratios, summary
-from adt_lab.report import table as summed_up
 
 from ..harness import BUNDLED, RECIPE, SAMPLING, SCENES, bundled, captions, compared, comparison
 from ..turns import table

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from adt_core import Decoding, Drafting, Target, load_drafter, load_target
 from adt_core.app.jobs import Job, decode, warm_up
+from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
-from adt_lab.benchmark import PRESETS
 
 from ..auto import METHODS, cells, measured, workers
 from ..harness import SAMPLING, bundled, captions, comparison

@@ -22,9 +22,9 @@ import torch
 
 from adt_core import Drafting, Target, load_drafter
 from adt_core.app.jobs import Job, decode, rounds
+from adt_core.lab.benchmark import PRESETS, RELAXED
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
-from adt_lab.benchmark import PRESETS, RELAXED
 
 from ..gpu.device import seconds_of, spread
 from ..harness import bundled, captions, comparison

@@ -20,6 +20,7 @@ from adt_core.app.jobs import Job
 from adt_core.drafters import Drafter
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
+from adt_core.lab.benchmark import PRESETS, RELAXED, sources
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
@@ -31,7 +32,6 @@ from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.trace import Round
-from adt_lab.benchmark import PRESETS, RELAXED, sources
 
 from . import device
 

@@ -12,12 +12,12 @@ from PIL import Image, PngImagePlugin
 
 from adt_core import cli
 from adt_core.app import generation
+from adt_core.app.args import Files, Order, Subject
 from adt_core.app.batch import Batch
 from adt_core.app.checkpoints import load_target
 from adt_core.app.continuation import open_picture, to_pixels
 from adt_core.app.images import KEY, read_settings
 from adt_core.app.jobs import Job
-from adt_core.app.orders import Files, Order, Subject
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint
 

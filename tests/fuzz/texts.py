@@ -15,12 +15,12 @@ from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
 from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, present, read_all, select
-from adt_core.engine import profiles
+from adt_core.engine.device import profiles
 from adt_core.files import write
+from adt_core.lab.records import FIGURES, RUNS, append, open_records
+from adt_core.lab.report import summary, table
 from adt_core.policies.costs import built_in
 from adt_core.policies.recipe import Recipe
-from adt_lab.records import FIGURES, RUNS, append, open_records
-from adt_lab.report import summary, table
 from tests.layouts.families import WRITERS
 
 from .odd import ODD, TEXTS, as_json, changed, damaged

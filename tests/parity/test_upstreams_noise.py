@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from adt_core import Drafting, Sampling, load_drafter
-from adt_lab.benchmark import sources
+from adt_core.lab.benchmark import sources
 from tests.drafted import run
 from tests.layouts import llamagen as llamagen_layout
 from tests.layouts.families import WRITERS, load_small, write_both

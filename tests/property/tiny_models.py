@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from adt_core import load_drafter, load_target
-from adt_lab.benchmark import sources
+from adt_core.lab.benchmark import sources
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 LENGTH = 16

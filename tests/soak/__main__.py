@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from adt_core.engine.profiles import FOLDER
+from adt_core.engine.device.profiles import FOLDER
 
 from .engine import Engine
 from .loop import Report, soak

@@ -9,7 +9,7 @@ import torch
 
 from adt_core import load_target
 from adt_core.errors import Check
-from adt_core.models.checkpoint import BUNDLED
+from adt_core.models.reading.checkpoint import BUNDLED
 from adt_core.models.target import Target
 from tests.drafted import write_drafter
 from tests.layouts.llamagen import write_hugging_face

@@ -23,13 +23,22 @@ FLOORS = (
     ("drafters",),
     ("engine",),
     ("app",),
-    ("parts",),
+    ("lab",),
     ("cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core``, from the lowest floor up. Each may import its own floor and those below it."""
-STRANGERS = {"adt_lab", "nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
-"""What ``adt_core`` must do without. Its command line looks for the laboratory when a command of it is run."""
-FILE, CLASS, FUNCTION = 400, 250, 40
+STRANGERS = {
+    "nodes",
+    "comfy",
+    "comfy_api",
+    "folder_paths",
+    "server",
+    "model_making",
+    "benchmarks",
+    "tests",
+}
+"""Packages that ``adt_core`` never imports."""
+FILE, CLASS, FUNCTION = 600, 250, 40
 """Lines at most, docstrings included."""
 
 
@@ -41,8 +50,8 @@ def modules(*folders: str) -> dict[str, ast.Module]:
 
 
 CORE = modules("adt_core")
-LAB = modules("adt_lab")
-SHIPPED = CORE | LAB | modules("nodes")
+
+SHIPPED = CORE | modules("nodes")
 
 
 def dotted(path: str) -> str:
@@ -50,7 +59,7 @@ def dotted(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-NAMES = {dotted(path) for path in CORE | LAB}
+NAMES = {dotted(path) for path in CORE}
 
 
 def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -86,7 +95,7 @@ def test_imports_point_down():
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in (CORE | LAB).items()}
+    graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in CORE.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -101,20 +110,6 @@ def test_the_core_knows_neither_the_nodes_nor_comfyui():
         if module.split(".")[0] in STRANGERS or not module
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_the_laboratory_takes_all_of_the_core_in_one_place():
-    wrong = [
-        f"{path}:{line} imports {module}"
-        for path, tree in LAB.items()
-        for line, module in imports(path, tree)
-        if path != "adt_lab/core.py" and module.split(".")[0] in STRANGERS - {"adt_lab"} | {"adt_core"} or not module
-    ]
-    assert not wrong, "\n".join(wrong)
-    parts = (node for node in CORE["adt_core/parts.py"].body if isinstance(node, ast.ImportFrom))
-    taken = (node for tree in LAB.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    used = {node.attr for node in taken if ast.unparse(node.value) == "core"}
-    assert {alias.name for node in parts for alias in node.names} == used, "no more and no less than is used"
 
 
 def test_every_file_class_and_function_can_be_read_at_once():
@@ -190,7 +185,7 @@ MAY_OPEN = {
     "adt_core/app/distributed.py": "the empty device",
     "nodes/schema.py": "pages of the pack itself",
 }
-OTHERS = {"os", "self", "self._window", "core"}
+OTHERS = {"os", "self", "self._window"}
 """What has an ``open`` that needs no such care."""
 
 
@@ -219,7 +214,7 @@ def test_private_names_of_torch_are_in_one_file():
 
 
 def test_tests_import_public_names_only():
-    ours = ("adt_core", "adt_lab", "nodes", "benchmarks", "model_making")
+    ours = ("adt_core", "nodes", "benchmarks", "model_making")
     wrong = [
         f"{path}:{node.lineno} imports {name} from {node.module}"
         for path, tree in modules("tests", "benchmarks", "model_making").items()

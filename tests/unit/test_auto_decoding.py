@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adt_core import Drafting, Lantern, load_drafter, load_target
-from adt_core.engine import measuring
+from adt_core.engine.device import measuring
 from adt_core.engine.task import Task
 from adt_core.policies import POLICIES, CostProfile
 from adt_core.policies.auto import WIDTH, Auto

@@ -8,7 +8,7 @@ import torch
 
 from adt_core import cli
 from adt_core.app.images import read_settings, to_png
-from adt_core.engine import profiles
+from adt_core.engine.device import profiles
 from adt_core.policies import CostProfile
 from tests.command import words
 from tests.drafted import costs

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, cli
+from adt_core.app.args import Continuation
 from adt_core.app.continuation import check, open_picture, prefix_length, source_codes, to_pixels, with_sources
 from adt_core.app.images import to_rgb
-from adt_core.app.orders import Continuation
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import torch
 
 from adt_core import AdtError, Decoding, Drafting
 from adt_core.app.jobs import Job, decode, drawing, warm_up
-from adt_core.engine import graphs, measuring, pool, profiles
-from adt_core.engine.room import MEMORY_SHARE
+from adt_core.engine import graphs, pool
+from adt_core.engine.device import measuring, profiles
+from adt_core.engine.device.memory import MEMORY_SHARE
 from adt_core.models.exact import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.auto import SIZES
@@ -355,7 +356,7 @@ def test_a_card_without_room_for_measuring_keeps_what_it_has(models, cache, monk
     target, drafter = models
     decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
     released = mock.Mock()
-    monkeypatch.setattr("adt_core.engine.room.free_bytes", lambda device: free)
+    monkeypatch.setattr("adt_core.engine.device.memory.free_bytes", lambda device: free)
     monkeypatch.setattr(pool, "release", released)
     decoding.learn_costs()
     assert cache.exists() is measured and released.called is measured

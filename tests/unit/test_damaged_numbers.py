@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, load_drafter, load_target
-from adt_core.models.checkpoint import Checkpoint
-from adt_core.models.stored import numbers, with_scales
+from adt_core.models.reading.checkpoint import Checkpoint
+from adt_core.models.reading.stored import numbers, with_scales
 from tests.layouts.edits import edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter

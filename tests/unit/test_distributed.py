@@ -12,7 +12,7 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.app import distributed, generation
-from adt_lab import benchmark, records
+from adt_core.lab import benchmark, records
 from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[2]

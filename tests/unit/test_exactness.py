@@ -7,8 +7,8 @@ import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode
-from adt_core.engine import exactness
-from adt_core.engine.exactness import CHAIN, COLUMNS, COMPANY, TREE
+from adt_core.engine.device import invariance
+from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.task import Task
 from adt_core.models import layers
 from adt_core.models.exact import NEAR, TILE, Trust
@@ -31,7 +31,7 @@ def half():
 def nothing_known(monkeypatch, tmp_path):
     """As on a machine that has drawn nothing yet."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(exactness, "verdicts", {})
+    monkeypatch.setattr(invariance, "verdicts", {})
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
@@ -44,7 +44,7 @@ def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
 
 
 def differences(target, guidance: float = 2.0) -> list[str]:
-    return exactness.differences(decoding_of(target, guidance)._task)
+    return invariance.differences(decoding_of(target, guidance)._task)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
@@ -102,8 +102,8 @@ def test_padding_that_shows_is_found(target, monkeypatch):
 
 
 def test_what_is_tried_are_the_first_layers_of_the_very_weights(target):
-    alike = exactness.shallow(target)
-    assert len(alike.decoder.layers) == exactness.LAYERS and len(target.decoder.layers) > exactness.LAYERS
+    alike = invariance.shallow(target)
+    assert len(alike.decoder.layers) == invariance.LAYERS and len(target.decoder.layers) > invariance.LAYERS
     assert alike.decoder.layers[0] is target.decoder.layers[0] and alike.decoder.head is target.decoder.head
 
 
@@ -166,7 +166,7 @@ def by_queries(queries):
 
 def test_a_kernel_for_far_keys_that_is_exact_is_used(half, far_keys):
     far_keys()
-    assert draw(half)[0].exact == exactness.Verdict()
+    assert draw(half)[0].exact == invariance.Verdict()
 
 
 def test_attention_goes_without_a_kernel_that_is_not_exact(half, far_keys, caplog):
@@ -199,7 +199,7 @@ def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, ca
     remark = (
         "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."
     )
-    assert drafted.exact == exactness.Verdict(differing=(COMPANY,), remark=remark)
+    assert drafted.exact == invariance.Verdict(differing=(COMPANY,), remark=remark)
     assert drafted.trace.report()["tau"] > 1 and caplog.text.count(remark) == 1
 
 
@@ -216,24 +216,24 @@ def test_a_device_without_the_mode_is_told_where_somebody_relies_on_it(monkeypat
     monkeypatch.setattr("adt_core.models.exact.TILE", {})
     target = load_target(dtype=dtype, exact=exact)
     drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
-    expected = exactness.NO_MODE if dtype == torch.bfloat16 and exact else exactness.Verdict()
+    expected = invariance.NO_MODE if dtype == torch.bfloat16 and exact else invariance.Verdict()
     assert drafted.exact == expected and drafted.trace.report()["tau"] > 1
     assert caplog.text.count("has no batch-invariant mode") == bool(expected.remark)
 
 
 def test_where_all_is_well_nothing_is_said(target):
-    assert decode(decoding_of(target)).exact == exactness.Verdict()
+    assert decode(decoding_of(target)).exact == invariance.Verdict()
 
 
 def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by(target, monkeypatch, tmp_path):
     """By the next process, too. A file that says something else counts for nothing."""
     task, tries = decoding_of(target)._task, []
-    found = exactness.Verdict(exactness.Trust(1), True, (CHAIN, TREE), "This device is slow.")
-    monkeypatch.setattr(exactness, "_find", lambda task: tries.append(task) or found)
+    found = invariance.Verdict(invariance.Trust(1), True, (CHAIN, TREE), "This device is slow.")
+    monkeypatch.setattr(invariance, "_find", lambda task: tries.append(task) or found)
 
     def settled():
-        monkeypatch.setattr(exactness, "verdicts", {})
-        return exactness.settle(task)
+        monkeypatch.setattr(invariance, "verdicts", {})
+        return invariance.settle(task)
 
     assert settled() == settled() == found and len(tries) == 1
     (file,) = tmp_path.glob("exact-*.json")
@@ -242,7 +242,7 @@ def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by
     file.write_text(json.dumps(kept), encoding="utf-8")
     assert settled() == found and len(tries) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(exactness, "said_of_products", lambda: ["TF32"])
+        patch.setattr(invariance, "said_of_products", lambda: ["TF32"])
         assert settled() == found and len(tries) == 3
         patch.setattr(target.decoder.layers[0], "down", torch.nn.Parameter(-target.decoder.layers[0].down, False))
         assert settled() == found and len(tries) == 4
@@ -257,4 +257,4 @@ def test_the_trial_can_be_cancelled(target):
 
     decoding = Decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
     with pytest.raises(Cancelled):
-        exactness.differences(decoding._task)
+        invariance.differences(decoding._task)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
-from adt_lab.benchmark import PRESETS
 from benchmarks.figures.__main__ import MARKED, PARTS, filled, kept, pages, short, shown
 from benchmarks.figures.methods import CHANGES, FIXED, MAIN, PAIRS, SPEED, bounds, changed, relaxed
 

@@ -8,7 +8,7 @@ import torch
 from adt_core import AdtError, load_drafter, load_target
 from adt_core.engine import graphs, pool
 from adt_core.engine.task import Task
-from adt_lab.benchmark import sources
+from adt_core.lab.benchmark import sources
 from tests.drafted import METHODS, Drafting, run
 from tests.tape import Tape
 

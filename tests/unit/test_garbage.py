@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from adt_core.app.checkpoints import load_drafter, load_target
 from adt_core.errors import AdtError
-from adt_core.models import checkpoint as files
-from adt_core.models.checkpoint import Checkpoint
 from adt_core.models.families.emu3 import Emu3Codec
-from adt_core.models.fields import check_maths
+from adt_core.models.reading import checkpoint as files
+from adt_core.models.reading.checkpoint import Checkpoint
+from adt_core.models.reading.fields import check_maths
 from tests.layouts.edits import edit_config, edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.layouts.lumina import write_lumina

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.engine import graphs, measuring, pool
-from adt_core.engine.lanes import Lanes
+from adt_core.engine import graphs, pool
+from adt_core.engine.device import measuring
 from adt_core.engine.round import run_round
+from adt_core.engine.slots import Lanes
 from adt_core.engine.task import Task
+from adt_core.lab.benchmark import sources
 from adt_core.policies.auto import Auto
 from adt_core.rules.settings import Lantern
-from adt_lab.benchmark import sources
 from tests.drafted import METHODS, costs, run, write_drafter
 from tests.tape import Tape, counted
 from tests.tiny import write_tiny_checkpoint

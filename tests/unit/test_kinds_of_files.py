@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, load_drafter, load_target
 from adt_core.app.inspect import inspect
-from adt_core.models.checkpoint import Checkpoint
+from adt_core.models.reading.checkpoint import Checkpoint
 from tests.layouts import llamagen
 from tests.layouts.edits import edit_config, edit_tensors
 from tests.layouts.emu3 import write_emu3

@@ -12,9 +12,9 @@ import torch
 from adt_core import Drafting, Lantern, Sampling, load_drafter
 from adt_core.engine import graphs, pool
 from adt_core.engine.task import Task
+from adt_core.lab.benchmark import sources
 from adt_core.policies import PLAIN
 from adt_core.rules.verify import longest_path
-from adt_lab.benchmark import sources
 from tests.drafted import costs, run
 from tests.layouts.families import DEVICE, WRITERS, load_small, write_both
 from tests.pairwise import all_pairs, each_once, pairwise

@@ -15,12 +15,12 @@ from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import Batch, home
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job
-from adt_core.engine import profiles
+from adt_core.engine.device import profiles
+from adt_core.lab.benchmark import PRESETS, RUNS, Benchmark
+from adt_core.lab.records import open_records
 from adt_core.models.exact import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.recipe import Recipe
-from adt_lab.benchmark import PRESETS, RUNS, Benchmark
-from adt_lab.records import open_records
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
 

@@ -68,7 +68,7 @@ def test_what_users_get_is_whole():
     lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if line and not line.startswith("#")]
     left_out = {line.strip("/") for line in lines if line.startswith("/")}
-    needed = "__init__.py adt_core adt_lab nodes js locales subgraphs workflows requirements.txt pyproject.toml".split()
+    needed = "__init__.py adt_core nodes js locales subgraphs workflows requirements.txt pyproject.toml".split()
     assert left_out.isdisjoint([*needed, "README.md", "LICENSE"])
     assert {line for line in lines if not line.startswith("/")} == {".*", "__pycache__/", "*.pyc"}
 
@@ -76,14 +76,7 @@ def test_what_users_get_is_whole():
 def test_our_nodes_are_not_comfyuis():
     spec = importlib.util.find_spec("nodes")
     assert spec is None or not Path(spec.origin).is_relative_to(ROOT / "nodes")
-    assert all(map(importlib.util.find_spec, ("adt_core", "adt_lab", "model_making")))
-
-
-def test_the_laboratory_takes_the_core_that_is_beside_it():
-    """In a pack that is the pack's own, and not one that happens to be installed."""
-    for pack in ("adt_tree_pack.", ""):
-        job = importlib.import_module(f"{pack}adt_lab.benchmark").core.Job
-        assert job is importlib.import_module(f"{pack}adt_core.app.jobs").Job
+    assert all(map(importlib.util.find_spec, ("adt_core", "model_making")))
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from adt_core import Sampling, cli, load_target
+from adt_core.app.args import Comparison, DrafterFiles, Engines, Lessons, Training
 from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job, decode
-from adt_core.app.orders import Comparison, DrafterFiles, Engines, Lessons, Training
+from adt_core.lab import benchmark
+from adt_core.lab.training import drafter
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
 from adt_core.policies.recipe import Recipe
-from adt_lab import benchmark
-from adt_lab.training import drafter
 from tests.layouts.emu3 import write_emu3
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from adt_core import cli
-from adt_core.app.orders import Scores
+from adt_core.app.args import Scores
 from adt_core.errors import AdtError
-from adt_lab import quality
-from adt_lab.report import summary
+from adt_core.lab import quality
+from adt_core.lab.report import summary
 from tests.command import words
 
 CPU = torch.device("cpu")

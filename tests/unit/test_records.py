@@ -7,9 +7,9 @@ import math
 import pytest
 
 from adt_core.errors import AdtError
-from adt_lab import records
-from adt_lab.records import RUNS, append, open_records
-from adt_lab.report import summary, table
+from adt_core.lab import records
+from adt_core.lab.records import RUNS, append, open_records
+from adt_core.lab.report import summary, table
 
 METHODS = "autoregressive", "eagle2"
 SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": dict.fromkeys(METHODS), "grid": [1, 2], "metrics": ["m"]}

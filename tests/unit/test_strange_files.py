@@ -20,16 +20,16 @@ from adt_core.app.checkpoints import parts_of
 from adt_core.app.continuation import open_picture
 from adt_core.app.images import FORMATS, LARGEST, read_pixels, read_settings
 from adt_core.app.jobs import Job, decode
-from adt_core.engine import profiles
+from adt_core.engine.device import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write_in
+from adt_core.lab import quality
+from adt_core.lab.records import RUNS, open_records
+from adt_core.lab.training.features import Features
+from adt_core.lab.training.pictures import Pictures, find_captioned
+from adt_core.lab.training.save import write_checkpoint
 from adt_core.policies import CostProfile
 from adt_core.policies.recipe import Recipe
-from adt_lab import quality
-from adt_lab.records import RUNS, open_records
-from adt_lab.training.features import Features
-from adt_lab.training.pictures import Pictures, find_captioned
-from adt_lab.training.save import write_checkpoint
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 

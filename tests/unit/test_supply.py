@@ -38,7 +38,7 @@ def archive():
 
 
 def test_the_archive_holds_what_users_need_and_nothing_else(archive):
-    folders = {"adt_core", "adt_lab", "docs", "js", "locales", "nodes", "subgraphs", "workflows"}
+    folders = {"adt_core", "docs", "js", "locales", "nodes", "subgraphs", "workflows"}
     pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "model_making/README.md"}
     assert archive == tracked(*folders) | pages | {"__init__.py", "adt.py", "pyproject.toml", "requirements.txt"}
 
@@ -76,8 +76,8 @@ def test_the_archive_works_without_the_rest_of_the_repository(archive, tmp_path)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         copy2(ROOT / name, tmp_path / name)
     every_module = (
-        "import importlib, pkgutil, sys, adt_core, adt_core.cli, adt_lab\n"
-        "packages = ((adt_core.__path__, 'adt_core.'), (adt_lab.__path__, 'adt_lab.'))\n"
+        "import importlib, pkgutil, sys, adt_core, adt_core.cli\n"
+        "packages = ((adt_core.__path__, 'adt_core.'),)\n"
         "modules = [module.name for package in packages for module in pkgutil.walk_packages(*package)]\n"
         "for name in modules: name.endswith('__main__') or importlib.import_module(name)\n"
         "print(len(modules), adt_core.__file__)\n"

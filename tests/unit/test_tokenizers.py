@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from adt_core.errors import AdtError, told_by_library
 from adt_core.models import prompter
-from adt_core.models import tokenizer as ours
-from adt_core.models.patterns import PUBLISHED, is_fast
-from adt_core.models.tokenizer import encode, load_tokenizer
+from adt_core.models.reading import tokenizer as ours
+from adt_core.models.reading.patterns import PUBLISHED, is_fast
+from adt_core.models.reading.tokenizer import encode, load_tokenizer
 from model_making.tokenise import make_tokenizer
 from tests.layouts.tokens import tokenizer_with
 from tests.tiny import byte_tokenizer

@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
-from adt_lab.training import drafter as command
-from adt_lab.training.features import Features
-from adt_lab.training.unroll import read, unroll
+from adt_core.lab.training import drafter as command
+from adt_core.lab.training.features import Features
+from adt_core.lab.training.unroll import read, unroll
 from tests.command import words
 from tests.drafted import run
 from tests.layouts.families import LAYOUTS, SIZES, WRITERS

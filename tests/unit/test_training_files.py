@@ -13,11 +13,11 @@ from torch import nn
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import config_fields, load_eagle
 from adt_core.errors import AdtError
+from adt_core.lab.training.features import Features
+from adt_core.lab.training.pictures import Pictures
+from adt_core.lab.training.run import Run, initialise
+from adt_core.lab.training.save import drafter_tensors, write_checkpoint
 from adt_core.models.config import DecoderConfig
-from adt_lab.training.features import Features
-from adt_lab.training.pictures import Pictures
-from adt_lab.training.run import Run, initialise
-from adt_lab.training.save import drafter_tensors, write_checkpoint
 
 SHAPE, KINDS = (2, 4), 8
 CODES = {

@@ -12,9 +12,9 @@ from adt_core.app.images import to_png
 from adt_core.app.prompts import read_all
 from adt_core.errors import AdtError
 from adt_core.files import write
-from adt_core.models import checkpoint as files
-from adt_core.models.checkpoint import Checkpoint, read_json
-from adt_core.models.layout import decoder_config
+from adt_core.models.reading import checkpoint as files
+from adt_core.models.reading.checkpoint import Checkpoint, read_json
+from adt_core.models.reading.layout import decoder_config
 from adt_core.rules.noise import NOISE_VERSION
 from tests.layouts.edits import edit_config
 from tests.layouts.llamagen import T5, write_hugging_face

@@ -11,13 +11,13 @@ from collections.abc import Collection
 import torch
 
 from ...errors import AdtError
-from ..checkpoint import Checkpoint, Entry, whole
 from ..downloads import Download, Published
 from ..family import Family, model_type
-from ..fields import section
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
+from ..reading.checkpoint import Checkpoint, Entry, whole
+from ..reading.fields import section
+from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ...errors import AdtError
 from ...untrusted import SWITCH
-from ..checkpoint import Checkpoint, Entry, same
 from ..downloads import Download, Published
 from ..family import Family, model_type
-from ..fields import Source, read, section, size, sizes
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..prompter import TokenPrompter
+from ..reading.checkpoint import Checkpoint, Entry, same
+from ..reading.fields import Source, read, section, size, sizes
+from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer, check_channels
 

@@ -22,17 +22,17 @@ from torch import Tensor, nn
 
 from ...errors import AdtError
 from ...untrusted import number
-from ..checkpoint import Checkpoint, Entry, same, whole
 from ..downloads import Download, Published
 from ..family import Family, model_type
-from ..fields import read, section, size, sizes
 from ..layers import Decoder
-from ..layout import decoder_config, decoder_entries, numbered_tokens, with_room
 from ..prompter import TokenPrompter, check_ids, check_length, stripped
+from ..reading.checkpoint import Checkpoint, Entry, same, whole
+from ..reading.fields import read, section, size, sizes
+from ..reading.layout import decoder_config, decoder_entries, numbered_tokens, with_room
+from ..reading.stored import numbers
+from ..reading.tokenizer import encode
 from ..rotary import grid_places
-from ..stored import numbers
 from ..target import Prompt, PublishedSampling, Target
-from ..tokenizer import encode
 from ..vq import Codec, Quantizer
 
 BEGIN_GRID, END_GRID, BEGIN_IMAGE, END_IMAGE = "<sop>", "<eop>", "<|dit_token_16384|>", "<|dit_token_16385|>"

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import AdtError
-from ..checkpoint import Checkpoint, Entry, same
 from ..downloads import Download, Published
 from ..family import Family, model_type
-from ..fields import section, size
 from ..layers import Decoder
-from ..layout import body_entries, decoder_config, with_room
 from ..prompter import TokenPrompter
+from ..reading.checkpoint import Checkpoint, Entry, same
+from ..reading.fields import section, size
+from ..reading.layout import body_entries, decoder_config, with_room
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint, Entry, whole
 from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
-from ..layout import codec_config, decoder_config, decoder_entries, numbered_tokens
 from ..prompter import TokenPrompter
+from ..reading.checkpoint import Checkpoint, Entry, whole
+from ..reading.layout import codec_config, decoder_config, decoder_entries, numbered_tokens
 from ..target import Prompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from . import chameleon

@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 from ...errors import AdtError, shown
 from ...untrusted import number
-from ..checkpoint import Checkpoint, Entry, read_json, same, whole
 from ..config import DecoderConfig
 from ..downloads import Download, Published
 from ..family import Family
-from ..fields import Source, read
 from ..layers import Decoder
-from ..layout import codec_shape, decoder_config, decoder_entries
 from ..prompter import check_ids, stripped
+from ..reading.checkpoint import Checkpoint, Entry, read_json, same, whole
+from ..reading.fields import Source, read
+from ..reading.layout import codec_shape, decoder_config, decoder_entries
+from ..reading.tokenizer import encode, load_tokenizer
 from ..t5 import t5_encoder
 from ..target import Prompt, Prompter, PublishedSampling, Target
-from ..tokenizer import encode, load_tokenizer
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 from . import chameleon
 from . import llamagen_captions as captions

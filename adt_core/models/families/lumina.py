@@ -10,13 +10,13 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from ...errors import AdtError
-from ..checkpoint import Checkpoint
 from ..downloads import Download, Published
 from ..family import Family
-from ..fields import section
 from ..prompter import TokenPrompter
+from ..reading.checkpoint import Checkpoint
+from ..reading.fields import section
+from ..reading.tokenizer import has_tokenizer
 from ..target import Prompt, PublishedSampling, Target
-from ..tokenizer import has_tokenizer
 from ..vq import VQConfig, VQModel
 from . import chameleon
 from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompter, build, entries, is_chameleon

@@ -12,13 +12,13 @@ from typing import ClassVar
 import torch
 
 from ...errors import AdtError
-from ..checkpoint import Checkpoint, Entry, read_json, whole
 from ..downloads import Download, Published
 from ..family import Family
 from ..layers import Decoder
-from ..layout import codec_config, decoder_config, decoder_entries, numbered_tokens, with_room
 from ..movq import MoVQ
 from ..prompter import TokenPrompter
+from ..reading.checkpoint import Checkpoint, Entry, read_json, whole
+from ..reading.layout import codec_config, decoder_config, decoder_entries, numbered_tokens, with_room
 from ..target import PublishedSampling, Target
 from ..vq import VQConfig
 from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon

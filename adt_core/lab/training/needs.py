@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import core
+from ...app.jobs import rounds
+from ...engine.decoding import Decoding
+from ...errors import AdtError
 
 FIRST, TIMED = 3, 5
 """Rounds of drawing that are thrown away, because the first are slow, and those whose time is taken."""
@@ -44,9 +46,9 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{max(value, 0.1):.1f}"
 
 
-def seconds_of_round(decoding: core.Decoding) -> float:
+def seconds_of_round(decoding: Decoding) -> float:
     """Of the first rounds, but for those that are slow because they are the first."""
-    with closing(core.rounds(decoding)) as running:
+    with closing(rounds(decoding)) as running:
         for _ in islice(running, FIRST):
             pass
         began = time.monotonic()
@@ -63,7 +65,7 @@ def check_disk(needs: Needs, folder: Path) -> None:
     free, there = shutil.disk_usage(folder).free, sum(path.stat().st_size for path in folder.rglob("*"))
     if needs.disk > free + there:
         needed, left = (f"{size / 2**20:.0f} MB" for size in (needs.disk, free))
-        raise core.AdtError(
+        raise AdtError(
             f"`output`: the training needs {needed} of disk space, but only {left} are free for '{folder}'; "
             "free some space, or lower `features_gb`."
         )

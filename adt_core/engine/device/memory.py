@@ -11,9 +11,9 @@ import math
 import psutil
 import torch
 
-from ..errors import AdtError
-from . import pool
-from .task import Task
+from ...errors import AdtError
+from .. import pool
+from ..task import Task
 
 MEMORY_SHARE = 0.8
 """Share of the machine's memory for weights, caches, trees and noise together."""

@@ -6,12 +6,12 @@ import logging
 
 from torch import Tensor
 
-from ..errors import is_out_of_memory
-from ..policies import CostProfile
-from ..policies.costs import built_in
+from ...errors import is_out_of_memory
+from ...policies import CostProfile
+from ...policies.costs import built_in
+from ..task import Task
 from . import profiles
 from .measuring import measure, name_of
-from .task import Task
 from .threads import at_most
 
 

@@ -16,16 +16,16 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..policies import NO_DRAFTS, CostProfile, Source
-from ..policies.auto import shape_of
-from ..policies.costs import Curve, rounded
-from . import pool
-from .graphs import why_off
-from .lanes import Lanes
-from .queue import ImageQueue
-from .room import lack_of_room, lack_on_gpu
-from .round import run_round
-from .task import Task
+from ...policies import NO_DRAFTS, CostProfile, Source
+from ...policies.auto import shape_of
+from ...policies.costs import Curve, rounded
+from .. import pool
+from ..graphs import why_off
+from ..queue import ImageQueue
+from ..round import run_round
+from ..slots import Lanes
+from ..task import Task
+from .memory import lack_of_room, lack_on_gpu
 
 CHAINS, TREES = (0, 4, 16, 31), (0, 8, 31, 63)
 """Numbers of drafts that are timed; costs of others lie on lines between them. With guidance and one image a GPU's

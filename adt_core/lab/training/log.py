@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .. import core
+from ...files import write_in
 from .unroll import CHILDREN
 
 WIDTH, HEIGHT, COLOUR = 640, 400, "#1f77b4"
@@ -32,10 +32,10 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
     table = csv.DictWriter(text, rows[0])
     table.writeheader()
     table.writerows(rows)
-    core.write_in(folder, "log.csv", text.getvalue().encode())
+    write_in(folder, "log.csv", text.getvalue().encode())
     buffer = io.BytesIO()
     curve(rows, passes).save(buffer, "PNG")
-    core.write_in(folder, "log.png", buffer.getbuffer())
+    write_in(folder, "log.png", buffer.getbuffer())
 
 
 def curve(rows: list[dict], passes: int) -> Image.Image:

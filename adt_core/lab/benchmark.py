@@ -21,7 +21,23 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from . import core, quality, report
+from ..app import distributed
+from ..app.args import Comparison, Engines, Scores
+from ..app.checkpoints import load_drafter
+from ..app.images import check_outputs, open_image, to_png
+from ..app.jobs import Job, conditions, decode, warm_up
+from ..app.loading import choose_device, complete, models_of, named, open_target
+from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
+from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
+from ..errors import AdtError, Check, pip_install
+from ..files import write_in
+from ..models.reading.checkpoint import BUNDLED
+from ..models.target import PublishedSampling, Target
+from ..policies import PLAIN, POLICIES, Drafting
+from ..policies.recipe import Recipe
+from ..rules.settings import Lantern
+from ..version import VERSION
+from . import quality, report
 from .records import RUNS, append, open_records
 
 RELAXED = "+lantern"
@@ -37,37 +53,37 @@ class Preset(NamedTuple):
     is none. lantern: its acceptance rule; None for the exact one.
     """
 
-    drafting: core.Drafting
+    drafting: Drafting
     source: str = NETWORK
-    lantern: core.Lantern | None = None
+    lantern: Lantern | None = None
 
 
-_WINDOW = core.Drafting.of({"method": "eagle2", **core.drafter_defaults(core.JACOBI, "cpu")})
+_WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI, "cpu")})
 _CHAIN = _WINDOW.replace(depth=16, width=1, nodes=16)
 _LONG = _WINDOW.replace(depth=42, width=5, nodes=64)
-_PRUNED = core.Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
+_PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
 
 
 def _of_policies() -> dict[str, Preset]:
     """Every method in the table of policies, with its defaults; plain decoding first."""
-    methods = sorted(core.POLICIES, key=lambda name: name != core.PLAIN)
-    return {name: Preset(core.Drafting(name), NETWORK if core.POLICIES[name].needs_drafter else "") for name in methods}
+    methods = sorted(POLICIES, key=lambda name: name != PLAIN)
+    return {name: Preset(Drafting(name), NETWORK if POLICIES[name].needs_drafter else "") for name in methods}
 
 
 PRESETS = {
     **_of_policies(),
-    "eagle2-top-k": Preset(core.Drafting("eagle2", proposal="top-k")),
+    "eagle2-top-k": Preset(Drafting("eagle2", proposal="top-k")),
     "eagle2-pruned": Preset(_PRUNED),
-    "adt-tree-vertical": Preset(core.Drafting("adt-tree", init="vertical")),
-    "adt-tree-random": Preset(core.Drafting("adt-tree", init="random")),
-    "adt-tree-top-k": Preset(core.Drafting("adt-tree", proposal="top-k")),
-    "jacobi-chain": Preset(_CHAIN, core.JACOBI),
-    "jacobi": Preset(_WINDOW, core.JACOBI),
-    "jacobi-64": Preset(_LONG, core.JACOBI),
-    "merged-chain": Preset(_CHAIN, NETWORK + core.WITH_WINDOW),
-    "merged": Preset(_WINDOW, NETWORK + core.WITH_WINDOW),
-    "merged-64": Preset(_LONG, NETWORK + core.WITH_WINDOW),
-    "auto-jacobi": Preset(core.Drafting("auto"), core.JACOBI),
+    "adt-tree-vertical": Preset(Drafting("adt-tree", init="vertical")),
+    "adt-tree-random": Preset(Drafting("adt-tree", init="random")),
+    "adt-tree-top-k": Preset(Drafting("adt-tree", proposal="top-k")),
+    "jacobi-chain": Preset(_CHAIN, JACOBI),
+    "jacobi": Preset(_WINDOW, JACOBI),
+    "jacobi-64": Preset(_LONG, JACOBI),
+    "merged-chain": Preset(_CHAIN, NETWORK + WITH_WINDOW),
+    "merged": Preset(_WINDOW, NETWORK + WITH_WINDOW),
+    "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
+    "auto-jacobi": Preset(Drafting("auto"), JACOBI),
 }
 """What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
@@ -75,12 +91,12 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 """What is set against plain decoding unless told otherwise, with a drafter network and without one."""
 
 
-def sources(drafter: core.Drafter | None) -> dict[str, core.Drafter]:
+def sources(drafter: Drafter | None) -> dict[str, Drafter]:
     """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
-    drafters = {name: make() for name, make in core.DRAFTERS.items()}
-    network = core.without_window(drafter) if drafter is not None else None
+    drafters = {name: make() for name, make in DRAFTERS.items()}
+    network = without_window(drafter) if drafter is not None else None
     if network is not None:
-        drafters |= {NETWORK: network, NETWORK + core.WITH_WINDOW: core.with_window(network)}
+        drafters |= {NETWORK: network, NETWORK + WITH_WINDOW: with_window(network)}
     return drafters
 
 
@@ -95,14 +111,14 @@ class Benchmark:
 
     prompts: list[str]
     methods: list[str]
-    recipe: core.Recipe
+    recipe: Recipe
     metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
     known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name.removesuffix(RELAXED) not in self.known or name == core.PLAIN + RELAXED:
-                raise core.AdtError(
+            if name.removesuffix(RELAXED) not in self.known or name == PLAIN + RELAXED:
+                raise AdtError(
                     f"`methods`: {name!r} is unknown; choose from {', '.join(self.known)} "
                     f"(all except the first also with {RELAXED} at the end)."
                 )
@@ -110,7 +126,7 @@ class Benchmark:
     @property
     def presets(self) -> dict[str, Preset]:
         """What every method's name stands for; plain decoding first, since everything is measured against it."""
-        presets = {name: self.known[name.removesuffix(RELAXED)] for name in (core.PLAIN, *self.methods)}
+        presets = {name: self.known[name.removesuffix(RELAXED)] for name in (PLAIN, *self.methods)}
         lantern = self.recipe.lantern
         return {
             name: preset._replace(lantern=lantern) if name.endswith(RELAXED) else preset
@@ -122,22 +138,22 @@ class Benchmark:
         pictures = (path for method in self.presets for path in (folder / _pictures(method)).glob("*.png"))
         return [*(folder / name for name in (RUNS, *report.FILES)), *pictures]
 
-    def jobs(self, target: core.Target, drafter: core.Drafter | None) -> dict[str, core.Job]:
+    def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
         drafters, jobs = sources(drafter), {}
-        network = (self.recipe.drafter or core.JACOBI).removesuffix(core.WITH_WINDOW)
+        network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in drafters:
                 needs = f"the method {name!r} needs a drafter network"
-                raise core.AdtError(f"`drafter`: {needs}; choose one, or remove the method.")
+                raise AdtError(f"`drafter`: {needs}; choose one, or remove the method.")
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
-            jobs[name] = core.Job(target, recipe, drafters.get(source))
+            jobs[name] = Job(target, recipe, drafters.get(source))
         return jobs
 
-    def settings(self, target: core.Target) -> dict:
+    def settings(self, target: Target) -> dict:
         """Everything that the figures depend on. Runs with other settings are never mixed with these."""
-        decoder, shared = target.decoder, core.Job(target, self.recipe).loaded.sections()
+        decoder, shared = target.decoder, Job(target, self.recipe).loaded.sections()
         cpu = platform.processor() or platform.machine()
         methods = {
             name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}
@@ -151,7 +167,7 @@ class Benchmark:
             "metrics": list(self.metrics),
             "prompts": self.prompts,
             "grid": list(target.grid),
-            "engine": f"ADT-Tree {core.VERSION}",
+            "engine": f"ADT-Tree {VERSION}",
             "commit": _commit(),
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -187,28 +203,28 @@ wrote its tokens has no picture."""
 class Engine:
     """A benchmark's models in memory; measures prompts. facts: the settings that the figures depend on."""
 
-    def __init__(self, benchmark: Benchmark, jobs: dict[str, core.Job], check: core.Check | None = None):
+    def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
         self._prompts, self._jobs = benchmark.prompts, jobs
         self._check, self._warm = check, False
-        self.facts = benchmark.settings(jobs[core.PLAIN].target)
+        self.facts = benchmark.settings(jobs[PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
         """Decode the prompt of this number by all methods, in an order that the number fixes."""
         if not self._warm:  # first calls are slow
             for job in self._jobs.values():
-                core.warm_up(job.decoding(self._prompts[:1], check=self._check), WARM_UP)
+                warm_up(job.decoding(self._prompts[:1], check=self._check), WARM_UP)
         self._warm, prompt = True, self._prompts[number]
         rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
         order = map(str, rng.permutation(list(self._jobs)))
-        decodings = {name: core.decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
-        plain, measured = decodings[core.PLAIN].grid_codes(), Measured()
+        decodings = {name: decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
+        plain, measured = decodings[PLAIN].grid_codes(), Measured()
         for name, job in self._jobs.items():
             decoding, png = decodings[name], None
             codes, trace = decoding.grid_codes(), decoding.trace
             agreement = (codes == plain).double().mean().item()
-            if name == core.PLAIN or agreement < 1:
-                settings = job.settings(prompt, 0, core.conditions(decoding, 0)) | {"benchmark_method": name}
-                png = core.to_png(job.pixels(codes, self._check)[0], settings)
+            if name == PLAIN or agreement < 1:
+                settings = job.settings(prompt, 0, conditions(decoding, 0)) | {"benchmark_method": name}
+                png = to_png(job.pixels(codes, self._check)[0], settings)
             figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
             measured[name] = figures, png
         yield number, measured
@@ -217,18 +233,16 @@ class Engine:
 def load(benchmark: Benchmark, given: Mapping[str, Any], device: str) -> Engine:
     """The models of a benchmark. given: what its recipe was made of. Raises AdtError for files and prompts that don't
     fit."""
-    target = core.open_target(benchmark.recipe.loading, core.choose_device(device))
+    target = open_target(benchmark.recipe.loading, choose_device(device))
     benchmark = replace(benchmark, recipe=recipe_of(given, device, target.published))
     network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
-    drafter = core.load_drafter(benchmark.recipe.drafter or core.JACOBI, target) if network else None
+    drafter = load_drafter(benchmark.recipe.drafter or JACOBI, target) if network else None
     jobs = benchmark.jobs(target, drafter)
-    jobs[core.PLAIN].check(benchmark.prompts)
+    jobs[PLAIN].check(benchmark.prompts)
     return Engine(benchmark, jobs)
 
 
-def measure(
-    benchmark: Benchmark, jobs: dict[str, core.Job], folder: Path, check: core.Check | None = None
-) -> Iterator[dict]:
+def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
     """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
 
     jobs: what :meth:`Benchmark.jobs` gives. A record has ``prompt``, ``text`` and ``runs``: for each method its report,
@@ -258,8 +272,8 @@ def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
         shown = plain
         if png is not None:
             path = f"{_pictures(name)}/{number + 1:04}.png"
-            core.write_in(folder, path, png)
-            with core.open_image(BytesIO(png)) as picture:
+            write_in(folder, path, png)
+            with open_image(BytesIO(png)) as picture:
                 by_metric = [metric(picture, prompt) for metric in benchmark.metrics.values()]
             scores = {column: score for columns in by_metric for column, score in columns.items()}
             shown = {"picture": path, "quality": scores}
@@ -275,47 +289,41 @@ def _alike(settings: dict, others: list[dict]) -> dict:
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
     unlike = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
     if unlike:
-        raise core.AdtError(
+        raise AdtError(
             f"`ray_address`: the machines differ in {', '.join(unlike)}; use identical machines for one benchmark."
         )
     return settings
 
 
-def recipe_of(
-    given: Mapping[str, Any], device: str, published: core.PublishedSampling = core.PublishedSampling()
-) -> core.Recipe:
+def recipe_of(given: Mapping[str, Any], device: str, published: PublishedSampling = PublishedSampling()) -> Recipe:
     """What all methods have in common, with the LANTERN of those that are relaxed."""
-    recipe = core.complete(given, device, published)
-    return replace(recipe, lantern=recipe.lantern or core.Lantern.of(given))
+    recipe = complete(given, device, published)
+    return replace(recipe, lantern=recipe.lantern or Lantern.of(given))
 
 
-def plan(order: core.Comparison, engines: core.Engines, given: Mapping[str, Any], device: str) -> Benchmark:
+def plan(order: Comparison, engines: Engines, given: Mapping[str, Any], device: str) -> Benchmark:
     """The benchmark that is asked for, without its metrics. Raises AdtError for what makes no sense."""
-    core.distributed.check(engines, order.prompts)
+    distributed.check(engines, order.prompts)
     recipe = recipe_of(given, device)
-    methods = order.methods or (COMPARED if recipe.drafter != core.JACOBI else COMPARED_WITHOUT_NETWORK)
-    prompts = core.read_prompts(
-        core.BUNDLED_CAPTIONS if order.prompts == core.BUNDLED else order.prompts, order.caption
-    )
-    prompts = core.sample(prompts, order.count, order.sample_seed) if order.count else prompts
+    methods = order.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
+    prompts = read_prompts(BUNDLED_CAPTIONS if order.prompts == BUNDLED else order.prompts, order.caption)
+    prompts = sample(prompts, order.count, order.sample_seed) if order.count else prompts
     return Benchmark(prompts, methods.split(","), recipe)
 
 
-def run(
-    order: core.Comparison, scores: core.Scores, engines: core.Engines, given: Mapping[str, Any], device: str
-) -> str:
+def run(order: Comparison, scores: Scores, engines: Engines, given: Mapping[str, Any], device: str) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError."""
     benchmark, folder = plan(order, engines, given, device), order.output
     weights = {name: getattr(scores, name) for name in scores.fields()}
-    read = core.models_of(benchmark.recipe.loading.model, benchmark.recipe.drafter or core.JACOBI)
-    read += [*core.named(order, "prompts"), *core.named(scores, *weights)]
+    read = models_of(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
+    read += [*named(order, "prompts"), *named(scores, *weights)]
     read += [(option, file) for option, path in read if path.is_dir() for file in path.rglob("*")]
-    core.check_outputs([("output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
-    scoring = core.choose_device(device if engines.ray_address is None else "auto")
+    check_outputs([("output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
+    scoring = choose_device(device if engines.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=scoring)
     count, build = len(benchmark.prompts), partial(load, benchmark, given, device)
     benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
-    with core.distributed.engines(build, engines, device, count) as ((first, *others), mapped):
+    with distributed.engines(build, engines, device, count) as ((first, *others), mapped):
         settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
         settings |= {"workers": engines.workers} if engines.wanted else {}
         running = collect(benchmark, settings, folder, mapped)
@@ -325,5 +333,5 @@ def run(
     sets = metrics.sets(pictures) if metrics.sets else {}
     table, paths = report.write(records, settings, folder, sets, metrics.note)
     plots = any(path.suffix == ".png" for path in paths)
-    remedy = "" if plots else f"\nThe plots need matplotlib: {core.pip_install('matplotlib')}, then run this again."
+    remedy = "" if plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import AdtError
+from ...errors import AdtError
 
 _SCALES = "scale_weight", "weight_scale", "weight_scale_inv"
 _UNUSED = "scale_input", "input_scale", "comfy_quant"

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from tokenizers import Encoding, Tokenizer
 
-from ..errors import AdtError, shown, told_by_library
-from ..untrusted import SWITCH, Kind, list_of, mapping, number, one_of, optional, row, text, whole_number
+from ...errors import AdtError, shown, told_by_library
+from ...untrusted import SWITCH, Kind, list_of, mapping, number, one_of, optional, row, text, whole_number
 from .checkpoint import read_json
 from .patterns import is_fast
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import AdtError, shown
-from ..files import opened
+from ...errors import AdtError, shown
+from ...files import opened
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _ZIP, _ZIP_END, _LAST = b"PK\x03\x04", b"PK\x05\x06", 2**16

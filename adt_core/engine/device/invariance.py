@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..drafters.jacobi import JacobiDrafter
-from ..errors import is_out_of_memory
-from ..models.exact import ALIGNED, HALF, Trust
-from ..models.kernels import said_of_products
-from ..models.layers import MATRICES
-from ..models.rows import Roots
-from ..models.target import Prompt, Target
-from ..policies import Drafting
-from ..rules.tree import ancestor_matrix
-from ..untrusted import SWITCH, row, whole_number
-from ..version import VERSION
+from ...drafters.jacobi import JacobiDrafter
+from ...errors import is_out_of_memory
+from ...models.exact import ALIGNED, HALF, Trust
+from ...models.kernels import said_of_products
+from ...models.layers import MATRICES
+from ...models.rows import Roots
+from ...models.target import Prompt, Target
+from ...policies import Drafting
+from ...rules.tree import ancestor_matrix
+from ...untrusted import SWITCH, row, whole_number
+from ...version import VERSION
+from ..forward import forward
+from ..queue import ImageQueue
+from ..task import PROMPT_STEP, Task
 from . import profiles
-from .forward import forward
-from .queue import ImageQueue
-from .task import PROMPT_STEP, Task
 
 SMALLER = 4
 """Times as few rows of a product are tried where more are not exact."""

@@ -22,7 +22,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import core
+from ...app.args import DrafterFiles, Lessons, Training
+from ...app.checkpoints import explained, published_sampling
+from ...app.images import check_outputs
+from ...app.jobs import rounds
+from ...app.loading import choose_device, complete, models_of, named, open_target
+from ...drafters import JACOBI, is_network
+from ...drafters.eagle import EagleDrafter
+from ...drafters.eagle_files import config_fields, load_eagle, new_config
+from ...engine.decoding import Decoding
+from ...errors import AdtError, Check
+from ...files import check_utf8, inside, to_json, write_in
+from ...models.reading.checkpoint import BUNDLED, Checkpoint, read_json, resolve
+from ...models.target import Target, suffixed
+from ...policies.recipe import Recipe
+from ...rules.settings import Sampling
 from .features import Features
 from .log import sentence, write_log
 from .needs import GB, Kept, Needs, check_disk, num_bytes, seconds_of_round
@@ -52,10 +66,10 @@ class Plan:
     paths: of the pictures' files; None if the target draws them.
     """
 
-    lessons: core.Lessons
-    training: core.Training
-    files: core.DrafterFiles
-    recipe: core.Recipe
+    lessons: Lessons
+    training: Training
+    files: DrafterFiles
+    recipe: Recipe
     prompts: list[str]
     paths: list[Path] | None
     device: torch.device
@@ -84,9 +98,9 @@ class Plan:
 
 
 def plan(
-    lessons: core.Lessons,
-    training: core.Training,
-    files: core.DrafterFiles,
+    lessons: Lessons,
+    training: Training,
+    files: DrafterFiles,
     given: Mapping[str, Any],
     device: str,
     texts: Sequence[str] = (),
@@ -95,20 +109,20 @@ def plan(
 
     texts: prompts, where ``lessons`` names no file.
     """
-    core.Sampling.of(given)  # what is given makes sense, whatever the model
+    Sampling.of(given)  # what is given makes sense, whatever the model
     prompts, paths = find_pictures(lessons, training.batch, given.get("seed", 0), texts)
-    model = given.get("model", core.BUNDLED)
-    recipe = core.complete(given, device, core.published_sampling(model))
-    prompts = [core.suffixed(prompt, recipe.suffix) for prompt in prompts]
-    made = Plan(lessons, training, files, recipe, prompts, paths, core.choose_device(device))
+    model = given.get("model", BUNDLED)
+    recipe = complete(given, device, published_sampling(model))
+    prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
+    made = Plan(lessons, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(made)
     read = [
-        *core.models_of(model, files.compare or core.JACOBI, "compare"),
-        *core.models_of(model, training.start or core.JACOBI, "start"),
-        *core.named(lessons, "prompts"),
+        *models_of(model, files.compare or JACOBI, "compare"),
+        *models_of(model, training.start or JACOBI, "start"),
+        *named(lessons, "prompts"),
     ]
     read += [("images", file) for path in paths or () for file in (path, caption_file(path))]
-    core.check_outputs([("output", files.output / name) for name in FILES], read)
+    check_outputs([("output", files.output / name) for name in FILES], read)
     return made
 
 
@@ -116,42 +130,42 @@ def _check_output(plan: Plan) -> None:
     """AdtError if ``output`` is no folder, or holds something else than a run of this plan."""
     folder, settings = plan.files.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
-        raise core.AdtError(f"`output`: '{folder}' is a file; choose a folder.")
+        raise AdtError(f"`output`: '{folder}' is a file; choose a folder.")
     if plan.lessons.images and folder.resolve() == plan.lessons.images.resolve():
-        raise core.AdtError(
+        raise AdtError(
             "`output` is the folder of `images`, where the next run would use its chart as an image; choose another."
         )
-    core.check_utf8(folder, f"`output`: {str(folder)!r}")
-    core.inside(folder, "training", "features")
+    check_utf8(folder, f"`output`: {str(folder)!r}")
+    inside(folder, "training", "features")
     if not settings.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
-            raise core.AdtError(
+            raise AdtError(
                 f"`output`: '{folder}' contains a model that was not trained here, or its folder 'training' is "
                 "missing; choose another folder."
             )
         return
     try:
-        before = core.read_json(settings)
-    except core.AdtError as error:
-        raise core.AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
+        before = read_json(settings)
+    except AdtError as error:
+        raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
         if before.get(name, now) != now:  # an earlier version wrote down fewer options
             what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
-            raise core.AdtError(
+            raise AdtError(
                 f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
                 "or choose another folder."
             )
 
 
-def make_drafter(target: core.Target, start: core.EagleDrafter | None = None) -> core.EagleDrafter:
+def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDrafter:
     """A new drafter in float32, with the weights of ``start``, or seeded random ones that at first pass the feature on.
 
     Its embedding is the target's, as a plain tensor: not trained, not averaged, not in checkpoints. AdtError if
     ``start`` has another shape.
     """
     decoder = target.decoder
-    config = core.new_config(decoder.config)
-    drafter = core.EagleDrafter(config, input_norm=True)
+    config = new_config(decoder.config)
+    drafter = EagleDrafter(config, input_norm=True)
     del drafter.embedding
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.fc.data[config.hidden_size :] += torch.eye(config.hidden_size)
@@ -161,19 +175,19 @@ def make_drafter(target: core.Target, start: core.EagleDrafter | None = None) ->
     return drafter.to(decoder.embedding.device)
 
 
-def _copy(start: core.EagleDrafter, drafter: core.EagleDrafter) -> None:
+def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
     """Put the weights of ``start``, but its embedding, into ``drafter``. AdtError if it has another shape."""
     weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
     shapes = {name: value.shape for name, value in drafter.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
-        raise core.AdtError("`start`: this drafter has another architecture than the one to train; remove it.")
+        raise AdtError("`start`: this drafter has another architecture than the one to train; remove it.")
     drafter.load_state_dict(weights)
 
 
 def run(plan: Plan) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
     files, passes = plan.files, plan.training.passes
-    target = core.open_target(plan.recipe.loading, plan.device)
+    target = open_target(plan.recipe.loading, plan.device)
     other = _network("compare", files.compare, target)
     with closing(Bars()) as bars:
         trainer = train(plan, target, bars)
@@ -183,10 +197,10 @@ def run(plan: Plan) -> str:
     return news
 
 
-def train(plan: Plan, target: core.Target, watch: Watch) -> Trainer:
+def train(plan: Plan, target: Target, watch: Watch) -> Trainer:
     """Do what is still to be done of a plan. Raises AdtError, and what ``watch.check`` raises."""
     drafter = make_drafter(target, _network("start", plan.training.start, target))
-    core.write_in(plan.folder, "settings.json", core.to_json(plan.settings))
+    write_in(plan.folder, "settings.json", to_json(plan.settings))
     pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
     trainer = Trainer(target, pictures, plan, drafter)
     if trainer.run.fraction < 1:
@@ -196,25 +210,25 @@ def train(plan: Plan, target: core.Target, watch: Watch) -> Trainer:
     return trainer
 
 
-def _network(name: str, path: str | None, target: core.Target) -> core.EagleDrafter | None:
+def _network(name: str, path: str | None, target: Target) -> EagleDrafter | None:
     """The drafter that the setting ``name`` gives, if it gives one. AdtError if that is no EAGLE drafter."""
     if not path:
         return None
-    if not core.is_network(path):
-        raise core.AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
-    with core.explained(path, "drafter"):
-        return core.load_eagle(path, target)
+    if not is_network(path):
+        raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
+    with explained(path, "drafter"):
+        return load_eagle(path, target)
 
 
 class Trainer:
     """One training run on the pictures of one target."""
 
-    def __init__(self, target: core.Target, pictures: Pictures, plan: Plan, drafter: core.EagleDrafter):
+    def __init__(self, target: Target, pictures: Pictures, plan: Plan, drafter: EagleDrafter):
         self.target, self.pictures = target, pictures
         self.plan, self.training = plan, plan.training
         self.drafter, self.sampling = drafter, plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
-        self._config = core.Checkpoint(core.resolve(plan.recipe.loading.model, "target")).config
+        self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
         self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
         self._encode = cache(target.encode_prompt)
         half = autocast_dtype(plan.device, self.training.autocast)
@@ -235,7 +249,7 @@ class Trainer:
         figures = sentence(last, self.training.passes)
         return f"{self.plan.files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {figures}"
 
-    def needs(self, check: core.Check) -> Needs:
+    def needs(self, check: Check) -> Needs:
         """What is left to do takes: a few rounds of drawing and a step are tried. AdtError for too small a disk."""
         decoder, drafter = self.target.decoder, self.drafter
         drawing, working = self._try_drawing(check)
@@ -250,7 +264,7 @@ class Trainer:
         check_disk(needs, self.plan.folder)
         return needs
 
-    def _try_drawing(self, check: core.Check) -> tuple[float, int]:
+    def _try_drawing(self, check: Check) -> tuple[float, int]:
         """Seconds for the pictures that are missing, and bytes of memory beside the weights."""
         missing, paths = self.pictures.missing, self.plan.paths
         if not missing:
@@ -277,7 +291,7 @@ class Trainer:
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
         return min(by_steps, by_time), kept.bytes, min(features, int(training.features_gb * GB))
 
-    def drawing(self, numbers: list[int], check: core.Check | None) -> core.Decoding:
+    def drawing(self, numbers: list[int], check: Check | None) -> Decoding:
         """The decoding that draws some pictures."""
         return drawing(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
 
@@ -291,7 +305,7 @@ class Trainer:
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
             decoding = self.drawing(numbers, watch.check)
-            for _ in core.rounds(decoding):
+            for _ in rounds(decoding):
                 watch.draws(done + decoding.done_tokens / decoding.length, total)
             return decoding.codes
 
@@ -323,9 +337,7 @@ class Trainer:
         self.log.append({**row, **self.measure(shipped)})
         self.run.save(log=self.log)
         dtype = torch.bfloat16 if self.target.decoder.dtype is torch.bfloat16 else torch.float16
-        write_checkpoint(
-            folder, drafter_tensors(shipped), {**self._config, **core.config_fields(shipped.config)}, dtype
-        )
+        write_checkpoint(folder, drafter_tensors(shipped), {**self._config, **config_fields(shipped.config)}, dtype)
         write_log(folder, self.log, self.training.passes)
 
     def _step(self) -> Tensor:
@@ -361,7 +373,7 @@ class Trainer:
         return 2 * reading.features.numel() // len(numbers)
 
     def _read(
-        self, numbers: list[int], codes: Tensor, stored: Features | None, sampling: core.Sampling | None = None
+        self, numbers: list[int], codes: Tensor, stored: Features | None, sampling: Sampling | None = None
     ) -> Reading:
         """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder.
 
@@ -379,7 +391,7 @@ class Trainer:
         order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + held_out
         return order[place * size : (place + 1) * size].tolist()
 
-    def measure(self, drafter: core.EagleDrafter) -> dict[str, float]:
+    def measure(self, drafter: EagleDrafter) -> dict[str, float]:
         """Acceptance on the held-out pictures, by the names of the log's columns."""
         batches = [batch.tolist() for batch in torch.arange(self.plan.lessons.held_out).split(self.training.batch)]
         readings = (self._read(batch, self.pictures.codes(batch), self._features) for batch in batches)

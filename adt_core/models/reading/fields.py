@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import AdtError, shown
-from ..untrusted import Kind, list_of, whole_number
-from .config import ACTIVATIONS
+from ...errors import AdtError, shown
+from ...untrusted import Kind, list_of, whole_number
+from ..config import ACTIVATIONS
 
 Source = Path | str
 """What a sentence names: the checkpoint."""

@@ -14,7 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import core
+from ...app.args import Lessons
+from ...app.continuation import open_picture, to_pixels
+from ...app.jobs import Job
+from ...app.prompts import read_prompts, sample
+from ...engine.decoding import Decoding
+from ...errors import AdtError, Check
+from ...files import is_regular, opened, read_text, reason, refuse_links, write_in
+from ...models.target import Target
+from ...policies import PLAIN, Drafting
+from ...policies.recipe import Recipe
+from ...rules.settings import Sampling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 LARGEST_CAPTION = 1
@@ -30,24 +40,20 @@ class Pictures:
         if not path.exists():
             buffer = io.BytesIO()
             np.save(buffer, np.full((len(prompts), length), -1, np.int32))
-            core.write_in(path.parent, path.name, buffer.getbuffer())
-        core.refuse_links(path)  # it is written in its place
+            write_in(path.parent, path.name, buffer.getbuffer())
+        refuse_links(path)  # it is written in its place
         try:
-            core.opened(path).close()
+            opened(path).close()
             self._codes = np.lib.format.open_memmap(path, "r+")
         except (OSError, ValueError, SyntaxError) as error:
-            raise core.AdtError(
-                f"{path} can't be read ({core.reason(error)}); delete it, or choose another `output`."
-            ) from error
+            raise AdtError(f"{path} can't be read ({reason(error)}); delete it, or choose another `output`.") from error
         if self._codes.shape != (len(prompts), length) or self._codes.dtype != np.int32:
-            raise core.AdtError(
+            raise AdtError(
                 f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} images of "
                 f"{length} tokens in int32 are needed; delete it, or choose another `output`."
             )
         if self._codes.max(initial=-1) >= kinds:
-            raise core.AdtError(
-                f"{path} holds tokens that the model does not have; delete it, or choose another `output`."
-            )
+            raise AdtError(f"{path} holds tokens that the model does not have; delete it, or choose another `output`.")
 
     @property
     def missing(self) -> list[int]:
@@ -74,9 +80,7 @@ class Pictures:
         return torch.from_numpy(self._codes[numbers].astype(np.int64))
 
 
-def find_pictures(
-    lessons: core.Lessons, batch: int, seed: int, texts: Sequence[str]
-) -> tuple[list[str], list[Path] | None]:
+def find_pictures(lessons: Lessons, batch: int, seed: int, texts: Sequence[str]) -> tuple[list[str], list[Path] | None]:
     """Prompts of all pictures, held-out ones first, and paths of their files, None if the target draws them.
 
     batch: pictures of a step. texts: prompts, where ``lessons`` names no file. AdtError if there are too few.
@@ -87,18 +91,18 @@ def find_pictures(
         order = np.random.default_rng(seed).permutation(len(paths))[: (lessons.pictures or len(paths)) + held_out]
         paths, prompts = [paths[i] for i in order], [prompts[i] for i in order]
     else:
-        texts = core.read_prompts(lessons.prompts) if lessons.prompts else texts
+        texts = read_prompts(lessons.prompts) if lessons.prompts else texts
         prompts = _spread(texts, lessons.pictures, held_out, seed)
     if len(prompts) >= held_out + batch:
         return prompts, paths
     named = lessons.images or lessons.prompts or "the list"
     source = f"`{'images' if lessons.images else 'prompts'}`: '{named}'"
     if not paths and len(prompts) > held_out:
-        raise core.AdtError(
+        raise AdtError(
             f"{source} gives {len(prompts) - held_out} images to train on, but one step needs {batch} (`batch`); "
             "increase `pictures`."
         )
-    raise core.AdtError(
+    raise AdtError(
         f"{source} has {len(prompts)} captions, but {held_out + batch} are needed: {held_out} for measuring "
         f"(`held_out`) and {batch} for one step (`batch`); add captions, or lower these."
     )
@@ -108,7 +112,7 @@ def _spread(prompts: Sequence[str], pictures: int | None, held_out: int, seed: i
     """One prompt per picture, in an order that ``seed`` fixes. The first ``held_out`` are used once, the others in turn
     for ``pictures`` pictures; None uses each once."""
     distinct = list(dict.fromkeys(prompts))
-    distinct = core.sample(distinct, len(distinct), seed)
+    distinct = sample(distinct, len(distinct), seed)
     rest = distinct[held_out:]
     return distinct[:held_out] + [rest[i % len(rest)] for i in range(pictures or len(rest)) if rest]
 
@@ -116,12 +120,12 @@ def _spread(prompts: Sequence[str], pictures: int | None, held_out: int, seed: i
 def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """The pictures of a folder, and their captions: ``NAME.txt`` beside ``NAME.jpg``. Raises AdtError."""
     if not folder.is_dir():
-        raise core.AdtError(
+        raise AdtError(
             f"`images`: '{folder}' is not a folder; choose a folder of images with captions, such as 1.jpg and 1.txt."
         )
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and core.is_regular(path))
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and is_regular(path))
     if not paths:
-        raise core.AdtError(
+        raise AdtError(
             f"`images`: '{folder}' contains no {', '.join(SUFFIXES)}; choose a folder of images with captions, "
             "such as 1.jpg and 1.txt."
         )
@@ -136,35 +140,35 @@ def caption_file(path: Path) -> Path:
 def _caption(path: Path) -> str:
     beside = caption_file(path)
     try:
-        caption = core.read_text(beside, LARGEST_CAPTION).strip()
+        caption = read_text(beside, LARGEST_CAPTION).strip()
     except (OSError, UnicodeDecodeError):
         caption = ""
     if not caption:
-        raise core.AdtError(f"`images`: '{path}' has no caption; write what it shows in {beside.name} next to it.")
+        raise AdtError(f"`images`: '{path}' has no caption; write what it shows in {beside.name} next to it.")
     return caption
 
 
 def drawing(
-    target: core.Target,
+    target: Target,
     prompts: list[str],
     numbers: list[int],
-    sampling: core.Sampling,
-    check: core.Check | None = None,
-) -> core.Decoding:
+    sampling: Sampling,
+    check: Check | None = None,
+) -> Decoding:
     """The plain decoding of the prompts' pictures, whose codes are [B, T] int64; ``numbers`` are their image indices.
 
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
-    recipe = core.Recipe(sampling, core.Drafting(core.PLAIN))
-    return core.Job(target, recipe).decoding(prompts, numbers, check=check)
+    recipe = Recipe(sampling, Drafting(PLAIN))
+    return Job(target, recipe).decoding(prompts, numbers, check=check)
 
 
-def encode(target: core.Target, paths: list[Path]) -> Tensor:
+def encode(target: Target, paths: list[Path]) -> Tensor:
     """Codes [B, T] of the pictures in files, cropped evenly to the shape of the target's images."""
     height, width = (side * target.downsample for side in target.grid)
     codes = []
     for path in paths:
-        pixels = core.to_pixels(core.open_picture(path, "images", "remove it or save it again"), height, width)
+        pixels = to_pixels(open_picture(path, "images", "remove it or save it again"), height, width)
         with torch.inference_mode():
             cells = target.codec.encode(pixels).cpu()
             codes.append(target.beginning(cells, cells[0].numel()))

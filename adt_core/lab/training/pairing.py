@@ -15,7 +15,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import core
+from ...app.args import Drawn
+from ...app.checkpoints import explained, published_sampling
+from ...app.images import check_outputs
+from ...app.jobs import decode
+from ...app.loading import choose_device, complete, named, open_target
+from ...app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
+from ...drafters import JACOBI, is_network
+from ...drafters.eagle import EagleDrafter, Pairing
+from ...drafters.eagle_files import PAIRING_FILE, load_eagle
+from ...errors import AdtError
+from ...files import to_json, write_in
+from ...models.reading.checkpoint import BUNDLED, resolve
+from ...models.target import Target, suffixed
+from ...policies.recipe import Recipe
+from ...rules.settings import Sampling
 from .pictures import drawing
 from .unroll import CHILDREN, acceptance, read
 
@@ -23,33 +37,33 @@ from .unroll import CHILDREN, acceptance, read
 class Plan(NamedTuple):
     """What is measured; nothing is loaded yet. file: where the result is recorded; None for the bundled drafter."""
 
-    recipe: core.Recipe
+    recipe: Recipe
     prompts: list[str]
     device: torch.device
     file: Path | None
 
 
-def plan(order: core.Drawn, given: Mapping[str, Any], device: str) -> Plan:
+def plan(order: Drawn, given: Mapping[str, Any], device: str) -> Plan:
     """Check what can be checked before a model is loaded. AdtError if the drafter is no network."""
-    recipe = core.complete(given, device, core.published_sampling(given.get("model", core.BUNDLED)))
-    drafter = recipe.drafter or core.JACOBI
-    if not core.is_network(drafter):
-        raise core.AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
-    prompts = core.read_prompts(order.prompts or core.BUNDLED_CAPTIONS)
-    prompts = core.sample(prompts, order.count, recipe.sampling.seed)
-    file = None if drafter == core.BUNDLED else _record_of(drafter)
-    core.check_outputs([("drafter", file)] if file else [], core.named(order, "prompts"))
-    return Plan(recipe, prompts, core.choose_device(device), file)
+    recipe = complete(given, device, published_sampling(given.get("model", BUNDLED)))
+    drafter = recipe.drafter or JACOBI
+    if not is_network(drafter):
+        raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
+    prompts = read_prompts(order.prompts or BUNDLED_CAPTIONS)
+    prompts = sample(prompts, order.count, recipe.sampling.seed)
+    file = None if drafter == BUNDLED else _record_of(drafter)
+    check_outputs([("drafter", file)] if file else [], named(order, "prompts"))
+    return Plan(recipe, prompts, choose_device(device), file)
 
 
 def run(plan: Plan) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
     recipe, file = plan.recipe, plan.file
-    target = core.open_target(recipe.loading, plan.device)
-    prompts = [core.suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
-    path = recipe.drafter or core.BUNDLED
-    with core.explained(path, "drafter"):
-        drafter = core.load_eagle(path, target)
+    target = open_target(recipe.loading, plan.device)
+    prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
+    path = recipe.drafter or BUNDLED
+    with explained(path, "drafter"):
+        drafter = load_eagle(path, target)
     shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
@@ -61,30 +75,30 @@ def run(plan: Plan) -> str:
         lines.append(f"{words:62} {figures}{' <- best' if pairing == best else ''}")
     if file is not None:
         measured = [{**pairing._asdict(), "agreement": hits} for pairing, hits in shares.items()]
-        core.write_in(file.parent, file.name, core.to_json({**best._asdict(), "measured": measured}))
+        write_in(file.parent, file.name, to_json({**best._asdict(), "measured": measured}))
         lines.append(f"Saved in {file}; drafting uses it.")
     return "\n".join(lines)
 
 
 def _record_of(drafter: str) -> Path:
     """Where the pairing of a drafter is recorded."""
-    place = core.resolve(drafter, "drafter")
-    return (place if place.is_dir() else place.parent) / core.PAIRING_FILE
+    place = resolve(drafter, "drafter")
+    return (place if place.is_dir() else place.parent) / PAIRING_FILE
 
 
 @torch.inference_mode()
 def measure(
-    target: core.Target, drafter: core.EagleDrafter, prompts: list[str], sampling: core.Sampling
-) -> dict[core.Pairing, list[float]]:
+    target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling
+) -> dict[Pairing, list[float]]:
     """By pairing, the shares of tokens that are among the drafter's first children, for each number in CHILDREN.
 
     They are taken on pictures of the prompts, which the target draws plainly.
     """
     numbers = list(range(len(prompts)))
-    codes = core.decode(drawing(target, prompts, numbers, sampling)).codes
+    codes = decode(drawing(target, prompts, numbers, sampling)).codes
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter, shares = drafter.to(reading.features.dtype), {}
-    for pairing in starmap(core.Pairing, product((False, True), repeat=2)):
+    for pairing in starmap(Pairing, product((False, True), repeat=2)):
         hits = acceptance(drafter, reading.paired(pairing), passes=1)
         shares[pairing] = [hits[f"depth 1 of {count}"] for count in CHILDREN]
     return shares

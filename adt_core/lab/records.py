@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
-from . import core
+from .. import untrusted
+from ..app import figures
+from ..errors import AdtError
+from ..files import add_line, parse_json, read_text, reason
+from ..untrusted import list_of, mapping, row
 from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
@@ -39,7 +43,7 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
         append(folder, {"settings": settings})
         begun, records = _read(path)  # another process may have been first
     if begun != settings:
-        raise core.AdtError(
+        raise AdtError(
             f"`output`: '{folder}' contains a benchmark with other settings; choose another folder, or delete {path}."
         )
     sound: dict[int, dict] = {}
@@ -55,16 +59,16 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
 
 def append(folder: Path, record: dict) -> None:
     """Add a record; it is on the disk when this returns. AdtError if it can't be written."""
-    core.add_line(folder / RUNS, json.dumps(record))
+    add_line(folder / RUNS, json.dumps(record))
 
 
 def _read(path: Path) -> tuple[dict | None, list[dict]]:
     """The first settings in a file, None if there are none, and all objects behind them."""
     try:
-        text = core.read_text(path, LARGEST, errors="replace") if path.exists() else ""
+        text = read_text(path, LARGEST, errors="replace") if path.exists() else ""
     except OSError as error:
-        raise core.AdtError(
-            f"`output`: '{path}' can't be read ({core.reason(error)}); delete it, or choose another folder."
+        raise AdtError(
+            f"`output`: '{path}' can't be read ({reason(error)}); delete it, or choose another folder."
         ) from error
     lines = map(_object, text.split("\n"))
     settings = next((line["settings"] for line in lines if isinstance(line.get("settings"), dict)), None)
@@ -74,7 +78,7 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
 def _object(line: str) -> dict[str, Any]:
     """The JSON object of a line; {} if it is none."""
     try:
-        value = core.parse_json(line)
+        value = parse_json(line)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -92,7 +96,7 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Has it all that the report reads of a method's run?"""
-    if not core.figures.are_figures(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
+    if not figures.are_figures(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
     are_ours = _are_scores(scores) and bool(scores) == bool(settings["metrics"]) and scores.keys().isdisjoint(COLUMNS)
@@ -102,12 +106,12 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
 def _is_map(value: object, grid: Sequence[int]) -> bool:
     """Is it a figure of each cell of a grid, row by row?"""
     rows, columns = grid
-    return core.list_of(core.list_of(core.figures.FIGURE, columns, columns), rows, rows).fits(value)
+    return list_of(list_of(figures.FIGURE, columns, columns), rows, rows).fits(value)
 
 
-_LARGEST = core.figures.LARGEST
-_SCORES = core.mapping(
-    core.text(0, LONGEST), core.row(core.number(-_LARGEST, _LARGEST), core.number(0.5, _LARGEST)), 0, _LARGEST
+_LARGEST = figures.LARGEST
+_SCORES = mapping(
+    untrusted.text(0, LONGEST), row(untrusted.number(-_LARGEST, _LARGEST), untrusted.number(0.5, _LARGEST)), 0, _LARGEST
 )
 """Scores by column, each a sum and how many there are of it."""
 

@@ -9,17 +9,20 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from .. import core
+from ...drafters.eagle import EagleDrafter
+from ...files import write_in
+from ...models.layers import Layer
+from ...models.reading.layout import head_order, reordered
 
 
-def layer_tensors(layer: core.Layer, prefix: str) -> dict[str, Tensor]:
+def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
     """A layer's fused parameters under their Hugging Face names."""
     c = layer.config
     kv = c.num_kv_heads * c.head_dim
     q, k, v = layer.qkv.T.split([c.query_width, kv, kv])
-    order = core.head_order(c)
+    order = head_order(c)
     if order is not None:
-        q, k = (core.reordered(part, order.argsort()) for part in (q, k))
+        q, k = (reordered(part, order.argsort()) for part in (q, k))
     gate, up = layer.gate_up.T.chunk(2)
     tensors = {
         "self_attn.q_proj.weight": q,
@@ -40,7 +43,7 @@ def layer_tensors(layer: core.Layer, prefix: str) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
-def drafter_tensors(drafter: core.EagleDrafter) -> dict[str, Tensor]:
+def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
     """A drafter's parameters under the names of ``jadohu/anole_drafter``."""
     tensors = {"embed_tokens.weight": drafter.embedding, "fc.weight": drafter.fc.T, "fc.bias": drafter.fc_bias}
     return tensors | layer_tensors(drafter.layer, "layers.0")
@@ -49,5 +52,5 @@ def drafter_tensors(drafter: core.EagleDrafter) -> dict[str, Tensor]:
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype) -> None:
     """``config.json`` and ``model.safetensors``, each whole or not at all."""
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
-    core.write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))
-    core.write_in(folder, "config.json", (json.dumps(config, indent=1) + "\n").encode())
+    write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))
+    write_in(folder, "config.json", (json.dumps(config, indent=1) + "\n").encode())

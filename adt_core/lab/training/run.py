@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import core
+from ...errors import told_by_library
+from ...files import opened, write_in
 
 
 def cosine(fraction: float, warmup: float) -> float:
@@ -119,7 +120,7 @@ class Run:
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
             remedy = "delete it to start again, or choose another folder"
-            with core.told_by_library(
+            with told_by_library(
                 lambda reason: f"'{self.path}' is damaged, or belongs to another run ({reason}); {remedy}."
             ):
                 self._resume(device)
@@ -128,7 +129,7 @@ class Run:
 
     def _resume(self, device: torch.device) -> None:
         """Go on where the checkpoint was written. Raises errors of all kinds for another one."""
-        with core.opened(self.path) as file:
+        with opened(self.path) as file:
             self.state = torch.load(file, map_location=device, weights_only=True)
         self.model.load_state_dict(self.state["model"])
         self.average = {name: self.state["average"][name] for name in self.average}
@@ -186,4 +187,4 @@ class Run:
         }
         buffer = io.BytesIO()  # torch says nothing of a full disk
         torch.save({**state, **more}, buffer)
-        core.write_in(self.path.parent, self.path.name, buffer.getbuffer())
+        write_in(self.path.parent, self.path.name, buffer.getbuffer())

@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from . import core
+from ..app.images import UNSOUND, open_image, to_rgb
+from ..errors import AdtError, pip_install, shown, told_by_library
+from ..files import is_regular, opened
 
 Given = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -52,9 +54,9 @@ def choose(
 ) -> Quality:
     """Load the metrics for which the benchmark's options give weights. count: pictures of a method. Raises AdtError."""
     if aesthetic and not clip:
-        raise core.AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
+        raise AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
     if real_images and not inception:
-        raise core.AdtError(
+        raise AdtError(
             "`real_images`: FID needs features of Inception; give torch-fidelity's Inception weights with `inception`."
         )
     sets = inception_metric(inception, real_images, count, device) if inception else None
@@ -79,13 +81,13 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
-        raise core.AdtError(
+        raise AdtError(
             f"`{option}`: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
         )
     if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
-        raise core.AdtError(f"`{option}`: '{odd[0]}' is not a regular file; download the model again.")
+        raise AdtError(f"`{option}`: '{odd[0]}' is not a regular file; download the model again.")
     whole = "a complete CLIP model in transformers' layout"
-    with core.told_by_library(lambda reason: f"`{option}`: '{folder}' is not {whole} ({reason}); download it again."):
+    with told_by_library(lambda reason: f"`{option}`: '{folder}' is not {whole} ({reason}); download it again."):
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
     longest = model.config.text_config.max_position_embeddings
@@ -94,7 +96,7 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
         given = {"text": [prompt], "images": [picture], "truncation": True, "max_length": longest}
-        with core.told_by_library(lambda reason: f"`{option}`: '{folder}' can't read {core.shown(prompt)} ({reason})."):
+        with told_by_library(lambda reason: f"`{option}`: '{folder}' can't read {shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
         out = model(**inputs.to(device))  # its embeddings [1, width] have length 1
         scores: Scores = {column: (100 * max((out.image_embeds * out.text_embeds).sum().item(), 0.0), 1)}
@@ -118,7 +120,7 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
     names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
-        raise core.AdtError(
+        raise AdtError(
             f"`aesthetic`: '{path}' does not map an embedding of {width} numbers to one score; "
             "give the predictor for the model in `clip`."
         )
@@ -128,12 +130,12 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
 def _read(path: Path, option: str) -> dict[str, Tensor]:
     """The tensors of a file. AdtError if it holds anything else."""
     try:
-        core.opened(path).close()  # these open it themselves, and would wait at a pipe
+        opened(path).close()  # these open it themselves, and would wait at a pipe
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types; with weights_only it runs nothing that the file asks for
-        raise core.AdtError(
+        raise AdtError(
             f"`{option}`: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); "
             "download it again."
         ) from error
@@ -150,12 +152,10 @@ class _Pictures(Dataset):
 
     def __getitem__(self, index: int) -> Tensor:
         try:
-            with core.open_image(self.files[index]) as picture:
-                square = ImageOps.fit(core.to_rgb(picture), (self.size, self.size))
-        except core.UNSOUND as error:
-            raise core.AdtError(
-                f"'{self.files[index]}' can't be read as an image; remove it or save it again."
-            ) from error
+            with open_image(self.files[index]) as picture:
+                square = ImageOps.fit(to_rgb(picture), (self.size, self.size))
+        except UNSOUND as error:
+            raise AdtError(f"'{self.files[index]}' can't be read as an image; remove it or save it again.") from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
@@ -167,14 +167,14 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     try:
         from torch_fidelity import calculate_metrics
     except ImportError as error:
-        raise core.AdtError(
-            f"`inception` needs torch-fidelity, which is not installed; run {core.pip_install('torch-fidelity')}"
+        raise AdtError(
+            f"`inception` needs torch-fidelity, which is not installed; run {pip_install('torch-fidelity')}"
         ) from error
     _read(weights, "inception")  # torch-fidelity would run what a pickle asks for
     files = real_images.rglob("*") if real_images else ()
-    real = sorted(path for path in files if path.suffix.lower() in _PICTURES and core.is_regular(path))
+    real = sorted(path for path in files if path.suffix.lower() in _PICTURES and is_regular(path))
     if real_images and min(len(real), count) < 2:
-        raise core.AdtError(
+        raise AdtError(
             f"`real_images`: FID needs at least two images in each set, but '{real_images}' has {len(real)} "
             f"and every method makes {count}; add images or prompts."
         )
@@ -182,7 +182,7 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     shared |= {"isc": True, "isc_splits": 1, "verbose": False}
 
     def metric(pictures: dict[str, list[Path]]) -> dict[str, dict[str, float]]:
-        with core.open_image(next(iter(pictures.values()))[0]) as first:
+        with open_image(next(iter(pictures.values()))[0]) as first:
             size = min(first.size)
         fid = {"fid": True, "input2": _Pictures(real, size), "input2_cache_name": "real"} if real else {}
         scores: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same pictures have the same scores

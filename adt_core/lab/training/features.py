@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from .. import core
+from ...errors import AdtError
+from ...files import is_regular, reason, write_in
 
 
 class Features:
@@ -34,14 +35,14 @@ class Features:
         """Features [R, n, h] float32 of the pictures ``numbers``, zero in the first ``pads`` slots of each row; None
         unless all are kept."""
         paths = [self._path(number) for number in numbers]
-        if not all(map(core.is_regular, paths)):
+        if not all(map(is_regular, paths)):
             return None
         try:
             files = [load_file(path) for path in paths]
             rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
         except (SafetensorError, KeyError) as error:
-            raise core.AdtError(
-                f"'{self._folder}' holds a damaged file ({core.reason(error)}); delete it, and start again."
+            raise AdtError(
+                f"'{self._folder}' holds a damaged file ({reason(error)}); delete it, and start again."
             ) from error
         padded = [F.pad(row, (0, 0, pad, 0)) for row, pad in zip(rows, pads)]
         return torch.stack(padded).to(device).float()
@@ -55,6 +56,6 @@ class Features:
             rows = range(i, len(pads), len(numbers))
             content = save({str(k): rounded[row, pads[row] :].cpu().contiguous() for k, row in enumerate(rows)})
             if self._used + len(content) <= self._room and not self._path(number).exists():
-                core.write_in(self._folder, self._path(number).name, content)
+                write_in(self._folder, self._path(number).name, content)
                 self._used += len(content)
         return rounded.float()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..errors import AdtError
-from ..files import LARGEST_JSON, parse_json, read_text, reason
+from ...errors import AdtError
+from ...files import LARGEST_JSON, parse_json, read_text, reason
 from . import unsound
 
 

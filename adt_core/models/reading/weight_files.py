@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..errors import AdtError
+from ...errors import AdtError
 from .json_files import read_json
 
 _PART = re.compile(r"(.*)-(\d{1,5})-of-(\d{1,5})((?:\.\w+)*)(\.\w+)")

@@ -20,7 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import core
+from ...drafters import eagle
+from ...drafters.eagle import EagleDrafter, Pairing, paired_ids
+from ...models.cache import KVCache
+from ...models.rotary import rope_tables
+from ...models.rows import Roots, Rows, Step
+from ...models.target import Prompt, Target, guidance_at, with_grammar
+from ...rules.sampling import noise_table, process_logits
+from ...rules.settings import Sampling
 from .features import Features
 
 CHILDREN = (1, 2, 4)
@@ -39,10 +46,10 @@ class Reading:
     ids: [R, n], the token after each of the first n. z: [B, T - 1, V], processed logits of all codes but the first.
     """
 
-    target: core.Target
-    sampling: core.Sampling
+    target: Target
+    sampling: Sampling
     numbers: list[int]
-    prompts: list[core.Prompt]
+    prompts: list[Prompt]
     features: Tensor
     ids: Tensor
     z: Tensor
@@ -52,27 +59,27 @@ class Reading:
         """Element of the stream at the first root, the first image token."""
         return self.ids.shape[1] - self.z.shape[1]
 
-    def paired(self, pairing: core.Pairing) -> Reading:
+    def paired(self, pairing: Pairing) -> Reading:
         """The same with other ids: those that a drafter of this pairing is fed with."""
         first = torch.tensor([[prompt[0]] for prompt in self.prompts], device=self.ids.device)
         every = torch.cat([first, self.ids], 1)
-        return replace(self, ids=core.paired_ids(pairing, every, self.target.decoder.image_ids))
+        return replace(self, ids=paired_ids(pairing, every, self.target.decoder.image_ids))
 
     def draft_logits(self, out: Tensor, positions: Tensor) -> Tensor:
         """Outputs [R, m, h] at raster ``positions`` [m] -> the logits [B, m, V] that rank drafts, without noise."""
         grammar = self.target.grammar(self.z)
         grammar = None if grammar is None else grammar[positions % len(grammar)]
-        guidance = core.guidance_at(self.target.guidance(self.sampling.guidance, self.z), positions)
-        return core.draft_logits(self.target.decoder, out, self.sampling, grammar, guidance)
+        guidance = guidance_at(self.target.guidance(self.sampling.guidance, self.z), positions)
+        return eagle.draft_logits(self.target.decoder, out, self.sampling, grammar, guidance)
 
 
 @torch.no_grad()
 def read(
-    target: core.Target,
-    prompts: list[core.Prompt],
+    target: Target,
+    prompts: list[Prompt],
     codes: Tensor,
     numbers: list[int],
-    sampling: core.Sampling,
+    sampling: Sampling,
     stored: Features | None,
 ) -> Reading:
     """One forward of the target over whole pictures, or its features from ``stored``.
@@ -83,47 +90,47 @@ def read(
     prompts = list(prompts)
     if sampling.guidance != 1:
         prompts += [target.unconditional(prompt) for prompt in prompts]
-    rows = core.Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding, places=target.places)
+    rows = Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding, places=target.places)
     ids, pads = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1], rows.pads.tolist()
     features = stored.get(numbers, pads, rows.device) if stored is not None else None
     if features is None:
-        cache = core.KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
+        cache = KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
         rope = target.rope
         text, image = _steps(rows, len(codes), length - 1)
         features = decoder(rows.ids, text, cache, rope, None, rows.features)
         features = torch.cat([features, decoder(ids, image, cache, rope)], 1)
         features = features if stored is None else stored.put(numbers, pads, features)
     at, drawing = torch.arange(1, length, device=rows.device), features[:, rows.length :].to(decoder.wide_dtype)
-    z = decoder.logits(drawing, core.guidance_at(target.guidance(sampling.guidance, drawing), at))
-    z = core.with_grammar(core.process_logits(z, sampling), target.grammar(z), at)
+    z = decoder.logits(drawing, guidance_at(target.guidance(sampling.guidance, drawing), at))
+    z = with_grammar(process_logits(z, sampling), target.grammar(z), at)
     return Reading(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
 
-def _steps(rows: core.Rows, images: int, n: int) -> tuple[core.Step, core.Step]:
+def _steps(rows: Rows, images: int, n: int) -> tuple[Step, Step]:
     """The forwards over the prompts, and over the n image tokens behind them."""
     first = torch.zeros(images, dtype=torch.long, device=rows.device)
-    return rows.prefill(), rows.causal_step(core.Roots.all_at(first, 0), n)
+    return rows.prefill(), rows.causal_step(Roots.all_at(first, 0), n)
 
 
-def unroll(drafter: core.EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Iterator[Tensor]:
+def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Iterator[Tensor]:
     """Outputs [R, m, h] of each pass. Those of pass j extrapolate the features that decide the codes ``roots + j + 1``.
 
     roots: [m] raster positions, ascending; ``roots + passes`` must lie within the picture. A pass has no gradient with
     respect to the outputs that it goes on over.
     """
     n = reading.ids.shape[1]
-    rows = core.Rows(reading.prompts, n, drafter.embedding)
+    rows = Rows(reading.prompts, n, drafter.embedding)
     rows = rows.unhidden() if drafter.config.grid_rope else rows
     text, image = _steps(rows, len(reading.z), n - rows.length)
     positions = torch.cat([text.positions, image.positions], 1)
     mask = torch.cat([F.pad(text.mask, (0, n - rows.length), value=-math.inf), image.mask], 2)
-    rope = core.rope_tables(drafter.config, drafter.embedding)
-    cache = core.KVCache(drafter.config, rows.count, n, drafter.embedding).data[0]
+    rope = rope_tables(drafter.config, drafter.embedding)
+    cache = KVCache(drafter.config, rows.count, n, drafter.embedding).data[0]
 
-    def call(ids: Tensor, features: Tensor, step: core.Step) -> Tensor:
+    def call(ids: Tensor, features: Tensor, step: Step) -> Tensor:
         return drafter(ids, features, step, SimpleNamespace(data=[cache]), rope)
 
-    every = call(reading.ids, reading.features[:, :n], core.Step(positions, slice(0, n), mask))
+    every = call(reading.ids, reading.features[:, :n], Step(positions, slice(0, n), mask))
     at = reading.first + roots
     out = every[:, at]
     yield out
@@ -133,9 +140,7 @@ def unroll(drafter: core.EagleDrafter, reading: Reading, roots: Tensor, passes: 
         sight = torch.cat([sight, own.expand(rows.count, -1, -1, -1)], -1)
         end = cache.shape[3]
         cache = F.pad(cache, (0, 0, 0, len(roots)))  # a copy: autograd still needs the one before
-        out = call(
-            reading.ids[:, at + j], out.detach(), core.Step(positions[:, at + j], slice(end, cache.shape[3]), sight)
-        )
+        out = call(reading.ids[:, at + j], out.detach(), Step(positions[:, at + j], slice(end, cache.shape[3]), sight))
         yield out
 
 
@@ -152,7 +157,7 @@ def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
     return weight * -torch.where(p > 0, p * log_q, 0).sum(-1) + (1 - weight) * (1 - overlap)
 
 
-def training_loss(drafter: core.EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Tensor:
+def training_loss(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Tensor:
     """Mean loss over roots and passes; pass j weighs ``DECAY ** j``. A small share is the distance between features,
     which keeps their scale."""
     z = reading.z
@@ -166,7 +171,7 @@ def training_loss(drafter: core.EagleDrafter, reading: Reading, roots: Tensor, p
 
 
 @torch.no_grad()
-def acceptance(drafter: core.EagleDrafter, reading: Reading, passes: int) -> dict[str, float]:
+def acceptance(drafter: EagleDrafter, reading: Reading, passes: int) -> dict[str, float]:
     """How well the drafter drafts, over all roots but the last few.
 
     "tau" is the mean number of tokens that a chain of ``passes`` drafts yields per forward of the target. "depth D of
@@ -174,7 +179,7 @@ def acceptance(drafter: core.EagleDrafter, reading: Reading, passes: int) -> dic
     """
     z, device = reading.z, reading.z.device
     roots = torch.arange(z.shape[1] - passes + 1, device=device)
-    noise = core.noise_table(reading.sampling, reading.numbers, z.shape[1] + 1, reading.target.num_tokens, z)
+    noise = noise_table(reading.sampling, reading.numbers, z.shape[1] + 1, reading.target.num_tokens, z)
     noise = torch.zeros_like(z) if noise is None else noise[:, 1:]
     emitted, alive = (z + noise).argmax(-1), torch.tensor(True, device=device)
     shares = {"tau": 1.0}

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..errors import AdtError
-from ..files import opened, parse_json, to_json, write_in
-from ..policies import CostProfile
-from ..untrusted import whole_number
+from ...errors import AdtError
+from ...files import opened, parse_json, to_json, write_in
+from ...policies import CostProfile
+from ...untrusted import whole_number
 
 FOLDER = "ADT_TREE_CACHE"
 """Environment variable: the cache folder, in place of the system's usual one."""

@@ -12,14 +12,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..errors import AdtError
-from ..untrusted import number, whole_number
+from ...errors import AdtError
+from ...untrusted import number, whole_number
+from ..config import DecoderConfig
+from ..layers import Decoder, Layer
+from ..quantised import store
+from ..vq import VQConfig, check_channels
 from .checkpoint import Checkpoint, Entry, same, transposed
-from .config import DecoderConfig
 from .fields import check_maths, read, section, size
-from .layers import Decoder, Layer
-from .quantised import store
-from .vq import VQConfig, check_channels
 
 _SHORT_PROMPT, _LONG_PROMPT = 64, 1024
 """Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from ..errors import AdtError, Check
-from ..files import LARGEST_JSON, check_utf8, read_text
-from ..rules.settings import BUNDLED
+from ...errors import AdtError, Check
+from ...files import LARGEST_JSON, check_utf8, read_text
+from ...rules.settings import BUNDLED
 from . import unsound
 from .json_files import json_object, read_json
 from .stored import Stored, may_overflow, numbers, plain_names, refuse_overflow, with_scales

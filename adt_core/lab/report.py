@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from . import core
+from ..app.tables import to_csv
+from ..files import to_json, write_in
+from ..policies import PLAIN
 
 COLUMNS = {
     "method": "method",
@@ -63,7 +65,7 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
     shared = [name for name in every[0] if all(name in scores for scores in every)]
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
-        speedups = ratios(records, core.PLAIN, name)
+        speedups = ratios(records, PLAIN, name)
         low, high = median_interval(speedups)
         row = {"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high}
         row |= {column: mean(run[column] for run in runs) for column in MEANS}
@@ -104,9 +106,9 @@ def write(
     """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
     rows, paths = summary(records, sets), [folder / name for name in FILES[:3]]
     shown = markdown(rows, settings, note)
-    whole = core.to_json({"settings": settings, "summary": rows, "records": records})
-    for path, content in zip(paths, (shown.encode(), core.to_csv(list(_headings(rows)), rows), whole)):
-        core.write_in(folder, path.name, content)
+    whole = to_json({"settings": settings, "summary": rows, "records": records})
+    for path, content in zip(paths, (shown.encode(), to_csv(list(_headings(rows)), rows), whole)):
+        write_in(folder, path.name, content)
     return shown, [*paths, *_plots(rows, records, folder)]
 
 
@@ -128,7 +130,7 @@ def _draw_speed(path: Path, rows: list[dict]) -> None:
 def _save(figure: Any, path: Path, dpi: int) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=dpi)
-    core.write_in(path.parent, path.name, buffer.getvalue())
+    write_in(path.parent, path.name, buffer.getvalue())
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
@@ -138,7 +140,7 @@ def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
     except ImportError:
         return []
     _draw_speed(folder / "speedup.png", rows)
-    names = [row["method"] for row in rows if row["method"] != core.PLAIN]
+    names = [row["method"] for row in rows if row["method"] != PLAIN]
     if not names:
         return [folder / "speedup.png"]
     maps = [np.mean([record["runs"][name]["acceptance"] for record in records], 0) for name in names]

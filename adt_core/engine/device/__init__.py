@@ -1,0 +1,1 @@
+"""Facts about the device: cost profiles, invariance trials, free memory, CPU threads."""

@@ -1,0 +1,1 @@
+"""Readers of checkpoint files, which are not trusted."""
